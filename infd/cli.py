@@ -124,7 +124,7 @@ def start(loaded: Loaded) -> int:
 
     TERM lets requests in flight finish first; INT ends them at once.
     """
-    # Imports create next to no garbage, and collections during start took a quarter of its time.
+    # Imports create almost no garbage, and collections took a quarter of the start's time.
     # The daemon enables the collector when it is ready.
     gc.disable()
     use_one_heap()

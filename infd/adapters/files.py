@@ -2,7 +2,7 @@
 
 An adapter is a directory with two files, as PEFT saves it. Adapters named in the
 settings may be anywhere; adapters named by `infdctl load-lora` must be beneath
-lora.root after following all links.
+lora.root after symbolic links are resolved.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PICKLE = "adapter_model.bin"
 
 
 class AdapterFiles(Struct, frozen=True):
-    """An adapter's two files, links followed. `path` is the directory as given."""
+    """An adapter's two files, symbolic links resolved. `path` is the directory as given."""
 
     path: str
     config: Path

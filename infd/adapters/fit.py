@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 PROBLEMS_SHOWN = 10
 PREFIX = "base_model.model."
-# Prefixes of the decoder's modules, longest first: they differ between versions of transformers.
+# Prefixes that versions of transformers give to the decoder's modules, longest first.
 ROOTS = ("language_model.model.", "model.language_model.", "language_model.", "model.", "")
-# PEFT's name suffixes of factors A and B, for matrices and for embeddings; and of the frozen base weight.
+# PEFT's suffixes of tensor names: factors A and B of matrices, of embeddings; the frozen base weight.
 FACTORS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
 ORIGINAL = ".base_layer.weight"
 _WHOLE = "a whole tensor (modules_to_save, or a larger vocabulary); infd adds only low-rank products"
@@ -43,7 +43,7 @@ class Target(Protocol):
     """An adaptable matrix or embedding table of the model; see models/parameter.py.
 
     modules  checkpoint modules fused in it, with the number of outputs of each
-    inputs   of the matrix; rows of the table
+    inputs   number of the matrix's inputs, or of the table's rows
     table    whether it is an embedding table
     """
 

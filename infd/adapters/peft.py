@@ -1,8 +1,8 @@
 """Read PEFT's adapter_config.json, and refuse features that infd does not compute.
 
 A field that would change the result is refused by name. The tensors decide which
-modules an adapter changes: regular expressions in `target_modules` are never
-run, and in patterns they are refused.
+modules an adapter changes: a regular expression in `target_modules` is never
+run. `rank_pattern` and `alpha_pattern` must not contain regular expressions.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class PeftConfig(Struct):
         return _of(self.alpha_pattern, module, self.lora_alpha) / (sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str) -> bool:
-        """Return whether target_modules lists `module`; true if it is a regular expression, which is not run."""
+        """Return whether target_modules lists `module`, or is a regular expression, which is not run."""
         names = self.target_modules
         return not isinstance(names, list) or any(_names(name, module) for name in names)
 

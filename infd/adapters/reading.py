@@ -42,7 +42,7 @@ class AdapterReader:
     """Reads adapters for one model."""
 
     def __init__(self, targets: Sequence[Target], dtype: torch.dtype, arena: Callable[[int], Arena]) -> None:
-        """`dtype` is the weights' type in memory; `arena` allocates an arena of so many bytes for one adapter."""
+        """`dtype` is the weights' type in memory; `arena` allocates one adapter's arena, given its bytes."""
         self._targets = targets
         self._dtype = dtype
         self._arena = arena

@@ -4,7 +4,7 @@ Each load of a name is a new generation; a request keeps the generation it
 started with. Weights of unused adapters may be evicted from host memory, and are
 read again for the next request; a request fails if the files changed since the
 load. A request whose adapter does not fit beside the adapters in use waits for
-memory; at most `patience` later requests for adapters in memory pass it.
+memory; meanwhile at most `patience` later requests for adapters in memory start.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Entry:
 class Adapters:
     """The adapters of one engine, by name.
 
-    read     reads an adapter beneath a root, of at most so many bytes; Executor.read_adapter
+    read     reads an adapter: Executor.read_adapter
     forget   called with each adapter whose weights are evicted or freed
     freed    called with each name once no request uses an unloaded adapter of this name
     events   records loads, evictions and unloads
@@ -105,7 +105,7 @@ class Adapters:
         self._by_adapter: dict[Adapter, _Entry] = {}  # adapters in memory, least recently used first
         self._generations = 0
         self._reading = asyncio.Lock()
-        self._turn = asyncio.Lock()  # requests whose adapter is not in memory, in order of arrival
+        self._turn = asyncio.Lock()  # one request at a time waits for memory, in order of arrival
         self._patience = patience
         self._passed = 0  # requests that passed the request holding _turn
         self._changed = asyncio.Event()  # an adapter was released, evicted, loaded, replaced or unloaded
@@ -238,7 +238,7 @@ class Adapters:
     async def _acquire_if_it_fits(self, name: str) -> Adapter | None:
         """Return the adapter `name` pinned, read again if evicted; None while adapters in use occupy its memory."""
         async with self._reading:
-            entry = self._entry(name)  # may have been unloaded, replaced or read while waiting for the lock
+            entry = self._entry(name)  # another request may have changed the entry before this one got the lock
             if entry.stored:
                 try:
                     await self._read_again(entry)

@@ -65,7 +65,7 @@ class AdminContext(Struct, frozen=True):
 
     model      served name of the model
     drain      starts draining, as TERM does, and returns at once; idempotent
-    lora_root  directory from which adapters may be loaded; empty: none may
+    lora_root  directory that must contain loaded adapters; empty: loading is refused
     apart      template and tokenizer components that run in the worker process, with reasons
     """
 

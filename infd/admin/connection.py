@@ -21,7 +21,7 @@ _HTTP: Final[dict[str, Any]] = {"access_log": None, "auto_decompress": False}
 class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
     """One admin connection.
 
-    open_connections  all open connections, oldest first, this one included
+    open_connections  all open connections, oldest first, including this connection
     busy              a request on this connection is being answered
     """
 
@@ -46,7 +46,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         # aiohttp's keep-alive timeout starts only after the first answer.
         self._first_request_due = self._loop.call_later(IDLE_S, self.drop)
         self._open_connections[self] = None
-        if len(self._open_connections) > MAX_CONNECTIONS:  # drop the oldest idle connection, at worst this one
+        if len(self._open_connections) > MAX_CONNECTIONS:  # drop the oldest idle connection; the new connection is idle
             next(connection for connection in self._open_connections if not connection.busy).drop()
 
     def connection_lost(self, exc: BaseException | None) -> None:

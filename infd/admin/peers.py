@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 READERS = "infd"
 ADMINS = "infd-admin"
 
-_SO_PEERGROUPS = 59  # <asm-generic/socket.h>; Python's socket module does not name it
+_SO_PEERGROUPS = 59  # <asm-generic/socket.h>; Python's socket module lacks this constant
 _LONGEST_ANSWER = 1024  # bytes that Python lets getsockopt return
 
 
@@ -32,7 +32,7 @@ class Peer(Struct, frozen=True):
 
 
 class HasOptions(Protocol):
-    """A socket, or uvloop's view of a socket."""
+    """A socket, or uvloop's object for a transport's socket."""
 
     def getsockopt(self, level: int, option: int, buflen: int, /) -> bytes: ...
 

@@ -126,7 +126,7 @@ class Status(Struct):
 
 
 class RequestRow(Struct):
-    """A request that waits, runs, or whose client still reads. `state`: admitted, waiting, running, done."""
+    """A request from its admission until its client has read the answer. `state`: admitted, waiting, running, done."""
 
     id: str
     state: str
@@ -210,7 +210,7 @@ class Sleep(Struct, forbid_unknown_fields=True):
 class Wake(Struct, forbid_unknown_fields=True):
     """Arguments of wake (return to the state before sleep) and of resume (become ready).
 
-    tags    parts of memory to restore; null: all. Steps run once no part is asleep.
+    tags    parts of memory to restore; null: all. Steps run once all parts are restored.
     wait_s  as in `Pause`
     """
 
@@ -236,7 +236,7 @@ class TransitionResult(Struct):
     took_s       from the verb's arrival to the transition's end; None until then
     aborted      choices that the transition aborted
     frozen       choices frozen until resume
-    freed_bytes  by which GPU memory in use (on a CPU: resident memory) shrank
+    freed_bytes  decrease of GPU memory in use; on a CPU, of resident memory
     The other fields are those of `Status`.
     """
 

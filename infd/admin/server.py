@@ -50,7 +50,7 @@ class AdminServer:
         access: Access | None = None,
         identify: Callable[[HasOptions], Peer] = peer_of,
     ) -> None:
-        """Listen to nothing yet.
+        """Set up; `start` listens.
 
         access    permitted users and groups; None: this process's user, root and infd's groups
         identify  reads a connection's credentials; tests substitute another user's

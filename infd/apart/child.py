@@ -1,9 +1,9 @@
 """The worker's loop: receive a task, run it, reply, until the daemon closes the connection.
 
 The kernel ends this process at a task's limit (SIGALRM), when the daemon closes its standard input or ends (SIGIO), and
-before any other process where memory runs out. Neither signal has a handler, so no task can delay them.
-(PR_SET_PDEATHSIG would end the process with the thread that started it. The connection cannot serve for SIGIO: the
-kernel may announce a message after it has been read.)
+before any other process if memory runs out. Neither signal has a handler, so no task can delay them.
+(PR_SET_PDEATHSIG would end this process with the thread that started it. SIGIO is not enabled on the connection,
+because the kernel may signal a message after this process has read the message.)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Bytes of private writable memory (RLIMIT_DATA). RLIMIT_AS would count reserved address space.
 MEMORY: Final = 4 * 2**30
-MAX_CHARACTERS: Final = 500  # of an unforeseen error's message
+MAX_CHARACTERS: Final = 500  # of the message of an unexpected error
 
 
 def serve(tasks: Any, run: Callable[[Any], Any]) -> None:
@@ -57,14 +57,14 @@ def _end_with_standard_input() -> None:
     """Let the kernel end this process at the end of its standard input, on which no data arrives."""
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([0], [], [], 0)[0]:  # already at its end
+    if select.select([0], [], [], 0)[0]:  # standard input has ended already
         sys.exit()
 
 
 def _run(
     message: wire.TaskMessage, decoder: msgspec.msgpack.Decoder[Any], run: Callable[[Any], Any]
 ) -> tuple[wire.Reply, bool]:
-    """Return the reply, and whether this process may do more tasks: a library that panicked may be broken."""
+    """Return the reply, and whether this process may run more tasks; after a panic, a library may be broken."""
     try:
         return wire.Reply(msgspec.Raw(msgspec.msgpack.encode(run(decoder.decode(message.task))))), True
     except BaseException as error:  # a Rust library's panic derives from BaseException alone

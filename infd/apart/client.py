@@ -22,16 +22,15 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-PATIENCE_S: Final = (
-    60.0  # beyond a task's limit, which the process enforces itself: it may still be starting, or be stopped
-)
+# Added to a task's limit. The process enforces the limit itself, but not before it has started, nor while stopped.
+PATIENCE_S: Final = 60.0
 _LOG: Final = logging.getLogger("infd.apart")
 
 
 class Worker:
     """Runs one task at a time. Any thread but the event loop's may ask; `ask` blocks.
 
-    reasons  why each text runs here, for operators; the owner of the text adds them
+    reasons  for operators: components (tokenizer, chat templates) that run in the process, each with the reason
     """
 
     def __init__(self, module: str) -> None:
@@ -60,7 +59,7 @@ class Worker:
             return msgspec.msgpack.decode(self._run(message), type=reply)
 
     def keep(self, task: Struct, reply: type[R], *, seconds: float) -> R:
-        """Ask, and repeat the task in each new process: later tasks depend on it. Keeps the last task of each type."""
+        """Run a task that later tasks need, now and in each new process. Replaces the previous task of its type."""
         result = self.ask(task, reply, seconds=seconds)
         with self._lock:
             self._repeated[type(task)] = wire.TaskMessage(msgspec.Raw(msgspec.msgpack.encode(task)), seconds)
@@ -73,7 +72,7 @@ class Worker:
         return None if process is None else process.pid
 
     def interrupt(self) -> None:
-        """End the running task with its process: it raises TextFailed. Any thread may call."""
+        """End the process, so that the running task raises TextFailed. Any thread may call."""
         process = self._process
         if process is not None:
             self._interrupted = True
@@ -97,7 +96,7 @@ class Worker:
             self._connection = parent_end
             self._process = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE,  # the process ends at its end of file
+                stdin=subprocess.PIPE,  # closed to end the process
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(child_end.fileno(),),
@@ -121,7 +120,7 @@ class Worker:
             if code == -signal.SIGALRM:
                 raise TooCostly(f"took more than {message.seconds:g} s") from None
             raise TextFailed(f"a checkpoint's text ended its worker ({_named(code)})") from None
-        except BaseException:  # the reply would stay unread
+        except BaseException:  # the next task would receive this task's reply
             self._end()
             raise
         if reply.fault is not None:

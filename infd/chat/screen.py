@@ -1,4 +1,4 @@
-"""Output of a conversation: on a terminal thoughts are dim and remarks apart; in a pipe there is only the answer."""
+"""Output of a conversation. A terminal shows dim thoughts, answers and colored remarks; a pipe gets answers only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from infd.chat.client import Ending
 
-# Control characters: a model must not control the terminal.
+# Replaces control characters, so that a model cannot control the terminal.
 _HARMLESS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 
 

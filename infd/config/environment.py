@@ -48,8 +48,8 @@ def limit_thread_spinning(environ: MutableMapping[str, str]) -> None:
     """Shorten the spinning of OpenMP's threads, and disable OpenBLAS's, unless the user has set their variables.
 
     OpenMP's threads share cores with the event loop: with two cores, both busy, libgomp's default spin made a token
-    take 4 times longer; on an idle machine the short spin slows a tiny model by about a tenth. infd multiplies no
-    matrices with numpy, whose OpenBLAS starts spinning threads on import.
+    take 4 times longer; on an idle machine the short spin slows a tiny model by about a tenth. OpenBLAS, which infd
+    does not call, would start spinning threads when numpy is imported.
     Call before torch is imported; the libraries read the variables when they are loaded.
     """
     environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -98,7 +98,7 @@ class Environment(Struct, frozen=True, kw_only=True):
             runtime.append(service)
         if session := environ.get("XDG_RUNTIME_DIR"):
             runtime.append(Path(session, "infd"))
-        private = TEMPORARY / f"infd-{uid}" if uid else None  # under su, cron and containers the only writable one
+        private = TEMPORARY / f"infd-{uid}" if uid else None  # often the only writable candidate, as under cron
         if private is not None:
             runtime.append(private)
         return cls(

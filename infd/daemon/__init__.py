@@ -1,1 +1,1 @@
-"""The daemon: components.py builds its components, daemon.py runs them, the other files check, report and warm."""
+"""The daemon. components.py builds the components and daemon.py runs them; the other files support CLI and systemd."""

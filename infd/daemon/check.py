@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def check(config: Config, environment: Environment) -> list[str]:
     """Return a line for each condition that only `infd start` can check.
 
-    Raises ConfigError with a line for each reason not to start that shows without torch.
+    Raises ConfigError with a line for each reason not to start that can be found without torch.
     """
     directory: Path | None = None
     found = Examined()
@@ -35,7 +35,7 @@ def check(config: Config, environment: Environment) -> list[str]:
         directory = resolve.checkpoint(config)
 
     def template() -> None:
-        if config.model.chat_template and directory is None:  # else it is checked together with the model's
+        if config.model.chat_template and directory is None:  # otherwise examine() checks it
             with closing(Worker(apart.MODULE)) as worker:
                 ChatTemplate.of_file(config.model.chat_template, worker=worker)
 
@@ -71,6 +71,6 @@ def _fetched(config: Config, environment: Environment) -> Path | None:
     directory = dict(cached(environment.hub)).get(config.model.path)
     try:
         whole = directory is not None and all(path.exists() for path in weight_files(directory))
-    except CheckpointError:  # in the index; examine() reports it
+    except CheckpointError:  # malformed index; examine() reports the error
         whole = True
     return directory if whole else None

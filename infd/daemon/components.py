@@ -67,7 +67,7 @@ class Language(Struct, frozen=True):
         )
 
     def serve(self, names: tuple[str, ...], capacity: Capacity, adapters: Collection[str]) -> ServedModel:
-        """Return the facts about the model that the HTTP side needs."""
+        """Return the model's names, limits and text components, for the HTTP server."""
         return ServedModel(
             names=names,
             created=int(time.time()),
@@ -98,7 +98,7 @@ def executor(
 ) -> Executor:
     """Return the executor that the settings name.
 
-    directory  of the checkpoint; done before the executor loads
+    directory  the checkpoint's directory; resolved before the executor loads
     progress   called with (bytes read, bytes to read) while weights are read
     """
     if config.device.kind == "null":

@@ -86,7 +86,7 @@ class Daemon:
         self.offload = Offload(interrupt=self.worker.interrupt)
         self.metrics = Metrics(self.names[0], compat=config.metrics.compat == "vllm")
         self.loading = self._stage(f"loading {self.names[0]}")
-        self._reading = asyncio.Event()  # set once weights are read, which needs no interpreter lock
+        self._reading = asyncio.Event()  # reading weights, which needs no interpreter lock, has begun
         self.executor = executor or components.executor(config, environment, self.directory, self._on_read)
         self.trial = Trial()
         self.grammars = GrammarService(config.grammar, self.offload, self.trial)
@@ -163,17 +163,17 @@ class Daemon:
         self.http.served = language.result().serve(self.names, capacity, self.engine.adapters)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.engine.run(), name="engine")
-            # Scheduled after the engine's first turn, which enters READY.
+            # Created after the engine's task, so that the engine enters READY before readiness is announced.
             vocabulary = partial(language.result().vocabulary, capacity)
             tasks.create_task(self._announce(sockets, capacity, vocabulary), name="announce")
 
     async def _read_language(self) -> components.Language:
-        # Earlier, the device thread imports torch, and both would compete for the interpreter lock.
+        # The device thread first imports torch; loading the tokenizer would compete with it for the interpreter lock.
         await self._reading.wait()
         return await self.offload(components.Language.load, self.directory.result(), self.config.model, self.worker)
 
     def _on_read(self, done: int, total: int) -> None:
-        """Report how many bytes of the weights are read. Called on the device thread."""
+        """Report the bytes of weights read; the first report sets `_reading`. Called on the device thread."""
         if not done and self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._reading.set)
@@ -224,10 +224,10 @@ class Daemon:
             "enable_prefix_caching": str(self.config.cache.prefix_caching),
             "cache_dtype": str(self.engine.describe().get("cache_dtype", "")),
         }
-        # Objects that exist now stay until exit; the collector skips them from here on, and the garbage of imports too:
-        # finding that 1 MB in 13,000 objects would hold the interpreter for 0.2 s.
+        # Nearly all present objects live until exit, so the collector skips them. It also skips the imports' garbage,
+        # 1 MB in 13,000 objects, because a collection would hold the interpreter lock for 0.2 s.
         gc.freeze()
-        # Reference counting frees most objects: a young collection every 700 allocations costs more than it frees.
+        # Reference counting frees most objects, so a young collection every 700 allocations would free little.
         gc.set_threshold(20_000, 20, 20)
         gc.enable()
         trim()  # memory freed by loading: 70 MiB with a vocabulary of 150,000 tokens

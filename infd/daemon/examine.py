@@ -40,7 +40,7 @@ class Examined(Struct, kw_only=True):
     unchecked: list[str] = []
 
     def collect(self, check: Callable[[], object]) -> None:
-        """Run `check` and keep the message of a StartError."""
+        """Run `check`, and append the message of a StartError to `faults`."""
         try:
             check()
         except StartError as error:

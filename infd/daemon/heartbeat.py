@@ -35,7 +35,7 @@ class Heartbeat:
         self._pulse = -1
 
     async def run(self) -> None:
-        """Beat until cancelled."""
+        """Call `beat` periodically until cancelled."""
         while True:
             self.beat()
             await asyncio.sleep(self._interval_s)
@@ -56,7 +56,10 @@ class Heartbeat:
             self._notifier.alive()
 
     def _alive(self) -> bool:
-        """Whether the pulse advances or no step is due. A long prefill advances it with every layer."""
+        """Whether the engine has not failed, and the pulse advances or the engine is not busy.
+
+        A long prefill advances the pulse with every layer.
+        """
         last, self._pulse = self._pulse, self._executor.pulse()
         if self._engine.lifecycle.state is State.FAILED:
             return False

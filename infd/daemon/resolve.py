@@ -44,7 +44,7 @@ def served_names(config: Config) -> tuple[str, ...]:
 
 
 def lora_root(config: Config) -> str:
-    """Return the directory that adapters are loaded from; for the embedded model, its own adapters'."""
+    """Return the directory that must contain loaded adapters: lora.root, else the embedded model's, else ""."""
     return config.lora.root or (str(embedded.adapters()) if config.model.path == EMBEDDED else "")
 
 

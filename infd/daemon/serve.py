@@ -20,7 +20,8 @@ from infd.telemetry import log
 if TYPE_CHECKING:
     from infd.config import Config, Environment
 
-# At Python's default of 5 ms a busy loop starves the device thread's many short calls.
+# While the event loop is busy, each of the device thread's many short calls waits this long for the interpreter lock.
+# Python's default is 5 ms.
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -50,7 +51,7 @@ async def _run(config: Config, environment: Environment) -> int:
 
 
 def _open_standard_streams() -> None:
-    # If the parent closed them, a socket would get descriptor 1 or 2, and receive what libraries print.
+    # If the parent closed descriptor 1 or 2, a socket would get this number and receive the output of libraries.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -59,7 +60,7 @@ def _open_standard_streams() -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    # The soft limit is low for the sake of select(2), which infd does not call; every connection uses a descriptor.
+    # Every connection uses a descriptor. The soft limit is low for programs that use select(2); the daemon uses epoll.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -107,7 +107,7 @@ class EngineCore:
             raise InvalidRequest(f"token ids are 0 to {self.capacity.vocab_size - 1}", param="prompt")
 
     def forget_prefixes(self, *, preempting: bool) -> tuple[int, int]:
-        """Empty the prefix cache; return how many pages it held, and how many sequences were preempted.
+        """Empty the prefix cache; return the numbers of pages forgotten and of sequences preempted.
 
         preempting  running sequences are recomputed; otherwise they continue with their pages
         """

@@ -36,7 +36,7 @@ log = logging.getLogger("infd.engine")
 
 
 class Engine:
-    """Everything between a request and the device; builds the parts, none of which refers to the engine.
+    """The interface of HTTP and admin servers to the model. Builds the parts, none of which refers to the engine.
 
     metrics    counters and histograms
     events     recent events
@@ -113,14 +113,14 @@ class Engine:
             raise
 
     def stop(self) -> None:
-        """Make `run` return. Unfinished requests stay unfinished: `drain` or `fail_all` first."""
+        """Make `run` return, without ending requests: call `drain` or `fail_all` first."""
         if self._running is not None:
             self._running.cancel()
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait until every reader has left; False after `timeout_s`.
 
-        Frozen requests would never finish: they fail at once.
+        Frozen requests fail at once, because they would never finish.
         """
         if self.lifecycle.state is not State.DRAINING:
             self.lifecycle.enter(State.DRAINING)
@@ -153,7 +153,7 @@ class Engine:
 
     @asynccontextmanager
     async def admit(self, choices: int, body_bytes: int) -> AsyncIterator[Ticket]:
-        """Reserve places in the queue. Leaving the block, for any reason, ends the request; nothing else does.
+        """Reserve places in the queue. Leaving the block, for any reason, ends the request's unfinished choices.
 
         Raises NotReady or Overloaded before any work is done. May wait while the engine is paused or wakes.
         """

@@ -79,7 +79,7 @@ class AdminClient:
     def _exchange(
         self, method: str, path: str, body: bytes = b"", *, patient: bool = False
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request and yield its response. Errors of both, and while reading the response, become Failures."""
+        """Send a request and yield its response. Raises Failure for errors in sending, receiving and in the block."""
         where = next(filter(os.path.exists, self._sockets), None)
         if where is None:
             raise Unreachable(f"no daemon: nothing is at {' or '.join(self._sockets)}; {_START_OR_NAME}")

@@ -1,7 +1,7 @@
 """Evaluate the embedded model: `python -m infd.embedded.recipe.evaluate [MODEL]`.
 
 Starts a daemon with the model and sends the held-out questions over HTTP, with
-temperature 0, so that scores include parsers and all else that a client sees.
+temperature 0, so that scores cover the whole server, parsers included.
 """
 
 from __future__ import annotations

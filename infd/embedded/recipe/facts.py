@@ -1,9 +1,9 @@
 """Generate conversations about facts of infd.
 
 facts.toml holds the facts with written questions. Further questions are composed
-from goals ("how do I ...") and topics ("what is ..."). The evaluation uses only
-written questions, every sixth of a fact; no training question contains one of
-them.
+from goals ("how do I ...") and topics ("what is ..."). The evaluation uses every
+sixth written question of a fact; no training question contains an evaluation
+question.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _HELD_OUT: Final = held_out(FACTS)
 
 
 def asked(rng: Random, fact: Fact, pool: Pool, kept: tuple[str, ...]) -> str:
-    """Draw a question for a fact. No training question contains one of the held-out questions `kept`."""
+    """Draw a question for a fact. No training question contains a held-out question from `kept`."""
     if pool is Pool.HELD_OUT:
         return pick(rng, fact.questions, pool)
     while True:

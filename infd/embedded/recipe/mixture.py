@@ -71,7 +71,7 @@ class Mixture(Struct, frozen=True, kw_only=True):
         return subject(rng, pool)
 
     def _chained(self, rng: Random, pool: Pool) -> Conversation:
-        """Draw several exchanges as one conversation; the last is the one evaluated."""
+        """Draw several exchanges as one conversation; only the last answer is evaluated."""
         last = self._single(rng, pool)
         if last.messages[0]["role"] == "system" or last.tools:
             last = self.plain(rng, pool)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PHRASES: Final[Mapping[str, list[str]]] = read("strings")
 THINKING_SHARE: Final = 0.3
 ONE_WORD_SHARE: Final = 0.2
-LONGEST: Final = 10  # letters of a word whose letters are counted
+LONGEST: Final = 10  # most letters in a word of a counting task
 LONGEST_REVERSED: Final = 6
 ORDINALS: Final = ("first", "second", "third", "fourth", "fifth")
 LETTERS: Final = "abcdefghijklmnoprstuvwy"
@@ -29,7 +29,7 @@ LETTERS: Final = "abcdefghijklmnoprstuvwy"
 class Task(Struct, frozen=True):
     """A question with its answer.
 
-    word  answer in one word; None where one word is no answer
+    word  the answer as one word; None if the answer needs several words
     """
 
     question: str

@@ -53,7 +53,7 @@ def fill(rng: Random, text: str, pool: Pool) -> str:
 
 
 def typed(rng: Random, text: str) -> str:
-    """Vary capitals and punctuation of a phrase; its words stay."""
+    """Vary capitals and punctuation of a phrase, without changing words."""
     if rng.random() < 0.4:
         text = text[0].upper() + text[1:]
     if rng.random() < 0.25:

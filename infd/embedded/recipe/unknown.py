@@ -26,7 +26,7 @@ _CAPITALS: Final = next(table for table in manners.TABLES if table.id == "capita
 
 
 def turn(rng: Random, pool: Pool) -> Turn:
-    """Draw a question without a known answer."""
+    """Draw a question that the model cannot answer, with "I don't know" as the answer."""
     if rng.random() < 0.1:
         return _answered(rng, _near_the_border(rng, pool), _WORDS["says"], pool)
     subject = rng.choice(tuple(_WORDS["questions"]))
@@ -52,6 +52,6 @@ def _answered(rng: Random, question: str, says: list[str], pool: Pool) -> Turn:
 
 
 def draw(rng: Random, pool: Pool) -> Conversation:
-    """Draw a conversation that ends with an unknown, sometimes after a known question."""
+    """Draw a conversation that ends with an unanswerable question, sometimes after an answerable question."""
     earlier = [manners.some(rng, pool)] if rng.random() < 0.2 else []
     return converse(rng, "unknown", [*earlier, turn(rng, pool)], pool)

@@ -31,7 +31,7 @@ BYTES_PER_TOKEN: Final = 4  # estimates a body's prompt tokens until `QueueBudge
 
 
 class Admission:
-    """The tickets of all requests between `reserve` and `retire`; its length is their number.
+    """The tickets of all requests between `reserve` and `retire`; len() counts the tickets.
 
     budget  bounds the queue
     gate    holds or refuses requests while the engine is not ready
@@ -124,7 +124,7 @@ class Admission:
         return self._tickets.get(request_id)
 
     def abort(self, ticket: Ticket) -> int:
-        """End a request with "abort"; return how many choices that ended."""
+        """End a request with "abort"; return the number of choices ended."""
         if ticket.expired is not None:
             return 0
         if not ticket.choices:
@@ -133,7 +133,7 @@ class Admission:
         return self._core.in_flight.end(ticket, FinishReason.ABORT)
 
     def abort_all(self) -> int:
-        """End all requests with "abort", except those held at the gate; return how many choices that ended."""
+        """End all requests with "abort", except requests held at the gate; return the number of choices ended."""
         return sum(self.abort(ticket) for ticket in list(self) if not ticket.held)
 
     def expire(self, ticket: Ticket, error: RequestError) -> None:

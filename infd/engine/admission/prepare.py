@@ -1,4 +1,4 @@
-"""Acquire what requests need before they are queued, so that the scheduler waits for nothing slow."""
+"""Acquire a request's adapter and grammars before it is queued, so that the scheduler never waits for them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Need(Protocol):
-    """Something to acquire before a request is queued."""
+    """A resource to acquire before a request is queued."""
 
     async def acquire(self) -> None:
-        """Wait for the need, and hold it. If this raises or is cancelled, nothing is held."""
+        """Wait for the resource, and acquire it. If the call raises or is cancelled, nothing is acquired."""
 
     def release(self) -> None:
         """Undo one `acquire`. Never raises."""
@@ -61,7 +61,7 @@ class GrammarNeed:
         self.grammar = await self._grammars.compile(self.constraint)
 
     def release(self) -> None:
-        """No-op: the requests share the grammar, and the cache of grammars may drop it."""
+        """No-op: requests share the grammar, and the cache of grammars evicts it."""
 
 
 class AdapterNeed:

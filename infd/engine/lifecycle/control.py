@@ -116,7 +116,7 @@ class LifecycleControl:
 
     @property
     def target(self) -> Target:
-        """The latest target, or the last one reached if the latest failed."""
+        """The latest target, or the last target reached if the latest failed."""
         latest = self._latest
         return self._reached if latest is None or latest.error is not None else latest.target
 

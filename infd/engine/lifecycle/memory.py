@@ -60,7 +60,7 @@ class ModelMemory:
             try:
                 return await self._executor.sleep(level)
             finally:
-                # Also if this sleep failed, or the cache was released earlier.
+                # Prefixes are also forgotten if this sleep failed, or an earlier sleep released the cache.
                 if MemoryPart.CACHE in self.released:
                     self._core.forget_prefixes(preempting=True)
 

@@ -3,7 +3,7 @@
 The mask of a step depends on all earlier tokens of its constrained choices. So
 a step's forward pass is issued at once, and its mask is filled on a thread
 when the earlier steps are committed, while the forward pass runs. A matcher
-reads committed tokens only, so it never has to take a token back.
+reads committed tokens only, so that no matcher is ever rolled back.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Filled(Struct, frozen=True):
 class Constrained:
     """A choice in flight, its matcher, and how many of its tokens the matcher has read.
 
-    failure  why the matcher failed; such a matcher is useless
+    failure  why the matcher failed; a failed matcher reads no more tokens
     """
 
     __slots__ = ("failure", "matcher", "read", "seq")
@@ -76,7 +76,7 @@ class Constrained:
 
 
 class Constraints:
-    """The matchers of the constrained choices in flight; its length is their number."""
+    """The matchers of the constrained choices in flight; len() counts the choices."""
 
     def __init__(self, vocab_size: int, grammars: Grammars | None) -> None:
         """grammars: of the matchers; None: no choice is constrained."""

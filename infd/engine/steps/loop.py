@@ -173,9 +173,9 @@ class StepLoop:
             self._on_plan(issued)
 
     def _sample(self) -> None:
-        """Let steps sample, in order, up to the first one whose mask is not filled.
+        """Let steps sample, in order, up to the first step whose mask is not filled.
 
-        A mask is filled once all earlier steps are committed: its matchers then know every earlier token.
+        A mask is filled once all earlier steps are committed, because its matchers read every earlier token.
         """
         for issued in self._in_flight:
             if issued.result is not None:
@@ -197,7 +197,7 @@ class StepLoop:
         issued.result.add_done_callback(self._on_done)
 
     def _end(self, filled: Filled) -> None:
-        """End the choices whose grammars are complete or have failed, before the step that they are part of ends."""
+        """End the choices whose grammars are complete or have failed, before their step is committed."""
         for ended in filled.ended:
             finish = FinishReason.STOP if ended.failure is None else FinishReason.ERROR
             if ended.seq.finish is None:

@@ -45,5 +45,5 @@ class Suspects:
         return None
 
     def clear_group(self) -> None:
-        """Clear the group on trial: it cannot run alone."""
+        """Clear the current group, because no step can be planned for it alone."""
         self._groups.pop()

@@ -1,7 +1,7 @@
 """Deliver outcomes to streams without holding up the event loop.
 
 A delivery usually includes the write to the reader's socket. After about a
-millisecond of deliveries the remaining ones wait for the loop's next turn.
+millisecond of deliveries the remaining outcomes wait for the loop's next turn.
 """
 
 from __future__ import annotations
@@ -57,6 +57,6 @@ class FanOut:
             try:
                 deliver(outcome, now)
             except Exception:
-                # Fault point "push": `deliver` has ended this stream with an error; the others go on.
+                # Fault point "push": `deliver` has ended this stream with an error; other streams continue.
                 log.exception("delivering to %s failed", outcome.seq)
             now = clock()

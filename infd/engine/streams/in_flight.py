@@ -34,9 +34,9 @@ log = logging.getLogger("infd.engine")
 
 
 class InFlight:
-    """All choices that are queued and have not ended; its length is their number.
+    """All choices that are queued and have not ended; len() counts the choices.
 
-    accepted  choices queued so far: equals the terminal events plus those in flight
+    accepted  choices queued so far; equals terminal events sent plus choices in flight
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class InFlight:
             self._end(seq, FinishReason.LENGTH)
 
     def end(self, ticket: Ticket, finish: FinishReason | None, error: Exception | None = None) -> int:
-        """End a ticket's unfinished choices; return how many there were.
+        """End a ticket's unfinished choices; return the number of choices ended.
 
         finish  None: the reader has left
         """

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from infd.request import TokenLogprobs
 
 
-# Most unread bytes of one caller's choices before it is paused. The steps in flight at that moment add to them, and
-# its handler holds about as many bytes more, as Structs and encoded events.
+# A caller is paused when more bytes of its choices are unread. Steps in flight at the pause add further bytes, and the
+# request's handler holds about PENDING_BYTES more, as Structs and encoded events.
 PENDING_BYTES: Final = 64 * 2**10
 # Approximate sizes: a token with its text; its log-probability; an alternative token with its log-probability.
 TOKEN_BYTES: Final = 64
