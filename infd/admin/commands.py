@@ -67,6 +67,7 @@ class AdminContext(Struct, frozen=True):
     drain      starts draining, as TERM does, and returns at once; idempotent
     lora_root  directory that must contain loaded adapters; empty: loading is refused
     apart      template and tokenizer components that run in the worker process, with reasons
+    grammars   returns the fields of the row of `ops` about the library that compiles grammars; empty: not built yet
     """
 
     engine: Engine
@@ -74,6 +75,7 @@ class AdminContext(Struct, frozen=True):
     drain: Callable[[], None]
     lora_root: str = ""
     apart: Mapping[str, str] = {}
+    grammars: Callable[[], Mapping[str, Any]] = dict
 
 
 class Verb(Struct, frozen=True):
@@ -127,11 +129,12 @@ async def ops(context: AdminContext, args: protocol.NoArguments) -> protocol.Ops
         state = context.engine.lifecycle.state.value
         raise Refused(409, "not_loaded", f"kernels are chosen while a model loads; the daemon is {state}: try later")
     facts = context.engine.describe()
+    rows = [*facts.get("ops", ()), *filter(None, [context.grammars()])]
     return protocol.Ops(
         device=str(facts.get("device", "")),
         dtype=str(facts.get("dtype", "")),
         quantization=str(facts.get("quantization", "none")),
-        ops=msgspec.convert(facts.get("ops", ()), list[protocol.Selection]),
+        ops=msgspec.convert(rows, list[protocol.Selection]),
     )
 
 

@@ -145,7 +145,10 @@ class Requests(Struct):
 
 
 class Selection(Struct):
-    """The implementation chosen for a kernel family, and the refused implementations with reasons."""
+    """The implementation chosen for a kernel family, and the refused implementations with reasons.
+
+    Family "grammar" is the library that compiles constraints.
+    """
 
     family: str
     chosen: str

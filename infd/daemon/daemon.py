@@ -89,12 +89,19 @@ class Daemon:
         self._reading = asyncio.Event()  # reading weights, which needs no interpreter lock, has begun
         self.executor = executor or components.executor(config, environment, self.directory, self._on_read)
         self.trial = Trial()
-        self.grammars = GrammarService(config.grammar, self.offload, self.trial)
+        self.grammars = GrammarService(config.grammar, self.offload, self.trial, self.metrics)
         self.engine = Engine(config, self.executor, self.metrics, grammars=self.grammars, names=self.names)
         self.http = HttpServer(self.engine, config, self.metrics, self.keys, self.offload)
         self.admin_socket = environment.admin_socket(config)
         self.admin = AdminServer(
-            AdminContext(self.engine, self.names[0], self._on_drain, resolve.lora_root(config), self.worker.reasons)
+            AdminContext(
+                self.engine,
+                self.names[0],
+                self._on_drain,
+                resolve.lora_root(config),
+                self.worker.reasons,
+                self.grammars.describe,
+            )
         )
 
     async def run(self) -> int:

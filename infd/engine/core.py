@@ -73,7 +73,7 @@ class EngineCore:
             max_adapters=config.lora.max_adapters,
             max_adapters_per_step=config.lora.max_adapters_per_step,
         )
-        constraints = Constraints(capacity.vocab_size, self._grammars)
+        constraints = Constraints(capacity.vocab_size, self._grammars, telemetry)
         self.in_flight = InFlight(
             self.scheduler, self._roots, self._adapters, self._budget, constraints, telemetry, self._on_change
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import msgspec
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from infd.grammar.trial import Trial
     from infd.offload import Offload
     from infd.request import Constraint
+    from infd.telemetry.metrics import Metrics
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,24 +49,11 @@ class Refusal(msgspec.Struct, frozen=True):
         return GrammarFailed(self.message, code=self.code)
 
 
-class Counts:
-    """What was done so far, for metrics.
-
-    refused  by code
-    """
-
-    def __init__(self) -> None:
-        self.compiled = 0
-        self.hits = 0
-        self.compile_s = 0.0
-        self.refused: Counter[str] = Counter()
-
-
 class GrammarService:
     """See Grammars."""
 
-    def __init__(self, config: GrammarConfig, offload: Offload, trial: Trial) -> None:
-        self.counts = Counts()
+    def __init__(self, config: GrammarConfig, offload: Offload, trial: Trial, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._trial = trial
         self._config = config
         self._offload = offload
@@ -75,17 +63,14 @@ class GrammarService:
         self._cache: OrderedDict[Constraint, tuple[Grammar | Refusal, int]] = OrderedDict()
         self._cached_bytes = 0
 
-    @property
-    def cached_bytes(self) -> int:
-        """Estimated memory of the cache."""
-        return self._cached_bytes
-
     def describe(self) -> dict[str, object]:
-        """Return the library in use and the reasons against the others, once it is built."""
-        if self._selecting is None or not self._selecting.done() or self._selecting.exception() is not None:
+        """Return the library in use and the reasons against the others, for `infdctl ops`; empty before it is built."""
+        if self._selecting is None or not self._selecting.done():
             return {}
+        if (error := self._selecting.exception()) is not None:
+            return {"family": "grammar", "chosen": "none", "refused": {self._config.engine: str(error)}}
         selection = self._selecting.result()
-        return {"engine": selection.name, "rejected": selection.rejected}
+        return {"family": "grammar", "chosen": selection.name, "refused": selection.rejected}
 
     def serve(self, vocabulary: Callable[[], Vocabulary | None]) -> None:
         """Start to build the compiler, on the thread for grammars.
@@ -98,7 +83,7 @@ class GrammarService:
     async def compile(self, constraint: Constraint) -> Grammar:
         if (cached := self._cache.get(constraint)) is not None:
             self._cache.move_to_end(constraint)
-            self.counts.hits += 1
+            self._metrics.grammar_hits += 1
             return _unless_refused(cached[0])
         if self._selecting is None:
             raise Unsupported("structured output before a model is loaded")
@@ -132,7 +117,7 @@ class GrammarService:
         except GrammarFailed as error:
             return Refusal(str(error), error.code)
         finally:
-            self.counts.compile_s += time.monotonic() - began
+            self._metrics.grammar_compile_s += time.monotonic() - began  # only this thread adds to it
 
     def _keep(self, constraint: Constraint, done: Future[Grammar | Refusal]) -> None:
         """Put a result into the cache. Called on the event loop."""
@@ -140,15 +125,14 @@ class GrammarService:
         if done.cancelled() or done.exception() is not None:
             return
         result = done.result()
-        self.counts.compiled += 1
-        if isinstance(result, Refusal):
-            self.counts.refused[result.code or ""] += 1
+        self._metrics.grammar_compiles += 1
         size = len(msgspec.json.encode(constraint)) + (_REFUSAL_BYTES if isinstance(result, Refusal) else result.size)
         self._cache[constraint] = result, size
         self._cached_bytes += size
         while self._cached_bytes > self._config.cache_bytes:
             _, (_, evicted) = self._cache.popitem(last=False)
             self._cached_bytes -= evicted
+        self._metrics.grammar_cache_bytes = self._cached_bytes
 
 
 def _unless_refused(result: Grammar | Refusal) -> Grammar:

@@ -103,6 +103,10 @@ SERIES = (
         "iteration_tokens_total",
     ),
     _Series("step_duration_seconds", "step", "Duration of a step."),
+    _Series("grammar_compiles", "grammar_compiles", "Constraints compiled or refused; infd_rejected has the reasons."),
+    _Series("grammar_compile_seconds", "grammar_compile_s", "Time in which constraints were compiled."),
+    _Series("grammar_cache_hits", "grammar_hits", "Constraints of requests that were found compiled."),
+    _Series("grammar_mask_seconds", "grammar_masks", "Time to fill the mask of a step with constrained choices."),
     _Series("event_loop_lag_seconds", "loop_lag", "Delay of the event loop while steps run."),
 )
 
@@ -146,6 +150,7 @@ class _Scrape:
         yield _counter(
             "infd_adapter_requests", "Sequences that have ended.", _by("adapter", metrics.adapter_requests, model)
         )
+        yield _gauge("infd_grammar_cache_bytes", "Memory of compiled constraints.", [({}, metrics.grammar_cache_bytes)])
         yield _gauge("infd_connections", "Connections to the endpoint.", [({}, metrics.connections)])
         yield _counter("infd_connections_dropped", "Connections ended by the server.", _by("reason", metrics.dropped))
         yield from self._http("infd_http")

@@ -41,6 +41,7 @@ DURATION_S = (
     1920.0,
 )
 LAG_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+MASK_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 CHOICES = (1, 2, 5, 10, 20, 50, 100)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -115,6 +116,12 @@ class Metrics:
         self.adapter_requests: dict[str, int] = {}  # ended requests, by adapter
         self.connections = 0  # currently open
         self.dropped = dict.fromkeys(("slow_headers", "slow_reader", "crowded"), 0)
+
+        self.grammar_compiles = 0  # refused constraints included
+        self.grammar_compile_s = 0.0  # added to by the thread for grammars
+        self.grammar_hits = 0  # constraints found compiled
+        self.grammar_cache_bytes = 0
+        self.grammar_masks = Histogram(MASK_S)  # seconds, one for each step with constrained choices
 
         self.http_requests: dict[tuple[str, str, str], int] = {}  # by handler, method, status
         self.http_seconds: dict[tuple[str, str], Histogram] = {}  # by handler, method

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from infd.engine.streams.stream import Choices
 
 
+GRAMMARS = {"family": "grammar", "chosen": "fake 1.0", "refused": {"other": "absent"}}
+
+
 class AdminEngine:
     """Engine and admin server, and a request that stays in flight."""
 
@@ -32,7 +35,7 @@ class AdminEngine:
         self.executor = FakeExecutor()
         self.engine = Engine(Config(), self.executor, Metrics())
         self.drained = asyncio.Event()
-        self.admin = AdminServer(AdminContext(self.engine, "embedded", self.drained.set))
+        self.admin = AdminServer(AdminContext(self.engine, "embedded", self.drained.set, grammars=lambda: GRAMMARS))
 
     @asynccontextmanager
     async def loaded(self) -> AsyncIterator[None]:

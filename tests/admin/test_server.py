@@ -85,7 +85,10 @@ async def test_kernels_are_listed_after_the_model_is_loaded(backend: AdminEngine
     async with backend.loaded():
         status, body = await ask(backend.socket, "GET", "/v1/ops")
     assert status == 200
-    assert body["ops"] == [{"family": "attention", "chosen": "fake", "refused": {}}]
+    assert body["ops"] == [
+        {"family": "attention", "chosen": "fake", "refused": {}},
+        {"family": "grammar", "chosen": "fake 1.0", "refused": {"other": "absent"}},
+    ]
 
 
 async def test_drain_does_what_term_does_and_answers_at_once(backend: AdminEngine) -> None:

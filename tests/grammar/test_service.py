@@ -16,6 +16,7 @@ from infd.grammar.service import GrammarService
 from infd.grammar.trial import Trial
 from infd.offload import Offload
 from infd.request import Choice, JsonObject, Regex
+from infd.telemetry.metrics import Metrics
 from tests.grammar import vocabularies
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ def offload() -> Iterator[Offload]:
     offload.close()
 
 
-def service(offload: Offload, cache_bytes: int = 2**24) -> GrammarService:
-    grammars = GrammarService(GrammarConfig(cache_bytes=cache_bytes), offload, Untried())
+def service(offload: Offload, metrics: Metrics, cache_bytes: int = 2**24) -> GrammarService:
+    grammars = GrammarService(GrammarConfig(cache_bytes=cache_bytes), offload, Untried(), metrics)
     grammars.serve(lambda: vocabularies.byte_level(0))
     return grammars
 
@@ -51,7 +52,7 @@ async def test_a_constraint_before_the_compiler_is_built_waits_for_it(offload: O
         reading.wait(10)
         return vocabularies.byte_level(0)
 
-    grammars = GrammarService(GrammarConfig(), offload, Untried())
+    grammars = GrammarService(GrammarConfig(), offload, Untried(), Metrics())
     grammars.serve(read)
     early = asyncio.ensure_future(grammars.compile(JsonObject()))
     await asyncio.sleep(0.02)
@@ -60,20 +61,23 @@ async def test_a_constraint_before_the_compiler_is_built_waits_for_it(offload: O
     reading.set()
 
     assert (await early).matcher().validate([]) == 0
-    assert "llguidance" in str(grammars.describe()["engine"])
+    assert "llguidance" in str(grammars.describe()["chosen"])
 
 
 async def test_many_requests_for_one_constraint_compile_it_once(offload: Offload):
-    grammars = service(offload)
+    metrics = Metrics()
+    grammars = service(offload, metrics)
     compiled = await asyncio.gather(*(grammars.compile(Regex("a+")) for _ in range(20)))
     again = await grammars.compile(Regex("a+"))
 
     assert len({id(each) for each in [*compiled, again]}) == 1
-    assert (grammars.counts.compiled, grammars.counts.hits) == (1, 1)
+    assert (metrics.grammar_compiles, metrics.grammar_hits) == (1, 1)
+    assert 0 < metrics.grammar_compile_s < 60
 
 
 async def test_a_refusal_is_kept_and_each_request_gets_an_error_of_its_own(offload: Offload):
-    grammars, errors = service(offload), []
+    metrics, errors = Metrics(), []
+    grammars = service(offload, metrics)
     for _ in range(3):
         with pytest.raises(GrammarFailed) as failed:
             await grammars.compile(Regex("("))
@@ -81,12 +85,12 @@ async def test_a_refusal_is_kept_and_each_request_gets_an_error_of_its_own(offlo
 
     assert len({id(error) for error in errors}) == 3
     assert {error.code for error in errors} == {"invalid_grammar"}
-    assert grammars.counts.compiled == 1
-    assert grammars.counts.refused == {"invalid_grammar": 1}
+    assert metrics.grammar_compiles == 1
 
 
 async def test_a_request_that_gives_up_does_not_end_the_compilation_for_others(offload: Offload):
-    grammars = service(offload)
+    metrics = Metrics()
+    grammars = service(offload, metrics)
     first, second = (asyncio.ensure_future(grammars.compile(Regex("b+"))) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -94,32 +98,34 @@ async def test_a_request_that_gives_up_does_not_end_the_compilation_for_others(o
         await first
 
     assert (await second).matcher()
-    assert grammars.counts.compiled == 1
+    assert metrics.grammar_compiles == 1
 
 
 async def test_the_cache_keeps_to_its_bytes_and_drops_the_least_used(offload: Offload):
-    grammars = service(offload, 2**20)
+    metrics = Metrics()
+    grammars = service(offload, metrics, 2**20)
     kept = Regex("kept")
     await grammars.compile(kept)
     for number in range(100):
         await grammars.compile(Regex("a" * number))
         await grammars.compile(kept)
-        assert grammars.cached_bytes <= 2**20
+        assert 0 < metrics.grammar_cache_bytes <= 2**20
 
-    assert grammars.counts.compiled == 101
+    assert metrics.grammar_compiles == 101
     await grammars.compile(Regex(""))
-    assert grammars.counts.compiled == 102
+    assert metrics.grammar_compiles == 102
 
 
 async def test_a_grammar_larger_than_the_cache_is_used_and_not_kept(offload: Offload):
-    grammars = service(offload, 2**20)
+    metrics = Metrics()
+    grammars = service(offload, metrics, 2**20)
     large = Choice(tuple(f"{number:040}" for number in range(3000)))
     assert (await grammars.compile(large)).size > 2**20
-    assert grammars.cached_bytes == 0
+    assert metrics.grammar_cache_bytes == 0
 
 
 async def test_an_evicted_grammar_still_serves_its_choices(offload: Offload):
-    grammars = service(offload)
+    grammars = service(offload, Metrics())
     grammar = await grammars.compile(Regex("a+"))
     matcher = grammar.matcher()
     del grammar, grammars
@@ -128,10 +134,11 @@ async def test_an_evicted_grammar_still_serves_its_choices(offload: Offload):
 
 
 async def test_without_texts_of_tokens_constraints_are_refused(offload: Offload):
-    grammars = GrammarService(GrammarConfig(), offload, Untried())
+    grammars = GrammarService(GrammarConfig(), offload, Untried(), Metrics())
     grammars.serve(lambda: None)
     with pytest.raises(Unsupported, match="tokenizer"):
         await grammars.compile(JsonObject())
+    assert grammars.describe()["chosen"] == "none"
 
 
 def test_constraints_are_keys():

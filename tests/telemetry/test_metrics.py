@@ -125,6 +125,22 @@ def test_reasons_become_labels_and_a_disconnect_counts_as_abort_for_vllm() -> No
     assert metrics.terminal["abort"] == 1
 
 
+def test_work_on_grammars_is_counted() -> None:
+    metrics = Metrics("tiny")
+    metrics.grammar_compiles, metrics.grammar_compile_s, metrics.grammar_hits = 3, 0.5, 7
+    metrics.grammar_cache_bytes = 1000
+    metrics.grammar_masks.observe(0.003)
+    metrics.rejected["unsupported_grammar"] = 2
+    found = samples(metrics)
+
+    assert found['infd_grammar_compiles_total{model_name="tiny"}'] == 3
+    assert found['infd_grammar_compile_seconds_total{model_name="tiny"}'] == 0.5
+    assert found['infd_grammar_cache_hits_total{model_name="tiny"}'] == 7
+    assert found["infd_grammar_cache_bytes{}"] == 1000
+    assert found['infd_grammar_mask_seconds_sum{model_name="tiny"}'] == 0.003
+    assert found['infd_rejected_total{model_name="tiny",reason="unsupported_grammar"}'] == 2
+
+
 def test_a_model_name_with_quotes_does_not_break_the_page() -> None:
     metrics = Metrics('a"b\\c\nd')
 

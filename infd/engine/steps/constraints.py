@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from infd.engine.telemetry import Telemetry
     from infd.grammar.protocol import Grammar, Grammars, Matcher
     from infd.scheduler.scheduler import Scheduled
     from infd.scheduler.sequence import Sequence
@@ -41,12 +42,14 @@ class Ended(Struct, frozen=True):
 class Filled(Struct, frozen=True):
     """The mask of a step.
 
-    mask   int32 [spans that sample, ceil(vocab / 32)] bitmask; None: all tokens
-    ended  choices that need no further token; their rows allow all tokens
+    mask    int32 [spans that sample, ceil(vocab / 32)] bitmask; None: all tokens
+    ended   choices that need no further token; their rows allow all tokens
+    fill_s  seconds in which matchers read tokens and filled rows
     """
 
     mask: npt.NDArray[Any] | None
     ended: list[Ended]
+    fill_s: float
 
 
 class Constrained:
@@ -78,10 +81,11 @@ class Constrained:
 class Constraints:
     """The matchers of the constrained choices in flight; len() counts the choices."""
 
-    def __init__(self, vocab_size: int, grammars: Grammars | None) -> None:
+    def __init__(self, vocab_size: int, grammars: Grammars | None, telemetry: Telemetry) -> None:
         """grammars: of the matchers; None: no choice is constrained."""
         self._words = ceil_div(vocab_size, 32)
         self._grammars = grammars
+        self._telemetry = telemetry
         self._constrained: dict[Sequence, Constrained] = {}
 
     def __len__(self) -> int:
@@ -103,7 +107,13 @@ class Constraints:
         """Fill the mask of the first step in flight, on the thread for masks. The future never raises."""
         work = [(row, each, each.seq.generated) for row, each in self._sampled(step)]
         assert self._grammars is not None
-        return self._grammars.run(self._fill, self._grammars, work, sum(span.samples for span in step.plan.spans))
+        filling = self._grammars.run(self._fill, self._grammars, work, sum(span.samples for span in step.plan.spans))
+        filling.add_done_callback(self._observe)
+        return filling
+
+    def _observe(self, done: asyncio.Future[Filled]) -> None:
+        if not done.cancelled():
+            self._telemetry.metrics.grammar_masks.observe(done.result().fill_s)
 
     def _sampled(self, step: Scheduled) -> Iterator[tuple[int, Constrained]]:
         """Iterate over the constrained choices that a step samples, each with its row of the mask."""
@@ -120,6 +130,7 @@ class Constraints:
         work  row of the mask, choice, and number of its committed tokens
         rows  of the mask
         """
+        began = self._telemetry.now()
         for _, constrained, known in work:
             constrained.advance(known)
         going = [(row, each) for row, each, _ in work if each.failure is None and not each.matcher.stopped]
@@ -128,7 +139,7 @@ class Constraints:
             mask = np.full((rows, self._words), -1, dtype=np.int32)
             self._fill_rows(grammars, mask, going)
         over = [each for _, each, _ in work if each.failure is not None or each.matcher.stopped]
-        return Filled(mask, [Ended(each.seq, each.failure) for each in over])
+        return Filled(mask, [Ended(each.seq, each.failure) for each in over], self._telemetry.now() - began)
 
     def _fill_rows(self, grammars: Grammars, mask: npt.NDArray[np.int32], going: list[tuple[int, Constrained]]) -> None:
         indices = [row for row, _ in going]
