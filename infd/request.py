@@ -91,7 +91,71 @@ class StructuralTag(Struct, frozen=True, tag="structural_tag"):
     description: str
 
 
-Constraint = JsonSchema | JsonObject | Regex | Choice | Lark | Ebnf | StructuralTag
+class Thought(Struct, frozen=True):
+    """A thought that precedes the answer, between two marks.
+
+    inside    whether the prompt has opened the thought; otherwise the model may open one
+    newlines  most newlines between the closing mark and the answer, which are part of neither
+    """
+
+    opening: str
+    closing: str
+    inside: bool = False
+    newlines: int = 2
+
+
+class AfterThought(Struct, frozen=True, tag="after_thought"):
+    """The answer after the thought is constrained; the thought is any text."""
+
+    thought: Thought
+    answer: Constraint
+
+
+class CallSyntax(Struct, frozen=True):
+    """How a family of models writes calls: begin call (between call)* end.
+
+    call     one call, with $name and then $arguments, a JSON object, once each
+    trigger  beginning of the first call, which no other text contains
+    marks    texts within these that the vocabulary may hold as one token each; then only that token spells them
+    """
+
+    call: str
+    trigger: str
+    marks: tuple[str, ...]
+    begin: str = ""
+    between: str = "\n"
+    end: str = ""
+
+
+class ToolSchema(Struct, frozen=True):
+    """A tool that may be called.
+
+    parameters  JSON text of the schema of its arguments, which are an object
+    param       request field of the schema, for error messages
+    """
+
+    name: str
+    parameters: str
+    param: str
+
+
+class Calls(Struct, frozen=True, tag="calls"):
+    """The answer calls tools, with arguments that their schemas accept.
+
+    required   whether the answer is calls alone; otherwise it may be `otherwise`
+    parallel   whether the answer may hold several calls
+    otherwise  constraint of an answer without calls; None: any text, which may also precede and follow calls
+    """
+
+    syntax: CallSyntax
+    tools: tuple[ToolSchema, ...]
+    required: bool
+    parallel: bool = True
+    otherwise: Constraint | None = None
+
+
+Plain = JsonSchema | JsonObject | Regex | Choice | Lark | Ebnf | StructuralTag
+Constraint = Plain | Calls | AfterThought
 
 
 class Generate(Struct, frozen=True, tag="generate"):

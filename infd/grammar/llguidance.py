@@ -8,23 +8,37 @@ from __future__ import annotations
 
 import ctypes
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from infd.errors import GrammarFailed
-from infd.grammar import bounds, ebnf, lark, structural, trial
+from infd.grammar import bounds, ebnf, lark, markup, structural, trial
 from infd.grammar.binding import Handle, Library
 from infd.grammar.json_schema import prepare
-from infd.request import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
+from infd.request import (
+    AfterThought,
+    Calls,
+    Choice,
+    Constraint,
+    Ebnf,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    Regex,
+    StructuralTag,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from infd.grammar.protocol import Limits, Matcher, Vocabulary
+    from infd.request import Plain, ToolSchema
 
 # Between two tokens of a JSON document. A model that is unsure writes white space for ever where it may; this pattern
 # allows a space, or a line end and the indentation of the next line, and then the document goes on.
@@ -62,29 +76,71 @@ class LlguidanceCompiler:
         self.version = self._library.version
         self._ends = frozenset(each for each in vocabulary.end_ids if each < vocabulary.columns)
         tokens = _tokens(vocabulary, self._ends)
+        self._marks: dict[str, int | None] = {}  # of syntaxes, not of clients
         self._handle = self._library.vocabulary(tokens, sorted(self._ends))
         self._end_row = _row(np.isin(np.arange(len(tokens)), sorted(self._ends)))
         self._spaced = _row(np.fromiter((token.startswith(b" ") for token in tokens), dtype=bool, count=len(tokens)))
 
     def compile(self, constraint: Constraint, limits: Limits) -> LlguidanceGrammar:
-        answer = _grammar(constraint, limits)
-        grammar, first = self._compile([answer])
+        written = self._written(constraint, limits)
+        for grammar in written.given:
+            if self._trial is not None and trial.needed([grammar]):
+                self._trial(_encoded([grammar]), _FUEL)
+        try:
+            compiled, first = self._compile(written.grammars)
+        except GrammarFailed:
+            self._check_arguments(constraint, limits)
+            raise
         if self.vocabulary.drop_space:
             # The decoder drops one space of " x": so " x" spells x, and where the answer itself may begin with a
             # space, only " " before all of it spells it.
             space = " " if _any_allowed(first, self._spaced) else " ?"
             begin = {"lark_grammar": f'start: "{space[0]}"{space[1:]} @answer'}
-            grammar, _ = self._compile([begin, {"name": "answer", **answer}])
-        return grammar
+            answer, *parts = written.grammars
+            compiled, _ = self._compile([begin, {"name": "answer", **answer}, *parts])
+        return compiled
+
+    def _written(self, constraint: Constraint, limits: Limits) -> _Written:
+        """Write a constraint as grammars of the library."""
+        match constraint:
+            case AfterThought(thought, answer):
+                written = self._written(answer, limits)
+                return written.behind(markup.after_thought(thought, "after", self._token_of), "after")
+            case Calls(_, tools, _, _, otherwise):
+                schemas = _arguments(tools, limits)
+                written = _Written([], []) if otherwise is None else self._written(otherwise, limits)
+                name = None if otherwise is None else "otherwise"
+                expressions = [f"%json {json.dumps(schema)}" for schema in schemas]
+                if trial.needed([{"json_schema": schema} for schema in schemas]):
+                    written.given.append({"lark_grammar": "start: " + " | ".join(expressions)})
+                return written.behind(markup.calls(constraint, expressions, name, self._token_of), name)
+            case _:
+                grammar = _grammar(constraint, limits)
+                return _Written([grammar], [grammar])
+
+    def _check_arguments(self, constraint: Constraint, limits: Limits) -> None:
+        """Raise GrammarFailed with `param` if the library refuses the arguments of one tool."""
+        if isinstance(constraint, AfterThought):
+            constraint = constraint.answer
+        if isinstance(constraint, Calls):
+            for tool, schema in zip(constraint.tools, _arguments(constraint.tools, limits), strict=True):
+                with _named(tool):
+                    self._compile([{"json_schema": schema}])
+
+    def _token_of(self, mark: str) -> int | None:
+        """Return the only token that spells a mark, None if there is none or several do."""
+        if mark not in self._marks:
+            tokens, spelled = self.vocabulary.tokens, mark.encode()
+            found = [each for each, token in enumerate(tokens) if token == spelled and each not in self._ends]
+            self._marks[mark] = found[0] if len(found) == 1 else None
+        return self._marks[mark]
 
     def _compile(self, grammars: list[dict[str, Any]]) -> tuple[LlguidanceGrammar, NDArray[np.int32]]:
         """Return the grammar of a list of the library's grammars, and the mask of its first token.
 
         That mask shows a grammar without any text, and the copies made for choices start with the automata it built.
         """
-        text = json.dumps({"grammars": grammars}).encode()
-        if self._trial is not None and trial.needed(grammars):
-            self._trial(text, _FUEL)
+        text = _encoded(grammars)
         handle = self._library.matcher(self._handle, text, _FUEL)
         matcher = LlguidanceMatcher(self._library.functions, handle, self._handle, self._ends)
         if (error := matcher.error()) is not None:
@@ -108,6 +164,21 @@ class LlguidanceCompiler:
                 rows[index] = self._end_row
             failures.append(None if matcher.ended else matcher.fill(start + index * stride, stride))
         return failures
+
+
+class _Written(Struct):
+    """A constraint as grammars of the library, of which the first refers to the others by name.
+
+    given  the parts that clients wrote, as grammars of their own
+    """
+
+    grammars: list[dict[str, Any]]
+    given: list[dict[str, Any]]
+
+    def behind(self, rules: markup.Rules, name: str | None) -> _Written:
+        """Return these grammars behind rules that refer to the first as `name`."""
+        named = [{"name": name, **self.grammars[0]}, *self.grammars[1:]] if self.grammars else []
+        return _Written([{"lark_grammar": rules.text()}, *named], self.given)
 
 
 class LlguidanceGrammar:
@@ -224,6 +295,10 @@ def _tokens(vocabulary: Vocabulary, ends: frozenset[int]) -> list[bytes]:
     return tokens + [b""] * (vocabulary.columns - len(tokens))
 
 
+def _encoded(grammars: list[dict[str, Any]]) -> bytes:
+    return json.dumps({"grammars": grammars}).encode()
+
+
 def _row(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
     """Return a row of a mask."""
     padded = np.zeros(-(-allowed.size // 32) * 32, dtype=bool)
@@ -235,7 +310,7 @@ def _any_allowed(row: NDArray[np.int32], of: NDArray[np.int32]) -> bool:
     return bool((row & of).any())
 
 
-def _grammar(constraint: Constraint, limits: Limits) -> dict[str, Any]:
+def _grammar(constraint: Plain, limits: Limits) -> dict[str, Any]:
     """Write a constraint as a grammar of the library."""
     match constraint:
         case JsonSchema(schema, whitespace, lenient, coerce_one_of):
@@ -260,6 +335,38 @@ def _grammar(constraint: Constraint, limits: Limits) -> dict[str, Any]:
         case StructuralTag(description):
             written = structural.to_lark(description, limits, lambda schema: _schema(schema, limits))
             return {"lark_grammar": written}
+
+
+@contextmanager
+def _named(tool: ToolSchema) -> Iterator[None]:
+    """Name the request field of a tool's schema in errors."""
+    try:
+        yield
+    except GrammarFailed as error:
+        error.param = tool.param
+        raise
+
+
+def _arguments(tools: Sequence[ToolSchema], limits: Limits) -> list[dict[str, Any]]:
+    """Return the schemas of the tools' arguments. Raises GrammarFailed with the `param` of the tool at fault."""
+    bounds.check_text("".join(tool.parameters for tool in tools), limits)
+    parsed: list[Any] = []
+    for tool in tools:
+        with _named(tool):
+            schema = bounds.read_json(tool.parameters, limits)
+            if schema is True:
+                schema = {}
+            types = schema.get("type", "object") if isinstance(schema, dict) else "object"
+            if types != "object" and not (isinstance(types, list) and "object" in types):
+                raise GrammarFailed("the arguments of a tool are an object", code="invalid_grammar")
+            bounds.check_schema(schema, limits)
+            parsed.append({**schema, "type": "object"} if isinstance(schema, dict) else schema)
+    bounds.check_schema(parsed, replace(limits, depth=limits.depth + 1))  # together, because their times add up
+    schemas = []
+    for tool, schema in zip(tools, parsed, strict=True):
+        with _named(tool):
+            schemas.append(_schema(schema, limits))
+    return schemas
 
 
 def _schema(

@@ -40,13 +40,17 @@ _REFUSAL_BYTES = 2000
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a constraint is not compiled."""
+    """Why a constraint is not compiled.
+
+    param  request field at fault; None: that of the constraint
+    """
 
     message: str
     code: str | None
+    param: str | None
 
     def error(self) -> GrammarFailed:
-        return GrammarFailed(self.message, code=self.code)
+        return GrammarFailed(self.message, code=self.code, param=self.param)
 
 
 class GrammarService:
@@ -115,7 +119,7 @@ class GrammarService:
         try:
             return selection.compiler.compile(constraint, self._limits)
         except GrammarFailed as error:
-            return Refusal(str(error), error.code)
+            return Refusal(str(error), error.code, error.param)
         finally:
             self._metrics.grammar_compile_s += time.monotonic() - began  # only this thread adds to it
 

@@ -5,22 +5,37 @@ Other servers have other names for the same constraints; all of them are read, a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Raw, Struct
 
-from infd.errors import InvalidRequest
+from infd.errors import InvalidRequest, Unsupported, shorten
 from infd.http.sampling import refuse_unsupported
+from infd.http.schema.tools import ToolChoice
 from infd.http.schema.unbuilt import ABSENT
-from infd.request import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
+from infd.request import (
+    Choice,
+    Ebnf,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    Regex,
+    StructuralTag,
+    ToolSchema,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from infd.http.schema.chat import ChatRequest
     from infd.http.schema.constraints import ResponseFormat, StructuredOutputs
     from infd.http.schema.sampling import OpenAIRequest
+    from infd.http.schema.tools import Tool
     from infd.request import Constraint
+
+_ANY_ARGUMENTS: Final = '{"type": "object"}'
+_NO_ARGUMENTS: Final = '{"type": "object", "properties": {}, "additionalProperties": false}'
 
 
 class Constrained(Struct, frozen=True):
@@ -37,6 +52,70 @@ def constrained(request: OpenAIRequest) -> Constrained | None:
         first, second = found[0].param, found[1].param
         raise InvalidRequest(f"{first} and {second} each constrain the answer: send one of them", param=second)
     return found[0] if found else None
+
+
+class ConstrainedCalls(Struct, frozen=True):
+    """The tools of a request whose calls are constrained.
+
+    required  whether an answer is calls alone
+    parallel  whether an answer may hold several calls
+    param     the request field that constrains them, for error messages
+    """
+
+    tools: tuple[ToolSchema, ...]
+    required: bool
+    parallel: bool
+    param: str
+
+
+def constrained_calls(request: ChatRequest, answer: Constrained | None) -> ConstrainedCalls | None:
+    """Return how a request constrains calls: by tool_choice, strict tools, or `answer`; None: not at all.
+
+    answer  the constraint of an answer without calls
+
+    Raises InvalidRequest, Unsupported.
+    """
+    choice, tools = request.tool_choice, list(enumerate(request.tools or ()))
+    if not tools or choice == "none":
+        return None
+    required = choice is not None and choice != "auto"
+    if required and answer is not None and not answer.param.startswith("response_format"):
+        raise InvalidRequest(
+            f"tool_choice and {answer.param} each constrain the answer: send one of them", param=answer.param
+        )
+    if isinstance(choice, ToolChoice):
+        tools = _named(choice, tools)
+    strict = [f"tools[{number}].function.strict" for number, tool in tools if tool.function.strict]
+    if not required and not strict and answer is None:
+        return None
+    schemas = tuple(_tool_schema(tool, number, exact=required) for number, tool in tools)
+    param = "tool_choice" if required else strict[0] if strict else "response_format"
+    # A client that names a tool expects one call of it, as OpenAI's API answers.
+    parallel = request.parallel_tool_calls is not False and not isinstance(choice, ToolChoice)
+    return ConstrainedCalls(schemas, required, parallel, param)
+
+
+def _named(choice: ToolChoice, tools: list[tuple[int, Tool]]) -> list[tuple[int, Tool]]:
+    if choice.type != "function" or choice.function is None:
+        raise Unsupported(f"tool_choice of type {shorten(choice.type)!r}", param="tool_choice.type")
+    name = choice.function.name
+    named = [(number, tool) for number, tool in tools if tool.function.name == name]
+    if not named:
+        raise InvalidRequest(f"no tool is named {shorten(name)!r}", param="tool_choice.function.name")
+    return named
+
+
+def _tool_schema(tool: Tool, number: int, *, exact: bool) -> ToolSchema:
+    """Return what a tool's arguments must satisfy. Rendering the prompt has checked that its schema is JSON.
+
+    exact  whether to keep the schema even if the tool is not strict
+    """
+    function, param = tool.function, f"tools[{number}].function.parameters"
+    if not exact and not function.strict:
+        schema = _ANY_ARGUMENTS
+    else:  # OpenAI: a function without parameters takes none
+        schema = json_text(function.parameters, param) if given(function.parameters) else _NO_ARGUMENTS
+    return ToolSchema(function.name, schema, param)
 
 
 def _constraints(request: OpenAIRequest) -> Iterator[Constrained]:

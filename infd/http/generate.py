@@ -18,7 +18,7 @@ from infd.http.formats.base import ENTRY_BYTES, Accepted
 from infd.http.gathering import Gathering
 from infd.http.generation import Conversation
 from infd.http.prompt import bad_word_ids, read_prompts, text_of
-from infd.request import Generate, Request, Score
+from infd.request import AfterThought, Calls, Generate, Request, Score
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from infd.http.prompt import Prompt
     from infd.http.served_model import ServedModel
     from infd.offload import Offload
-    from infd.request import TokenLogprobs, Want
+    from infd.request import Constraint, TokenLogprobs, Want
     from infd.text.markup import Reading
 
 CONTEXT_TOKENS: Final = 8  # more than the tokens of any one character
@@ -189,7 +189,7 @@ async def _queue(
             adapter=adapter,
             tenant=exchange.tenant,
             cache_salt=fields.cache_salt or "",
-            constraint=None if generation.constrained is None else generation.constrained.constraint,
+            constraint=_constraint(generation, prompt, served),
         )
         for number, prompt in enumerate(prompts)
     ]
@@ -221,9 +221,8 @@ async def _queue(
     ]
     try:
         choices = await ticket.submit(*requests, watchers=replies, client=exchange.client)
-    except GrammarFailed as error:
-        if generation.constrained is not None:
-            error.param = generation.constrained.param
+    except (GrammarFailed, Unsupported) as error:
+        error.param = error.param or _constraint_param(generation)
         raise
     return Answer(
         choices,
@@ -259,6 +258,32 @@ def _wants(
     if generation.prompt_logprobs:
         wants.append(Score(max(generation.prompt_logprobs.values())))
     return tuple(wants)
+
+
+def _constraint(generation: Generation, prompt: Prompt, served: ServedModel) -> Constraint | None:
+    """Return the constraint of all that is generated after a prompt: thought, calls and content. Raises Unsupported."""
+    constraint = None if generation.constrained is None else generation.constrained.constraint
+    conversation = generation.input
+    if not isinstance(conversation, Conversation):
+        return constraint
+    if (calls := conversation.constrained_calls) is not None:
+        syntax = None if served.syntax.tools is None else served.syntax.tools.grammar
+        if syntax is None:
+            raise Unsupported("constraining this model's tool calls", param=calls.param)
+        otherwise = None if calls.required else constraint
+        constraint = Calls(syntax, calls.tools, calls.required, calls.parallel, otherwise)
+    if constraint is None:
+        return None
+    thought = served.syntax.thought(prompt.end, conversation.continued or "")
+    return constraint if thought is None else AfterThought(thought, constraint)
+
+
+def _constraint_param(generation: Generation) -> str | None:
+    """Return the request field that constrains the answer."""
+    if generation.constrained is not None:
+        return generation.constrained.param
+    calls = generation.input.constrained_calls if isinstance(generation.input, Conversation) else None
+    return None if calls is None else calls.param
 
 
 def _readings(generation: Generation, prompts: Sequence[Prompt], served: ServedModel) -> list[Reading | None]:

@@ -9,7 +9,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infd.http.constraints import Constrained
+    from infd.http.constraints import Constrained, ConstrainedCalls
     from infd.http.schema.sampling import GenerationFields
 
 
@@ -22,6 +22,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
     tools                  returns the tools as dicts for the template, as `messages` does; None: no tools
     tool_names             names of the tools that an answer may call; None: text that looks like a call is content
     max_calls              tool calls kept in one choice, further calls are dropped; None: no limit
+    constrained_calls      how calls are constrained; None: they are not
     add_generation_prompt  whether the prompt ends with the opening of an assistant message; None: true unless the
                            answer continues the final message
     continued              text of the final message, which the answer continues; None: the answer is a new message
@@ -34,6 +35,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
     tools: Callable[[], list[dict[str, Any]]] | None = None
     tool_names: Sequence[str] | None = None
     max_calls: int | None = None
+    constrained_calls: ConstrainedCalls | None = None
     add_generation_prompt: bool | None = None
     continued: str | None = None
     effort: str | None = None
@@ -59,7 +61,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     logprobs            see SamplingParams
     prompt_logprobs     Score.top, by each request field that asks for prompt log-probabilities
     prompt_repeats      choices of a prompt that repeat its log-probabilities
-    constrained         the constraint of the answers' text; None: any text
+    constrained         the constraint of the answers' content; None: any text
     echo                whether each choice begins with its prompt
     """
 

@@ -19,6 +19,7 @@ from infd.text.markup import Asides, Reading
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from infd.request import Thought
     from infd.text.chat import ChatTemplate, Message
     from infd.text.reasoning.base import ReasoningSyntax
     from infd.text.tokenizer import Tokenizer
@@ -57,12 +58,16 @@ class Syntax(Struct, frozen=True):
         ids = {tokenizer.id_of(mark) for mark in marks}
         return cls(thinking, calling, frozenset(token_id for token_id in tokenizer.special_ids if token_id in ids))
 
+    def thought(self, prompt: str, continued: str = "") -> Thought | None:
+        """Return how an answer marks its thought; None if it cannot hold one. Arguments as in ReasoningSyntax."""
+        return None if self.reasoning is None else self.reasoning.thought(prompt[-PROMPT_END:], continued)
+
     def start(
         self, prompt: str, continued: str = "", *, names: Sequence[str] | None = None, most_calls: int | None = None
     ) -> Reading | None:
         """Start parsing an answer. Returns None if all its text is content.
 
-        prompt, continued  as in ReasoningSyntax
+        prompt, continued  as in ReasoningSyntax.thought
         names              names of the tools that may be called; None: no tools
         most_calls         further calls are dropped
         """

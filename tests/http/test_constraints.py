@@ -9,9 +9,9 @@ import pytest
 
 from infd.errors import InvalidRequest, Unsupported
 from infd.http.apis.chat import CHAT
-from infd.http.constraints import constrained
+from infd.http.constraints import ConstrainedCalls, constrained, constrained_calls
 from infd.http.json_body import decode
-from infd.request import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
+from infd.request import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag, ToolSchema
 from tests.engine.fake_grammars import Counted, CountedGrammar, FakeGrammars
 from tests.http.endpoint import serving
 
@@ -128,6 +128,47 @@ def test_a_constraint_that_is_not_exactly_one_is_refused(fields: dict[str, Any],
     with pytest.raises(error) as caught:
         asked(**fields)
     assert caught.value.param == param
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": "f", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "g", "strict": True}},
+]
+F, G = (f"tools[{number}].function.parameters" for number in (0, 1))
+ANY, NONE = '{"type": "object"}', '{"type": "object", "properties": {}, "additionalProperties": false}'
+EXACT_F, ANY_F, EXACT_G = ToolSchema("f", TEXT, F), ToolSchema("f", ANY, F), ToolSchema("g", NONE, G)
+NAMED = {"type": "function", "function": {"name": "f"}}
+JSON: dict[str, Any] = {"response_format": {"type": "json_object"}}
+
+
+def asked_calls(tools: list[Any], **fields: Any) -> Any:
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": tools, **fields}
+    request = decode(json.dumps(body).encode(), CHAT.decoder, 128)
+    return constrained_calls(request, constrained(request))
+
+
+@pytest.mark.parametrize(
+    ("fields", "calls"),
+    [
+        ({"tool_choice": "required"}, ConstrainedCalls((EXACT_F, EXACT_G), True, True, "tool_choice")),
+        (
+            {"tool_choice": "required", "parallel_tool_calls": False, **JSON},
+            ConstrainedCalls((EXACT_F, EXACT_G), True, False, "tool_choice"),
+        ),
+        ({"tool_choice": NAMED}, ConstrainedCalls((EXACT_F,), True, False, "tool_choice")),
+        ({}, ConstrainedCalls((ANY_F, EXACT_G), False, True, "tools[1].function.strict")),
+        ({"tool_choice": "auto", **JSON}, ConstrainedCalls((ANY_F, EXACT_G), False, True, "tools[1].function.strict")),
+        ({"tool_choice": "none"}, None),
+    ],
+    ids=str,
+)
+def test_tool_choice_and_strict_tools_constrain_calls(fields: dict[str, Any], calls: ConstrainedCalls | None):
+    assert asked_calls(TOOLS, **fields) == calls
+
+
+def test_calls_of_tools_that_are_not_strict_are_free():
+    assert asked_calls(TOOLS[:1]) is None
+    assert asked_calls(TOOLS[:1], **JSON) == ConstrainedCalls((ANY_F,), False, True, "response_format")
 
 
 class PatternGrammars(FakeGrammars):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from infd.errors import InvalidRequest, Unsupported
+from infd.errors import InvalidRequest
 from infd.http import sampling
 from infd.http.apis.api import Api
-from infd.http.constraints import constrained
+from infd.http.constraints import constrained, constrained_calls
 from infd.http.conversation import final_text, template_messages, template_tools
 from infd.http.formats.chat import ChatFormat
 from infd.http.formats.openai import OPENAI_ERRORS
@@ -19,29 +19,31 @@ from infd.http.schema.chat import ChatRequest
 
 if TYPE_CHECKING:
     from infd.config import Config, LimitsConfig
+    from infd.http.constraints import Constrained
 
 
 def generation(request: ChatRequest, body_bytes: int, config: Config) -> Generation:
     """Check a chat request and convert it to a Generation. Raises InvalidRequest, Unsupported."""
     _check(request, config.limits)
     choices = request.n or 1
+    answer = constrained(request)
     return Generation(
         fields=request,
-        input=_conversation(request, body_bytes),
+        input=_conversation(request, body_bytes, answer),
         prompt_param="messages",
         body_bytes=body_bytes,
         choices=choices,
         returned=choices,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         default_max_tokens=None,
-        constrained=constrained(request),
+        constrained=answer,
         stop_strings=sampling.stop_strings(request),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs={} if request.prompt_logprobs is None else {"prompt_logprobs": request.prompt_logprobs},
     )
 
 
-def _conversation(request: ChatRequest, body_bytes: int) -> Conversation:
+def _conversation(request: ChatRequest, body_bytes: int, answer: Constrained | None) -> Conversation:
     # With tool_choice "none" the template gets no tools: the model would call them, and nothing would parse the calls.
     tools = None if request.tool_choice == "none" else request.tools
     variables = request.chat_template_kwargs
@@ -51,6 +53,7 @@ def _conversation(request: ChatRequest, body_bytes: int) -> Conversation:
         tools=None if tools is None else partial(template_tools, tools),
         tool_names=None if tools is None else [tool.function.name for tool in tools],
         max_calls=1 if request.parallel_tool_calls is False else None,
+        constrained_calls=constrained_calls(request, answer),
         add_generation_prompt=request.add_generation_prompt,
         continued=final_text(request.messages) if request.continue_final_message else None,
         effort=request.reasoning_effort,
@@ -77,8 +80,6 @@ def _check_tools(request: ChatRequest) -> None:
         return
     if not request.tools:
         raise InvalidRequest("tool_choice is only for requests with tools", param="tool_choice")
-    which = "'required'" if choice == "required" else "of one tool"
-    raise Unsupported(f"tool_choice {which}", param="tool_choice")
 
 
 CHAT: Final = Api(msgspec.json.Decoder(ChatRequest), generation, ChatFormat, OPENAI_ERRORS)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from infd.text.markup import overlap
 
 if TYPE_CHECKING:
+    from infd.request import Thought
     from infd.text.chat import ChatTemplate
     from infd.text.markup import Asides, ThoughtParser
 
@@ -27,12 +28,15 @@ class ReasoningSyntax(Protocol):
     def matches(self, template: ChatTemplate) -> bool:
         """Return whether a model with this template may write thoughts in this syntax."""
 
-    def start(self, prompt: str, continued: str) -> ThoughtParser | None:
-        """Start parsing an answer. Returns None if the answer cannot hold a thought.
+    def thought(self, prompt: str, continued: str) -> Thought | None:
+        """Return how an answer marks its thought; None if the answer cannot hold a thought.
 
         prompt     the end of the prompt: templates may open a thought there, or close one to forbid it
         continued  the text of the assistant's message that the answer continues, usually empty
         """
+
+    def start(self, prompt: str, continued: str) -> ThoughtParser | None:
+        """Start parsing an answer. Returns None if the answer cannot hold a thought. Arguments as in `thought`."""
 
 
 class _State(Enum):
@@ -51,12 +55,12 @@ class BlockParser:
 
     __slots__ = ("_close", "_emitted", "_newlines", "_open", "_pending", "_state", "inside")
 
-    def __init__(self, open: str, close: str, *, inside: bool) -> None:
-        """Start before the block, or `inside` a block that the prompt has opened."""
-        self.inside = inside
-        self._open = open
-        self._close = close
-        self._state = _State.INSIDE if inside else _State.START
+    def __init__(self, thought: Thought) -> None:
+        """Start before the block, or inside a block that the prompt has opened."""
+        self.inside = thought.inside
+        self._open = thought.opening
+        self._close = thought.closing
+        self._state = _State.INSIDE if thought.inside else _State.START
         self._pending = ""  # text that may begin a mark
         self._emitted = False  # whether part of the thought was emitted
         self._newlines = 0  # held back until more of the thought follows

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from infd.request import Thought
 from infd.text.reasoning.base import BlockParser
 
 if TYPE_CHECKING:
@@ -25,9 +26,13 @@ class Qwen3:
     def matches(self, template: ChatTemplate) -> bool:
         return template.mentions(OPEN) and template.mentions(CLOSE)
 
-    def start(self, prompt: str, continued: str) -> BlockParser | None:
+    def thought(self, prompt: str, continued: str) -> Thought | None:
         if continued.strip():
             begun = continued.rfind(OPEN) > continued.rfind(CLOSE)
-            return BlockParser(OPEN, CLOSE, inside=True) if begun else None
+            return Thought(OPEN, CLOSE, inside=True) if begun else None
         end = prompt.rstrip()
-        return None if end.endswith(CLOSE) else BlockParser(OPEN, CLOSE, inside=end.endswith(OPEN))
+        return None if end.endswith(CLOSE) else Thought(OPEN, CLOSE, inside=end.endswith(OPEN))
+
+    def start(self, prompt: str, continued: str) -> BlockParser | None:
+        thought = self.thought(prompt, continued)
+        return None if thought is None else BlockParser(thought)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from infd.request import CallSyntax
     from infd.text.markup import Parser
 
 
@@ -27,6 +28,10 @@ class ToolSyntax(Protocol):
 
     @property
     def marks(self) -> tuple[str, ...]: ...
+
+    @property
+    def grammar(self) -> CallSyntax | None:
+        """How calls are forced; None: they cannot be."""
 
     def start(self, names: Sequence[str]) -> Parser:
         """Start parsing an answer; `names` are the tools offered."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
+from infd.request import CallSyntax
 from infd.text.markup import overlap
 from infd.text.tools.scan import ObjectScan
 
@@ -44,6 +45,9 @@ class Hermes:
     """See ToolSyntax."""
 
     marks = (OPEN, CLOSE)
+    grammar = CallSyntax(
+        call=f'{OPEN}\n{{"name": "$name", "arguments": $arguments}}\n{CLOSE}', trigger=OPEN, marks=marks
+    )
 
     def start(self, names: Sequence[str]) -> HermesParser:
         return HermesParser()
