@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -543,6 +544,12 @@ class _Rewriting:
             if name in _dict(beside).get("required", ()) and self._atoms(beside) == {"object"}:
                 parts.append(then)
                 continue
+            if len(dependencies) > 1 and _dict(then).keys() == {"properties"} and len(then["properties"]) == 1:
+                # Alternatives by the other property's value: those of several dependencies exclude each other.
+                with suppress(_Unkept):
+                    without = self._either(self._negated(then, True))
+                    parts.append(self._either([then, self._both([without, {"properties": {name: False}}])]))
+                    continue
             present = {"type": ["object"], "required": [name]}
             parts.append(self._either([{"properties": {name: False}}, self._both([present, then])]))
         return parts

@@ -344,6 +344,14 @@ KEPT = [
         "dependencies": {"a": ["b"], "b": {"properties": {"c": {"type": "integer"}}}},
     },
     {"type": "object", "dependentRequired": {"a": ["b"]}},
+    {
+        "type": "object",
+        "properties": {"kind": {"enum": ["a", "b", "xy"]}},
+        "dependentSchemas": {
+            "a": {"properties": {"kind": {"enum": ["a", "b"]}}},
+            "b": {"properties": {"kind": {"const": "b"}}},
+        },
+    },
     {"type": "object", "properties": {"a": {"type": "integer"}}, "propertyNames": {"enum": ["a", "b"]}},
     {"type": "object", "propertyNames": {"pattern": "^[ab]"}, "additionalProperties": {"type": "null"}},
     {"type": "array", "contains": {"const": "a"}, "maxItems": 3},
