@@ -34,8 +34,8 @@ class Offload:
 
     `__call__`  long tokenizations and files, on `threads` threads
     `short`     tasks of about 50 ms, on one thread, so that ordinary texts never wait behind seconds of work
-    `grammars`  compilation of grammars, on one thread, so that many expensive ones take one core
-    `masks`     the grammars' masks of steps, on one thread: nothing else may delay a step
+    `grammars`  compilation of grammars, on one thread, so that many expensive grammars occupy only one core
+    `masks`     token masks of steps with grammars, on one thread, so that no other work delays a step
     `apart`     calls to the worker process (`apart/`), on one thread, because the worker runs one task at a time; a
                 call whose caller was cancelled is dropped, or interrupted while it runs once another call waits
     """

@@ -42,7 +42,7 @@ class JsonSchema(Struct, frozen=True, tag="json_schema"):
 
     schema         JSON text of the schema
     whitespace     whether a little white space is allowed between the document's tokens
-    lenient        keywords that cannot be kept are ignored instead of refused
+    lenient        keywords that cannot be enforced are ignored instead of refused
     coerce_one_of  oneOf means anyOf where its branches cannot be shown to exclude each other
     """
 
@@ -65,7 +65,7 @@ class Regex(Struct, frozen=True, tag="regex"):
 
 
 class Choice(Struct, frozen=True, tag="choice"):
-    """The answer is one of some texts."""
+    """The answer is one of the given texts."""
 
     options: tuple[str, ...]
 
@@ -83,7 +83,7 @@ class Ebnf(Struct, frozen=True, tag="ebnf"):
 
 
 class StructuralTag(Struct, frozen=True, tag="structural_tag"):
-    """Text in which some marks open constrained blocks, as vLLM's and SGLang's `structural_tag` describes them.
+    """Free text in which given strings open constrained blocks; vLLM's and SGLang's `structural_tag`.
 
     description  JSON text of the object: with `structures` and `triggers`, or with `format`
     """
@@ -182,15 +182,15 @@ W = TypeVar("W", Generate, Score)
 
 
 def pick(kind: type[W], wants: Iterable[Want]) -> W | None:
-    """Return the want of type `kind`, None if `wants` lacks it."""
+    """Return the member of `wants` of type `kind`; None if there is none."""
     return next((want for want in wants if isinstance(want, kind)), None)
 
 
 class Request(Struct, frozen=True, kw_only=True):
     """One prompt, as token ids, and the work to do on it.
 
-    wants       at most one of each kind, in any order; without any, every choice finishes at once
-    constraint  of the text of each choice; None: any text. Not a part of Generate, because executors only see masks
+    wants       at most one of each kind, in any order; empty: every choice finishes at once
+    constraint  restricts the text of each choice; None: any text. Not a field of Generate: executors receive only masks
     """
 
     id: str  # unique in this process
@@ -205,7 +205,7 @@ class Request(Struct, frozen=True, kw_only=True):
 
 
 class Adapter(Struct, frozen=True):
-    """A LoRA adapter, as its files were when they were loaded. The executor holds its weights.
+    """One load of a LoRA adapter. The executor stores the weights.
 
     generation  unique per load, so a reload under the same name differs
     path        directory of its files
@@ -225,7 +225,7 @@ class AdapterFacts(Struct, frozen=True):
     base   base model named in the adapter's config
     rank   largest rank of its low-rank products
     bytes  host memory of its weights
-    stamp  identity of its files' contents; changes when they do
+    stamp  identifies the contents of its files; changed files have another stamp
     """
 
     base: str

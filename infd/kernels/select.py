@@ -1,4 +1,4 @@
-"""Choose the implementation of each kernel family, when it is first asked for.
+"""Choose the implementation of each kernel family when the family is first requested.
 
 Candidates are ordered by preference: the first that does not refuse is chosen; earlier refusals are recorded, with
 reasons, for operators. Only the chosen implementation's module is imported. The devices and dtypes that a candidate
@@ -45,8 +45,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
     place        "module:Class", imported and called without arguments if chosen
     kinds        supported device types; empty: any
     dtypes       names of supported dtypes of activations; empty: any
-    cache_dtype  for attention: the requested dtype, supported only if it is the activations'; empty: the
-                 activations' dtype, or the implementation's own
+    cache_dtype  for attention: the requested float dtype, which must be the activations'; empty: the cache has the
+                 activations' dtype, or the implementation's own form
     lacks        returns the reason why this machine cannot run the implementation, or None
 
     An implementation that delegates some cases records them in its `refused` dict, with reasons.
@@ -181,7 +181,7 @@ def quantized(linear: str, vocabulary: str = "auto") -> Mapping[str, Sequence[Ca
 
     linear      the layers' matrices: "none" or a key of QUANTIZED
     vocabulary  the embedding and the head: "none", a key of QUANTIZED, or "auto": as `linear`, but int8 for int4.
-                int4 loses a third as much accuracy there as in all layers; int8 loses nothing measurable
+                int4 in the vocabulary loses a third as much accuracy as in all layers; int8 loses nothing measurable
                 (bench/LOG.md).
     """
     families = {"linear": linear, "vocabulary": vocabulary_of(linear, vocabulary)}
@@ -251,12 +251,12 @@ def select(
     *,
     head: int | None = None,
 ) -> Ops:
-    """Return ops that choose each family's implementation when it is first asked for.
+    """Return ops that choose each family's implementation when the family is first requested.
 
     dtype  of weights, activations and cache
     head   size of a key head; None: unknown
 
-    Asking for a family raises DeviceMissing, with every reason, if all its candidates refuse.
+    Requesting a family raises DeviceMissing, with every reason, if all its candidates refuse.
     """
     facts = Facts(device=device, dtype=dtype, head=head)
     return Ops(lambda family: _choose(family, candidates[family], facts))

@@ -62,7 +62,7 @@ class Throughput(Struct, frozen=True):
 
 
 class Latency(Struct, frozen=True):
-    """Latencies in milliseconds; None where no request has one.
+    """Latencies in milliseconds; None: nothing was measured.
 
     inter_token  between consecutive text chunks of all requests; shows stalls
     per_token    per request (e2e - ttft) / (output tokens - 1); independent of the chunks' sizes

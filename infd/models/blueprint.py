@@ -1,7 +1,7 @@
 """The declarations of a model under construction: parameters, adapter targets, ropes.
 
 Layers declare them on a Blueprint while the model is built, so the lists are complete once the last layer exists.
-Layers also ask for kernel families, through `Blueprint.ops`; other families are never loaded.
+Layers also request kernel families, through `Blueprint.ops`; other families are never loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read config.json: check every value's type and range, and name the invalid ones.
+"""Read config.json: check every value's type and range, and name invalid values in errors.
 
 Hub files and files written by transformers 5 differ in spelling, and omit defaults of transformers' config classes.
 Only this module knows both spellings and the defaults.
@@ -14,7 +14,7 @@ from infd.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MOST = 2**24  # largest dimension: above every published one; larger ones could exhaust memory while shapes are computed
+MOST = 2**24  # above every published dimension; larger dimensions could exhaust memory while shapes are computed
 ROPE_THETA = 10_000.0
 
 _GEMMA = MappingProxyType(
@@ -128,7 +128,7 @@ class Settings:
         return Settings({**values, **self._table}, self._path)
 
     def completed(self, absent: Mapping[str, Any], replaced: Mapping[str, Any]) -> Settings:
-        """Return a copy with `absent` for keys that are missing or null, and `replaced` over everything."""
+        """Return a copy with the values of `absent` for missing or null keys; `replaced` overrides any value."""
         stated = {key: value for key, value in self._table.items() if value is not None}
         return Settings({**absent, **stated, **replaced}, self._path)
 

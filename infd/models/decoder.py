@@ -174,7 +174,7 @@ class Decoder:
 
     @cached_property
     def stacked(self) -> Stacked | None:
-        """All layers as one fused call, or None if the kernels have none.
+        """All layers as one fused call, or None if the kernels cannot fuse layers.
 
         The call supports neither adapters, which add between products, nor `batch.angles`.
         """

@@ -1,9 +1,8 @@
 """Load adapters into the device's slots, and select each token's adapter in a step.
 
 A CPU's slot refers to the adapter's tensors in host memory. A GPU's slot holds
-a copy, issued on the stream of the steps. A step without adapters costs nothing
-more. Captured steps read adapters by slot, from tables that are updated when a
-slot changes.
+a copy, issued on the stream of the steps. A step without adapters has no extra cost.
+Captured steps read adapters by slot, from tables that are updated when a slot changes.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Pulse:
         self._stopped = False
 
     def beat(self, *_: object) -> None:
-        """Count one piece of work. Raises Stopped after `stop`. Arguments, of a progress callback, are ignored."""
+        """Count one piece of work. Raises Stopped after `stop`. Ignores the arguments of progress callbacks."""
         if self._stopped:
             raise Stopped
         self.count += 1

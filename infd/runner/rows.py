@@ -1,10 +1,9 @@
 """The persistent batch: on the device, one row per running sequence.
 
-A row is written when its sequence joins and when it is granted pages, and the
-sampler appends to it. Steps run in order, so the next plan may assign a
-row to another sequence; the results of a step are therefore never read from
-rows. All joins and grants of a plan are gathered on the host and written
-together.
+A row is written when its sequence joins the batch and when pages are granted, and the
+sampler appends sampled tokens. Steps run in order, so the next plan may assign a row to
+another sequence; the results of a step are therefore never read from rows. All joins
+and grants of a plan are gathered on the host and written together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Compute a step: gather its batch, run the model, compute the readouts.
 
-Two halves. `forward` computes logits on the device; `sample` samples tokens
-once the mask is known. On a GPU both only launch kernels, and `read` waits.
+A step is issued in two halves: `forward` computes logits on the device; `sample`
+samples tokens once the mask is known. On a GPU both halves only launch kernels, and
+`read` waits for the result.
 """
 
 from __future__ import annotations

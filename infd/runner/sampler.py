@@ -265,7 +265,7 @@ class Sampler:
         return merged
 
     def _drawn(self, logits: Tensor, largest: Tensor, tokens: Tensor, at: SampledPositions, stages: Array) -> Tensor:
-        """Return `tokens` with random samples in the rows of Stage.RANDOM. One launch with, one without TRUNCATE."""
+        """Return `tokens` with random samples in the rows of Stage.RANDOM, in at most two launches."""
         random = stages & (Stage.RANDOM | Stage.TRUNCATE)
         for truncated, flags in ((False, Stage.RANDOM), (True, Stage.RANDOM | Stage.TRUNCATE)):
             subset = np.flatnonzero(random == flags)

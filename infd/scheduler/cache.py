@@ -53,8 +53,8 @@ class Cache(Resource):
     def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
         """Return whether there are pages for a sequence's known tokens, and the next page of every running sequence.
 
-        With nothing running every sequence fits. A prompt still being computed needs no further pages set aside: it
-        takes all remaining tokens of a step, so no sequence is admitted before its end.
+        While no sequence runs, every sequence fits. No pages are reserved for the rest of a prompt in progress: the
+        prompt takes all remaining tokens of a step, so no sequence is admitted before the prompt's last chunk.
         """
         available = self.pool.available
         if (seq, available) == self._refused:
@@ -110,7 +110,7 @@ class Cache(Resource):
     def _pages_to_run(self, seq: Sequence, found: int = 0) -> int:
         """Return the most pages that a waiting sequence needs beyond `found` cached pages.
 
-        That is its peak, plus the next page of each group.
+        The result is the sequence's peak, plus the next page of each group.
         """
         peak = self._layout.peak_pages(len(seq.tokens), self._step_tokens)
         return max(0, peak - found) + len(self._groups)

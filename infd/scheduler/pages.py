@@ -41,7 +41,7 @@ class PagePool:
         return self._references[page] > 0
 
     def take(self) -> int:
-        """Grant a page, evicting a cached one if none is free. `available` must not be 0."""
+        """Grant a page, evicting a cached page if no page is free. `available` must not be 0."""
         if self._free:
             page = self._free.pop()
         else:

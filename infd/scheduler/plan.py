@@ -51,9 +51,9 @@ class Load(Struct, frozen=True):
 
 
 class Span(Struct, gc=False):
-    """Compute `count` tokens of a row's sequence from `start`: their cache entries, and the readouts named here.
+    """Compute `count` tokens of a row's sequence from position `start` on: cache entries, and the requested readouts.
 
-    samples  whether to sample the token after the last one
+    samples  whether to sample the token after the span
     scores   how many leading tokens have their successor, a prompt token, scored
     """
 

@@ -64,7 +64,7 @@ def page_keys(seq: Sequence, page_tokens: int) -> list[bytes]:
 def longest_hit(seq: Sequence, layout: CacheLayout, index: PrefixIndex) -> int:
     """Return the longest prefix of the sequence, in tokens, at which every group can resume.
 
-    Shorter than the sequence by at least one token: the logits of the last token are needed.
+    The prefix excludes at least the sequence's last token, because that token's logits are needed.
     """
     if not layout.groups:
         return 0

@@ -1,6 +1,6 @@
 """The limited resources that a running sequence holds.
 
-Admission asks each resource in turn and knows none of them by name. A further
+Admission iterates over the resources and names none of them. A further
 resource (state slots, an encoder's budget) is one class, one entry of
 `Scheduler.resources`, and a field of Sequence for the sequence's share.
 """
@@ -51,7 +51,7 @@ class Resource(Protocol):
         return
 
     def verify(self, running: Collection[Sequence]) -> None:
-        """Assert that the shares of all running sequences and the free rest make up the whole."""
+        """Assert that the shares of all running sequences and the free share add up to the whole resource."""
         return
 
 

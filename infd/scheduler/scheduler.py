@@ -89,7 +89,7 @@ class Scheduler:
         self.rows = RowPool(capacity.rows)
         self.cache = Cache(capacity, prefix_caching=prefix_caching)
         self.adapters = AdapterSlots(max_adapters, max_adapters_per_step)
-        # In the order in which admission asks: the cheapest first, since most plans admit no sequence.
+        # In the order of admission's checks: the cheapest first, since most plans admit no sequence.
         self.resources: tuple[Resource, ...] = (self.budget, self.rows, self.adapters, self.cache)
         self.preemptions = 0  # for lack of pages
         self.undone = 0  # steps rolled back
@@ -255,13 +255,14 @@ class Scheduler:
     def _add_span(self, step: Scheduled, seq: Sequence, budget: int) -> int:
         """Add a span that costs at most `budget` tokens; return its cost, 0 if the sequence cannot be computed now.
 
-        A truncated span costs the whole budget, even a rest smaller than score_cost: no sequence is admitted behind it.
+        A truncated span costs the whole budget, even if less than score_cost is left over, so that no sequence is
+        admitted after the span.
         """
         plan = step.plan
         planned = len(seq.tokens) + seq.in_flight
         count = (planned if planned < seq.limit else seq.limit - 1) - seq.computed
         if not count or seq.row is None:
-            return 0  # its last token is in flight, or it was preempted a moment ago
+            return 0  # the last token is in flight, or an earlier sequence of this step preempted `seq`
         if seq.computed >= seq.regime_limit:
             self._requeue(seq)  # in its next regime the angles of all its tokens differ
             return 0
@@ -357,7 +358,7 @@ class Scheduler:
         while self.cache.pool.available < shortage:
             victim = next(s for s in reversed(self.running) if s.last_step != plan.number)
             if victim is seq:
-                return False  # it keeps its pages and continues when other sequences have finished
+                return False  # `seq` keeps its pages and continues when other sequences have finished
             self.preempt(victim)
         granted = self.cache.extend(seq, end)
         if seq.last_step >= 0:  # else the join names the pages
@@ -368,7 +369,7 @@ class Scheduler:
     def _commit_span(
         self, step: int, seq: Sequence, span: Span, tokens: list[int], number: int, result: StepResult
     ) -> Outcome | None:
-        """Append the output of span `number` of `step` to its sequence; None if it has nothing for the reader."""
+        """Append the output of span `number` of `step` to its sequence; None: there is no output for the reader."""
         if span.scores and seq.scoring:
             seq.score(span.start, result.prompt_logprobs[number])
         if tokens:

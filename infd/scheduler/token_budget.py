@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from infd.scheduler.sequence import Sequence
 
 RECOVERY_STEPS: Final = 64  # committed after a halving before the budget is doubled again
-MANY_STARTING: Final = 8  # with more requests without a first token, crowded_tokens is the budget of a mixed step
+MANY_STARTING: Final = 8  # if more requests wait for their first token, crowded_tokens is the budget of a mixed step
 
 
 class TokenBudget(Resource):
@@ -37,8 +37,8 @@ class TokenBudget(Resource):
         decoding  sequences that decode in this step
         starting  requests that wait for their first token, and could be computed
 
-        Prompts fill the step up to mixed_tokens, crowded_tokens with more than MANY_STARTING starting requests.
-        If larger, they take the average of that size and the decoding tokens: a token costs less in a larger step.
+        Prompts fill the step up to mixed_tokens (crowded_tokens if more than MANY_STARTING requests are starting), but
+        may always take the average of that size and the decoding tokens: a token costs less in a larger step.
         """
         if not decoding:
             return self.limit

@@ -30,7 +30,7 @@ def fields_of(record: logging.LogRecord) -> list[tuple[str, Any]]:
 def goes_to_journal(journal_stream: str, fd: int) -> bool:
     """Return whether `fd` is the stream that $JOURNAL_STREAM (`device:inode`) identifies.
 
-    The variable alone does not prove it: children with redirected output inherit the variable.
+    The variable alone is not sufficient: children with redirected output inherit the variable.
     """
     device, _, inode = journal_stream.partition(":")
     if not (device.isdecimal() and inode.isdecimal()):

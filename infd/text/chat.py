@@ -1,4 +1,4 @@
-"""Render a conversation into the prompt that the model was trained on.
+"""Render a conversation into a prompt of the form that the model was trained on.
 
 Renders the same bytes as transformers' `apply_chat_template`, without importing
 it. The template is untrusted code: it runs in `sandbox.py`, in a worker process
@@ -51,9 +51,11 @@ class ChatTemplate:
         limits: Limits = Limits(),  # noqa: B008 (immutable)
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Take templates by name ("default", "tool_use") and the tokens that they may write, such as bos_token.
+        """Store the templates; they are compiled at first use.
 
-        worker  runs templates that may not run in this process; None: all run in this process, without protection
+        sources    templates by name, "default" or "tool_use"
+        variables  tokens by role, such as bos_token, which templates read as variables
+        worker     runs templates that may not run in this process; None: all run in this process, without protection
         """
         self._sources = dict(sources)
         self._variables = dict(variables or {})
@@ -238,7 +240,7 @@ def _objection(source: str) -> str | None:
     try:
         return vetting.templates.objection(_parser().parse(source))
     except TemplateSyntaxError:
-        return None  # compiling reports it
+        return None  # compiling reports the error
     except Exception as error:
         return f"it cannot be parsed: {_short(error)}"
 
@@ -326,7 +328,7 @@ def _with_joined_parts(message: Message) -> Message:
 
 
 def _marked(message: Message) -> tuple[Message, str]:
-    """Return the message with the end of its text marked, and that text."""
+    """Return the message with its text followed by an end mark, and the marked text."""
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + _END_MARK}, content

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from infd.text.fuel import Fuel
 
-STEP: Final = 64  # a turn of a loop, a call, a filter or an operator
-NODE: Final = 8  # another node of a loop's body, each turn; an item of a list that is walked
+STEP: Final = 64  # an iteration of a loop, a call, a filter or an operator
+NODE: Final = 8  # per iteration, each further node of a loop's body; each item of a walked list
 LAZY: Final = 2**10  # bytes of an iterator and its frames
 OBJECT: Final = 2**8  # bytes of a namespace, a macro, a cycler
 CHARACTER: Final = 96  # bytes of a one-character string and its entry in a list
-WORD: Final = 44  # most bytes per character of a text that is split at white space
+WORD: Final = 44  # most bytes per character of a text split at white space
 NUMBER: Final = 2**11  # most characters of one field of a format, besides its values
 ESCAPED: Final = 5  # most characters of an escaped character: &#34;
 STRFTIME: Final = 256  # most characters for one character of a date's format
@@ -101,7 +101,7 @@ def _check_printed(cost: int) -> None:
 
 
 def pay_to_compare(fuel: Fuel, left: object, right: object) -> None:
-    """Pay for a comparison, which walks both operands as far as the shorter one."""
+    """Pay for a comparison, which walks both operands up to the length of the shorter operand."""
     if isinstance(left, SCALARS) or isinstance(right, SCALARS):
         both_text = isinstance(left, str) and isinstance(right, str)
         fuel.burn(STEP + (min(len(left), len(right)) if both_text else 0))  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ def searchable(fuel: Fuel, item: object, items: Any) -> Any:
 
 
 def pay_to_sort(fuel: Fuel, items: object, arguments: tuple[object, ...]) -> None:
-    """Pay to compare or hash items with one another, by the attribute named in `arguments` if any."""
+    """Pay to compare items to each other, or to hash items, by the attribute named in `arguments` if any."""
     if isinstance(items, str):
         fuel.burn(CHARACTER * len(items))
     fuel.burn(walk(fuel, items) * (1 + length(items).bit_length()) * lookups(arguments))

@@ -24,7 +24,7 @@ class Detokenizer(Protocol):
         """Append ids; return the text that they complete. Ids without a token add nothing."""
 
     def flush(self) -> str:
-        """End the stream; return replacement characters for an unfinished one."""
+        """End the stream; return replacement characters for an incomplete character."""
 
 
 def with_table(pieces: BytePieces | TextPieces) -> Detokenizer:
@@ -33,7 +33,7 @@ def with_table(pieces: BytePieces | TextPieces) -> Detokenizer:
 
 
 class _ByteText:
-    """Each id is bytes of UTF-8; a character may span several ids."""
+    """Each id decodes to bytes of UTF-8; a character may span several ids."""
 
     __slots__ = ("_table", "_tail")
 
@@ -60,7 +60,7 @@ class _ByteText:
 
 
 class _PieceText:
-    """Each id is text or one byte.
+    """Each id decodes to text or to one byte.
 
     In a run of bytes that is not UTF-8 each bad byte becomes a replacement
     character, as in the library. Characters that were complete before the run's
@@ -123,7 +123,7 @@ class _PieceText:
 
 
 class WindowText:
-    """Detokenizer for a decoder without a table: decodes the last ids again with the new ones."""
+    """Detokenizer for a decoder without a table: decodes the last ids again with the new ids."""
 
     __slots__ = ("_decode", "_returned", "_returned_text", "_visible", "_window")
 

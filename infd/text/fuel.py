@@ -22,7 +22,7 @@ class Exhausted(Exception):
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Limits of one rendering. They exceed legitimate prompts, whose size the request's body bounds.
+    """Limits of one rendering, above the needs of legitimate prompts, whose size the request's body bounds.
 
     output_characters  most characters of the prompt, and of any intermediate text
     """
@@ -44,7 +44,7 @@ class Fuel:
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self._remaining = limits.fuel
         self._longest = limits.output_characters
-        self._next_look = self._remaining - CLOCK_FUEL  # the clock is read when less remains
+        self._next_look = self._remaining - CLOCK_FUEL  # the clock is read when less fuel remains
         self._clock = clock
         self._deadline = clock() + limits.seconds
 

@@ -90,10 +90,10 @@ class Parser(Protocol):
     """Parses one syntax in one answer."""
 
     def feed(self, text: str, asides: Asides) -> str:
-        """Append text; return the part that is certainly outside this syntax. The rest goes to `asides`."""
+        """Append text; return the part certainly outside this syntax. Adds thoughts or calls to `asides`."""
 
     def finish(self, asides: Asides) -> str:
-        """End the text; return what was held back. A second call returns nothing."""
+        """End the text; return the text held back. A second call returns an empty text."""
 
 
 class ThoughtParser(Parser, Protocol):
@@ -128,7 +128,7 @@ class Reading:
         return text
 
     def count(self) -> None:
-        """Count the token whose text was fed last: part of a thought if the thought was open before it, or is now."""
+        """Count the token of the latest text as part of a thought if a thought was open before or after that text."""
         if self._thoughts is not None:
             inside = self._thoughts.inside
             self._asides.thought_tokens += inside or self._was_inside

@@ -43,10 +43,10 @@ _PRINTING: Final = frozenset(
         *("tojson", "trim", "truncate", "upper", "urlencode", "wordcount", "wordwrap", "xmlattr"),
     )
 )
-# Filters that compare or hash items with one another.
+# Filters that compare items to each other, or hash items.
 _SORTING: Final = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
 _LAZY: Final = frozenset(("batch", "map", "reject", "rejectattr", "select", "selectattr", "slice"))
-# Filters that may take more time, over a text without arguments, than its length.
+# Filters that, even without arguments, may take more than linear time or memory over a text.
 _NOT_LINEAR: Final = _SORTING | _LAZY | {"e", "escape", "forceescape", "join", "list", "title"}
 # Names that a template cannot write.
 _TURNS, _JOINED, _MADE, _BODY, _COMPARED, _SUBTRACTED, _KEY = (
@@ -90,7 +90,7 @@ class MeteredContext(Context):
 
 
 class _Turns:
-    """The items of a loop; each item burns the fuel of a turn."""
+    """The items of a loop; each item burns the fuel of an iteration."""
 
     def __init__(self, fuel: Fuel, items: Any, cost: int) -> None:
         self._fuel, self._items, self._cost = fuel, items, cost
@@ -292,7 +292,7 @@ def _pay_to_filter(fuel: Fuel, name: str, value: Any, args: tuple[Any, ...], kwa
             costs.pay_to_format(fuel, value, kwargs or args)
         case _ if name in _LAZY:
             costs.pay_to_pad(fuel, value, arguments)
-            if isinstance(value, Iterable) and costs.length(value):  # jinja tests whether it is empty
+            if isinstance(value, Iterable) and costs.length(value):  # jinja tests whether the value is empty
                 return _paid_turns(fuel, value, STEP * costs.lookups(arguments))
         case _ if name in _PRINTING:
             for each in (value, *arguments):
@@ -322,7 +322,7 @@ def pay_for_operator(fuel: Fuel, operator: str, left: Any, right: Any) -> None:
             pass
         case "+", _, _:
             fuel.burn(memory(left) + memory(right))
-            if type(left) is not type(right) and isinstance(left, str) and isinstance(right, str):  # one is Markup
+            if type(left) is not type(right) and isinstance(left, str) and isinstance(right, str):  # one is a Markup
                 fuel.burn_for_text((len(left) + len(right)) * costs.ESCAPED)
         case ("*", int(), int()) if left.bit_length() + right.bit_length() > MAX_BITS:
             raise SecurityError("computes too large a number")
@@ -388,7 +388,7 @@ def _around(name: str, inner: nodes.Node | None, *arguments: nodes.Expr, lineno:
 class Meter(NodeTransformer):
     """Rewrite nodes that jinja would compile to unmetered code.
 
-    A comparison for equality with a constant stays: it reads at most the constant's length.
+    A test for equality with a constant is not rewritten: the test reads at most the constant's length.
     """
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 (jinja's name)

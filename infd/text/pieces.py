@@ -23,7 +23,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class BytePieces(Struct, frozen=True, tag=True):
-    """Byte-level BPE: every id is bytes of one UTF-8 text. An id without a token is empty."""
+    """Byte-level BPE: every id decodes to bytes of one UTF-8 text, an id without a token to no bytes."""
 
     table: list[bytes]
 
@@ -35,9 +35,9 @@ class BytePieces(Struct, frozen=True, tag=True):
 
 
 class TextPieces(Struct, frozen=True, tag=True):
-    """SentencePiece and similar decoders: an id is text, or one byte (an int) of a run that spells characters.
+    """SentencePiece and similar decoders: an id decodes to text, or to one byte (an int) of a run of bytes in UTF-8.
 
-    An id without a token is None, and does not end a run.
+    The table has None for an id without a token, which does not end a run.
 
     first       text of an id at the beginning, if it differs: no space before the first word
     drop_space  whether the text loses one space at its start

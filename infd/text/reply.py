@@ -22,7 +22,7 @@ class Reply:
     """The text of one choice; its `feed` makes it an engine's Watcher.
 
     reading      parses the text; None: all text is content
-    stop_reason  the stop string that ended the choice; None: it ended otherwise, or not yet
+    stop_reason  the stop string that ended the choice; None: the choice ended otherwise, or has not ended
     """
 
     __slots__ = (

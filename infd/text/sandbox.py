@@ -1,8 +1,8 @@
 """Run a checkpoint's chat template within bounds.
 
-A chat template is untrusted code that comes with the model. Jinja's immutable
-sandbox keeps it from reaching Python; fuel bounds its time and memory: `meter.py`
-makes each step burn fuel, `costs.py` sets the price.
+A chat template is untrusted code that comes with the model. Jinja's immutable sandbox
+denies templates access to Python's internals; fuel bounds their time and memory:
+`meter.py` makes each step burn fuel, `costs.py` sets the price.
 
 Fuel covers the templates that `vetting.templates` accepts: only those run in the
 daemon's process. Other templates run here too, but in a worker process, which
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 MAX_INDENT: Final = 16
 
-# Methods that no prompt needs and whose cost is not bounded by their operands. Without the first three there are no
-# bytes, whose methods would need payment too; `striptags` and `unescape` belong to Markup.
+# Methods that no prompt needs and whose cost is not bounded by their operands. Without the first three,
+# templates cannot create bytes, whose methods would need payment too; `striptags` and `unescape` belong to Markup.
 _REFUSED_METHODS: Final = frozenset(
     (
         *("encode", "to_bytes", "from_bytes", "striptags", "unescape"),
@@ -46,7 +46,7 @@ _REFUSED_METHODS: Final = frozenset(
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's text for training; here it only groups."""
+    """`{% generation %}` marks the assistant's text for training; rendered as a plain scope."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's name and type)
 

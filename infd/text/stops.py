@@ -1,8 +1,8 @@
 """Find stop strings in a text that arrives in parts.
 
-The first stop string to complete ends the text; of two that complete at the
-same character, the longer one. So the result depends neither on how the text is
-split into tokens nor on text that has not been generated.
+The first stop string to complete ends the text; if several complete at one character,
+the longest. So the result depends neither on how the text is split into tokens nor on
+text that has not been generated.
 
 All strings are matched at once (Aho and Corasick 1975): the cost of a character
 does not depend on their number, and no character is read twice.
@@ -30,10 +30,10 @@ class _Node:
 
 
 class StopStrings:
-    """The stop strings of one request, shared by all its choices. Empty strings stop nothing.
+    """The stop strings of one request, shared by all its choices. Empty strings are ignored.
 
     included    whether the answer's text includes the stop string that ended it
-    min_tokens  stop strings that complete within so many first tokens do not count
+    min_tokens  stop strings that complete within the first min_tokens tokens do not count
     """
 
     __slots__ = ("_first", "_root", "included", "min_tokens")

@@ -49,7 +49,7 @@ class Syntax(Struct, frozen=True):
     def choose(
         cls, tokenizer: Tokenizer, template: ChatTemplate, *, reasoning_name: str = AUTO, tools_name: str = AUTO
     ) -> Syntax:
-        """Return the named syntaxes: "auto" is the chat template's, "none" is no syntax."""
+        """Return the named syntaxes: "auto" selects the chat template's, "none" no syntax."""
         reasoning_name = _thinks(template) if reasoning_name == AUTO else reasoning_name
         tools_name = _calls(template) if tools_name == AUTO else tools_name
         thinking, calling = reasoning.SYNTAXES.get(reasoning_name), tools.SYNTAXES.get(tools_name)

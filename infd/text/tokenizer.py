@@ -54,7 +54,7 @@ class Library:
     def __init__(
         self, backend: tokenizers.Tokenizer, additions: Additions, vocabulary: Mapping[str, int] | None = None
     ) -> None:
-        """Take over `backend`: apply the checkpoint's additions, turn truncation and padding off.
+        """Configure `backend`: apply the checkpoint's additions, disable truncation and padding.
 
         vocabulary  of `backend` without added tokens; None: copied from `backend`, which is slow
 
@@ -125,8 +125,8 @@ class Library:
     def objection(self) -> str | None:
         """Return the first added token that makes the library panic over some texts, with the reason, or None.
 
-        Normalization leaves nothing of such a token, so it matches within characters; or another token strips the white
-        space at its edge, so that two matches overlap.
+        Either normalization empties the token, so that the token matches within characters, or another token strips
+        white space at the token's edge, so that two matches overlap.
         """
         normalizer = self._backend.normalizer
         added = list(self._backend.get_added_tokens_decoder().values())
@@ -253,7 +253,7 @@ class Tokenizer:
     def pieces(
         self, *, skip_special_tokens: bool, mark_ids: frozenset[int] = frozenset()
     ) -> BytePieces | TextPieces | None:
-        """Return the table to decode with, None if this decoder has none.
+        """Return the table to decode with; None if this decoder has no table.
 
         mark_ids  special ids that are never skipped; the last set is cached, since a model has a single set
         """

@@ -19,7 +19,7 @@ _MOST_TEMPLATES = 16
 
 
 class Tasks:
-    """Runs tasks; keeps the tokenizer and compiled templates from task to task."""
+    """Runs tasks; caches the tokenizer and compiled templates."""
 
     def __init__(self) -> None:
         self._tokenizer: Library | None = None

@@ -29,7 +29,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # maps tensors to files of a sharded checkpoint
 HEADER_BYTES = (
     2**25
-)  # several times the largest real header; parsing one as large as the format allows would take gigabytes
+)  # several times the largest real header; parsing the largest header of the format would take gigabytes
 
 _COUNTED = re.compile(r"(\D*)(\d*)")
 

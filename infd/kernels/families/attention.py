@@ -23,8 +23,8 @@ class KeyValuePages(NamedTuple):
 
     A row is one head of one token: its D elements, or the family's quantized form; see Attention.row.
 
-    scales  [2, K] float32, for fp8 caches: keys, and values, of each head are divided by it and clamped when written,
-            and multiplied by it when read; None: unscaled
+    scales  [2, K] float32, for fp8 caches: the divisor of keys and the divisor of values, by head. A write divides by
+            the scale and clamps, a read multiplies by the scale; None: unscaled
     """
 
     k: Tensor
@@ -35,9 +35,9 @@ class KeyValuePages(NamedTuple):
 class AttentionBatch(Struct, kw_only=True):
     """The spans of a step, for one page group.
 
-    Span i owns tokens offsets[i]:offsets[i + 1] of the packed step, at positions starts[i] and up; table[i] has its
-    sequence's pages. The lists are the host's upper bounds, for grids and shapes; the tensors are exact. Tokens behind
-    offsets[-1] are padding: their keys and values go to page 0, and their output is ignored.
+    Span i is tokens offsets[i]:offsets[i + 1] of the packed step, at positions from starts[i] on; table[i] lists its
+    sequence's pages. The lists are the host's upper bounds, for grids and shapes; the tensors are exact. Tokens from
+    offsets[-1] on are padding: their keys and values go to page 0, and their output is ignored.
     """
 
     page_tokens: int

@@ -250,7 +250,7 @@ def _long(batch: AttentionBatch, span: int) -> _Long:
     pages, positions = _key_run(batch, rows, _page_bound(batch, span))
     length = positions.shape[1]
     queries = start + torch.arange(count, device=start.device)  # [Q]
-    ahead = length - count  # upper bound of the keys before the span's first query
+    ahead = length - count  # upper bound of the number of keys before the span's first query
 
     blocks = []
     for first in range(0, count, QUERY_BLOCK):

@@ -1,4 +1,4 @@
-"""The elementwise families, linear and stack, each with as few torch calls as possible."""
+"""The elementwise families, linear, vocabulary and stack in plain torch, with as few calls as possible."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """int8 weights and int8 caches in plain torch: the oracle of the int8 forms.
 
-A row of weights is integers from -127 to 127 times a scale, the row's largest magnitude / 127. Activations are
-quantized by rows too, as they are multiplied; integer products and sums are exact. In a cache each head of each token
-is such a row, dequantized as it is read.
+A row of weights is stored as integers from -127 to 127 and a scale, the row's largest magnitude / 127. Activations are
+quantized by row before each product; integer products and sums are exact. In a cache each head of each token is
+quantized like a row of weights, and dequantized when attention reads it.
 """
 
 from __future__ import annotations

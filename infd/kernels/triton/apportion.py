@@ -25,7 +25,7 @@ SPANS, SPLITS = 128, 64  # spans and splits in one block
 
 @triton.jit
 def _keys(starts, span, size, QUERIES: tl.constexpr, WINDOW: tl.constexpr):
-    """Return the number of keys that the queries of `span` see; 0 behind the last span."""
+    """Return the number of keys that the queries of `span` see; 0 past the last span."""
     inside = span < size
     keys = tl.load(starts + span, mask=inside, other=0) + QUERIES
     if WINDOW > 0:

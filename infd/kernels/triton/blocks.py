@@ -95,7 +95,7 @@ def needed(blocks: Blocks, block_head: int, itemsize: int, gpu: Gpu) -> int:
 
 
 def fitting(blocks: Blocks, least_rows: int, block_head: int, itemsize: int, gpu: Gpu) -> Blocks | None:
-    """Return `blocks`, reduced until they fit: first fewer keys, then fewer rows. None: the smallest do not fit."""
+    """Return `blocks`, reduced until they fit: first fewer keys, then fewer rows. None: no blocks fit."""
     while needed(blocks, block_head, itemsize, gpu) > gpu.shared:
         if blocks.keys > LEAST:
             blocks = blocks._replace(keys=blocks.keys // 2)

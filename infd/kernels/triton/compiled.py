@@ -62,7 +62,7 @@ class Ledger:
 
 
 def keep(directory: Path | None, notify: Callable[[Entry], object]) -> Ledger:
-    """Keep compiled kernels in `directory` from now on; None: Triton's default.
+    """Set the directory of compiled kernels; None: Triton's default.
 
     Raises OSError if the directory cannot be created.
     """
@@ -121,7 +121,7 @@ def compiling(gpu: GPUTarget, device: torch.device | None = None) -> Iterator[No
 
 
 class _Absent:
-    """Replaces the GPU driver. It is its own device object, so that no kernel cached for a real device is reused."""
+    """Replaces the GPU driver, and serves as the device object: no kernel cached for a real device is reused."""
 
     def __init__(self, gpu: GPUTarget, device: torch.device | None) -> None:
         self._gpu = gpu

@@ -30,8 +30,8 @@ class KeySplit(NamedTuple):
     """One split of a tile's keys: a row of `tiles`.
 
     span     index of the span; arbitrary for padding, whose `splits` is 0
-    token    the tile's first query, in the step
-    first    the tile's first query, in the span
+    token    index in the step of the tile's first query
+    first    index in the span of the tile's first query
     queries  number of queries
     split    index among the tile's splits
     splits   number of the tile's splits

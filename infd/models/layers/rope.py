@@ -3,9 +3,9 @@
 The table is computed in float32, operation by operation as in transformers: at position 100,000 another order of
 operations changes the angle by more than rounding.
 
-Frequencies may depend on a length, transformers' seq_len: the sequence's (longrope), or the number of tokens known
-when a token was computed (dynamic); see `Regimes`. All tables of a model are laid out for the regimes of all its ropes,
-so that one list of positions serves every layer.
+Frequencies may depend on a length, transformers' seq_len: the sequence's length (longrope), or the number of tokens
+known when a token was computed (dynamic); see `Regimes`. All tables of a model are laid out for the regimes of all its
+ropes, so that one list of positions serves every layer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Scaling(NamedTuple):
     def angles(self, positions: Tensor, lengths: Tensor) -> Tensor:
         """Return [N, 2, R / 2] float32: cosines and sines at positions [N] for lengths [N]."""
         angles = positions.float()[:, None] * self.frequencies(lengths[:, None])
-        both = angles.new_empty((angles.shape[0], 2, angles.shape[1]))  # written in place: a start waits for the table
+        # cos and sin write into one tensor, without a copy: startup waits until this table is built.
+        both = angles.new_empty((angles.shape[0], 2, angles.shape[1]))
         torch.cos(angles, out=both[:, 0])
         torch.sin(angles, out=both[:, 1])
         return both.mul_(self.amplitude)
@@ -53,8 +54,8 @@ class Scaling(NamedTuple):
 class Rope:
     """The rotary positions of some layers of a model.
 
-    table    [rows, 2, R / 2] float32: cosines, then sines, by position; set by `lay_out`. If long sequences have other
-             angles than short ones, rows for long sequences follow the rows for short ones
+    table    [rows, 2, R / 2] float32: cosines, then sines, by position; set by `lay_out`. If angles differ between
+             short and long sequences, the rows for long sequences follow the rows for short sequences
     regimes  how angles depend on lengths, given max_len
     number   index among the model's ropes
     """
@@ -167,7 +168,7 @@ def _proportional(exponents: Tensor, rope: Settings, _: int) -> Scaling:
 
 
 def _dynamic(exponents: Tensor, rope: Settings, max_len: int) -> Scaling:
-    """Use unscaled frequencies up to the trained length, lower ones beyond it, the lower the longer the sequence.
+    """Use unscaled frequencies up to the trained length; beyond, frequencies decrease with the sequence's length.
 
     A prompt's tokens use the prompt's length, a generated token its own position: transformers' result for a prompt
     computed at once, followed by single tokens.

@@ -2,7 +2,7 @@
 
 Configs spell windows, scales, caps and exceptions in many ways; only the modelling code is authoritative. So a few
 tokens run through it with an attention function that records its arguments and a mask that records its pattern. A model
-that needs something infd's attention lacks is refused before any weight is read.
+whose attention infd does not support is refused before any weight is read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Observations:
 
 
 class Pattern(Tensor):
-    """A mask that knows which keys a query at position PROBED sees. Tensors computed from it are plain tensors."""
+    """A mask that records which keys a query at position PROBED sees. Tensors computed from a Pattern are plain."""
 
     PROBED = 2**20  # beyond every published window
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

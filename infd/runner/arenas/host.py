@@ -151,7 +151,7 @@ class Collapsing:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and wait for the piece in progress. The caller is the device thread, which is not quiet then."""
+        """Stop, and wait for the piece in progress. Called on the device thread while `quiet` is not set."""
         self._stopped.set()
         self._quiet.set()
         self._thread.join()

@@ -35,7 +35,7 @@ class Samples(Reading):
 
     spans      indices into the plan's spans: the spans that sample
     logits     [N, vocab]; dropped by `sample`
-    likeliest  see graphs.Computed
+    likeliest  see cuda_graphs.padded_step.Computed.appended
     """
 
     def __init__(

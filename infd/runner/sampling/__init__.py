@@ -6,7 +6,7 @@
 4. floor        forbids end ids until min_tokens are generated
 5. words        forbids the last token of a bad word
 6. mask         forbids tokens outside the grammar's mask or allowed_token_ids
-The token is then the argmax or, sampled by the kernel family `draw`, random:
+The token is then the argmax, or a random sample by the kernel family `draw`:
 temperature, min-p, top-k, top-p, noise.
 
 Each stage is a function of the logits, [n, vocab] float32, of the rows that

@@ -165,7 +165,7 @@ def warm(trial: TrialRunner) -> None:
 
 
 def _calibrated(trial: TrialRunner, settings: SchedulerConfig, file: CalibrationFile | None, most: int) -> Calibration:
-    """Return an earlier start's calibration if it still holds; else measure and store a new one.
+    """Return an earlier start's calibration if it is still valid; else measure and store a new calibration.
 
     most  tokens of the largest step
     """

@@ -116,7 +116,7 @@ def draw_up(runners: Runners, bank: Bank, weights: Arena, *, most: int, graphs: 
         share=config.device.memory_utilization,
         weights=weights.size,
         footprint=footprint,
-        # Decoding twice: a step's tensors in the graphs' pool, and those of the runs before capture in torch's cache.
+        # Decoding counts twice: a step's tensors in the graphs' pool, and in torch's cache.
         graphs=2 * footprint.decoding + captured * max(footprint.graph, GRAPH_BYTES) if config.device.graphs else 0,
     )
 

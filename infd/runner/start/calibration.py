@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LEAST = 64  # step_tokens
 MOST = {"cpu": 2048, "cuda": 8192}  # step_tokens, by kind of device
 GROWTH = 4  # factor between the token counts of successive measured steps
-FEW = 16  # tokens of a step hardly longer than a step of one token
+FEW = 16  # tokens of a step that lasts hardly longer than a step of one token
 TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
 # Target time of mixed steps: CALM_MS, or PACE times the shortest step if that is longer.
 CALM_MS = 50.0

@@ -1,6 +1,6 @@
 """Decide implementation, dtype and longest sequence from settings, config.json and the kind of device, or refuse.
 
-Imports no torch: `infd start` decides before it loads anything, and `infd config check` decides without a start.
+Imports no torch, so that `infd start` decides before loading, and `infd config check` without loading.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ def candidates(config: Config) -> Mapping[str, Sequence[Candidate]]:
 
 
 def choose_dtype(configured: str, described: Mapping[str, Any], kind: str | None) -> str | None:
-    """Return the dtype of weights and activations: the requested dtype, else the checkpoint's if it is fast.
+    """Return the dtype of weights and activations: the requested dtype, or the default.
+
+    The default on a GPU is the checkpoint's; on a CPU bfloat16 if it is native and the checkpoint has 16 bits, else
+    float32.
 
     Returns None if the kind of device decides and is unknown.
     """

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 TRIALS = 5  # most steps per size
 ENOUGH_S = 0.05  # seconds measured per size, after which no further step of the size is run
 FIRST = 4  # tokens of the first step, in which torch and kernels initialize
-LENGTHS = (1537, 200)  # tokens of two prompts: attention of the first is split over programs, of the second is not
-WAYS = (  # of sampling; kernels differ by the logits' dtype: a mask keeps it, other changes are made in float32
+LENGTHS = (1537, 200)  # tokens of two prompts; only the first prompt's attention is split over programs
+WAYS = (  # ways of sampling; kernels differ by the logits' dtype: float32 after any change except a mask
     SamplingParams(max_tokens=1, temperature=0.0),
     SamplingParams(max_tokens=1, temperature=1.0),
     SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9),

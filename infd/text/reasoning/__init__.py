@@ -1,6 +1,6 @@
 """Syntaxes of thoughts: one file per syntax.
 
-"auto" takes the first syntax whose `matches` accepts the template, so the more specific ones come first.
+"auto" takes the first syntax whose `matches` accepts the template, so the more specific syntaxes come first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """<think> ... </think> before the answer: Qwen3, and the many models trained on the same marks.
 
-The model opens the block, or the prompt does (a model that always thinks), or the prompt closes an empty one (thinking
-is off). A block that is never closed is a thought without content.
+The model opens the block, or the prompt does (a model that always thinks), or the prompt contains a closed, empty block
+(thinking is off). A block that is never closed is a thought without content.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The protocol of every syntax of tool calls.
 
-A call is emitted as soon as its name is complete and its arguments begin, and
-the arguments as the model writes them: they can stream, and are the same text
-streamed or not. An emitted call stays a call, even if the model never closes it
-or writes arguments that are not JSON. Text malformed before that is content.
+A call is emitted as soon as its name is complete and its arguments begin. Arguments are
+emitted verbatim as the model writes them, so their text is equal whether streamed or
+not. An emitted call stays a call, even if the model never closes it or writes arguments
+that are not JSON. Text that is malformed before a call is emitted is content.
 
 A call of a tool that was not offered is a call too: the client can reply to the
 model with an error, and would miss the call if it were content.

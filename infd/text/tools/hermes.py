@@ -1,9 +1,9 @@
 """<tool_call>, an object with a name and arguments, </tool_call>: Hermes, Qwen and infd's own model.
 
 An answer holds any number of blocks, with text before, between and after them. White space around a block belongs to
-the block: an answer of calls alone has no content. An object whose name and arguments come first, in that order, as
-every template asks for, is emitted while it is written; other objects once their block is closed: arguments before the
-name, no arguments, or a string that holds the object.
+the block: an answer of calls alone has no content. An object that begins with name and arguments, in this order, as
+every template requires, is emitted while the model writes the object. Other objects (arguments before the name, no
+arguments, a string of JSON) are emitted once their block is closed.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class HermesParser:
         return False
 
     def _opened(self, asides: Asides) -> bool:
-        """Consume the beginning of a block, until it is decided whether it is a call."""
+        """Consume the beginning of a block, until the block is known to be a call or not."""
         pending = self._pending
         head = _HEAD.match(pending)
         if head is not None and (name := _text(head["name"])):

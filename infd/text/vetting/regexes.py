@@ -1,4 +1,4 @@
-r"""Regular expressions that split a text of n characters in time of n.
+r"""Recognise regular expressions that split a text in time linear in its length.
 
 A backtracking search is slow if an alternative fails after many characters, again from each next character. So in an
 alternative every item after an unbounded repetition must be able to match nothing: then the alternative cannot fail
@@ -7,7 +7,7 @@ white space; they are allowed because the next alternative matches all of the ru
 
     \s*[\r\n]+|\s+(?!\S)|\s+
 
-o200k's pair of words is allowed too: the second alternative matches where the first one fails.
+o200k's two alternatives for words are allowed too: wherever the first alternative fails, the second matches.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ITEM: Final = re.compile(
 
 
 def is_linear(pattern: str) -> bool:
-    """Return whether an expression certainly cannot backtrack far; False if that is not certain."""
+    """Return whether an expression provably takes linear time; False if that is not proven."""
     if not 0 < len(pattern) <= LONGEST:
         return False
     rest = pattern

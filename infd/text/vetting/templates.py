@@ -29,7 +29,7 @@ _EXPRESSIONS = (
 )
 _ALLOWED: Final = frozenset((*_STATEMENTS, *_EXPRESSIONS))
 
-# If their arguments, if any, are small constants
+# Allowed if all arguments are small constants
 _FILTERS: Final = frozenset(
     (
         *("abs", "batch", "capitalize", "center", "count", "dictsort", "e", "escape", "first", "float", "groupby"),
@@ -48,7 +48,7 @@ _TESTS: Final = frozenset(
 
 
 def objection(tree: nodes.Template) -> str | None:
-    """Return the first node that keeps a template out of the daemon's process, with its line, or None."""
+    """Return why the template may not be rendered in the daemon's process, with the line; None: it may."""
     pending: list[nodes.Node] = [tree]
     seen = 0
     while pending:

@@ -1,8 +1,8 @@
 """Allow-list of tokenizers that encode and decode a text in time and memory proportional to its length.
 
 Lists the components of tokenizer.json with their parameters. The file is written again from the parsed components (the
-vocabulary is copied unparsed), and that is loaded: no other parser can read the file differently, for instance a key
-that occurs twice.
+vocabulary is copied unparsed), and the rewritten file is loaded, so that no other parser reads components differently,
+for instance a key that occurs twice.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _growth(steps: list[dict[str, Any]]) -> int:
             case {"type": "Replace", "content": str(new)}:
                 growth *= 1 + len(new)
             case {"type": "Precompiled"}:
-                growth *= 18  # the longest of Unicode's own compositions; longer ones are rare in such a table
+                growth *= 18  # length of Unicode's longest decomposition; longer forms are rare in such a table
             case {"type": str(kind)}:
                 growth *= _GROWTH.get(kind, 1)
     return growth

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 assert sys.byteorder == "little"  # safetensors is little-endian
 
 DTYPES = MappingProxyType({"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
-ROWS = 64  # `rows` yields multiples of this many; no form packs rows in larger blocks
+ROWS = 64  # each chunk of `rows` has a multiple of ROWS rows; no form packs rows in larger blocks
 CHUNK_BYTES = 2**24  # size of the staging buffer and interval of progress; a multiple of every item size
 
 
 class PlainReader:
     """Reads stored tensors into destinations.
 
-    A CPU destination of the stored type is read into directly; any other goes
-    through a staging buffer of CHUNK_BYTES, pinned for a GPU.
+    A CPU destination of the stored type is read into directly; other destinations are
+    filled through a staging buffer of CHUNK_BYTES, pinned for a GPU.
     """
 
     def __init__(self, progress: Callable[[int], None]) -> None:
@@ -51,7 +51,7 @@ class PlainReader:
     def rows(self, stored: StoredTensor) -> Iterator[tuple[int, Tensor]]:
         """Yield a matrix in chunks: (index of the first row, [rows, ...] in the stored type).
 
-        A chunk is valid until the next is requested. Raises CheckpointError if truncated.
+        A chunk is valid until the next chunk is requested. Raises CheckpointError if truncated.
         """
         dtype = DTYPES[stored.dtype]
         count, *shape = stored.shape or (1,)

@@ -1,6 +1,6 @@
 """Sample tokens, sorting only as many of a row's logits as its limits need.
 
-On a GPU, rows with limits wait for the device: whether the sorted logits suffice is known only after sorting.
+On a GPU the host waits for the sort if rows have limits, to learn whether the sorted logits suffice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.draw import Drawing
 
 WIDTH = 128  # largest logits sorted at first
-WIDER = 16  # factor of growth if they do not suffice; sorting a whole row takes ten times as long
+WIDER = 16  # growth factor if WIDTH logits do not suffice; sorting a whole row takes ten times as long
 
 
 class Draw:
@@ -48,7 +48,7 @@ class Draw:
 
 
 def _among_likely(logits: Tensor, drawing: Drawing, keys: Tensor) -> Tensor:
-    """Return a token for each row of logits, sorting as few of them as the rows' limits need."""
+    """Return a token for each row, sorting only as many of its logits as the rows' limits need."""
     tokens = torch.empty_like(drawing.rows)
     left = torch.arange(len(tokens), device=tokens.device)
     width = max(WIDTH, 2 * int(drawing.top_k.max()))
