@@ -150,3 +150,11 @@ def test_small_commands_import_nothing_heavy(arguments: list[str], heavy: tuple[
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_daemon_is_imported_without_the_libraries_of_the_device() -> None:
+    heavy = ("torch", "numpy", "transformers", "llguidance", "rich")
+    code = f"import sys, infd.daemon.daemon\nprint([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from msgspec import Struct
 
 from infd.errors import InfdError, RequestFailed
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Sequence as Many
 
+    import numpy as np
     import numpy.typing as npt
 
     from infd.engine.telemetry import Telemetry
@@ -130,6 +130,8 @@ class Constraints:
         work  row of the mask, choice, and number of its committed tokens
         rows  of the mask
         """
+        import numpy as np  # when first used: a start without torch would wait for it
+
         began = self._telemetry.now()
         for _, constrained, known in work:
             constrained.advance(known)
@@ -137,22 +139,23 @@ class Constraints:
         mask = None
         if going:
             mask = np.full((rows, self._words), -1, dtype=np.int32)
-            self._fill_rows(grammars, mask, going)
+            filled = np.empty((len(going), self._words), dtype=np.int32)
+            _fill_rows(grammars, filled, going)
+            mask[[row for row, _ in going]] = filled
         over = [each for _, each, _ in work if each.failure is not None or each.matcher.stopped]
         return Filled(mask, [Ended(each.seq, each.failure) for each in over], self._telemetry.now() - began)
 
-    def _fill_rows(self, grammars: Grammars, mask: npt.NDArray[np.int32], going: list[tuple[int, Constrained]]) -> None:
-        indices = [row for row, _ in going]
-        filled = np.empty((len(going), self._words), dtype=np.int32)
-        failures: Many[InfdError | None]
-        try:
-            failures = grammars.fill([each.matcher for _, each in going], filled)
-        except Exception as error:
-            failures = [_failure(error)] * len(going)
-        for i, failure in enumerate(failures):
-            if failure is not None:
-                going[i][1].failure, filled[i] = failure, -1
-        mask[indices] = filled
+
+def _fill_rows(grammars: Grammars, rows: npt.NDArray[np.int32], going: list[tuple[int, Constrained]]) -> None:
+    """Fill a row for each choice; a failed matcher's row allows all tokens."""
+    failures: Many[InfdError | None]
+    try:
+        failures = grammars.fill([each.matcher for _, each in going], rows)
+    except Exception as error:
+        failures = [_failure(error)] * len(going)
+    for i, failure in enumerate(failures):
+        if failure is not None:
+            going[i][1].failure, rows[i] = failure, -1
 
 
 def _failure(error: Exception) -> InfdError:
