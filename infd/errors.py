@@ -130,10 +130,10 @@ class NothingAllowed(RequestError):
 
 
 class GrammarFailed(RequestError):
-    """A constraint cannot be kept. The codes:
+    """A constraint cannot be enforced. Codes:
 
     invalid_grammar      the constraint is malformed
-    unsupported_grammar  a keyword of a schema, or a construct of a grammar, cannot be kept exactly; named with its path
+    unsupported_grammar  a keyword of a schema or construct of a grammar cannot be enforced exactly; named with its path
     grammar_too_large    compiling would exceed, or exceeded, a limit
     grammar_failed       the matcher of a choice failed while generating; ends that choice alone
     """
@@ -307,13 +307,13 @@ class StepTooLarge(InfdError):
 
 
 class DeviceLost(InfdError):
-    """The executor is poisoned: this process cannot run another step."""
+    """The device is unusable; this process cannot run another step."""
 
     exit_code: ClassVar[int] = os.EX_SOFTWARE
 
 
 class NotAnswered(InfdError):
-    """The server is unreachable, refused the request, or broke off its answer. The message names the remedy."""
+    """The server is unreachable, refused the request, or ended its answer early. The message names the remedy."""
 
     exit_code: ClassVar[int] = os.EX_UNAVAILABLE
 

@@ -34,7 +34,7 @@ class Reader:
     """Messages from a stream of bytes that arrives in pieces."""
 
     def __init__(self, messages: Any) -> None:
-        """messages: their type."""
+        """messages: type of the decoded messages."""
         self._decoder = msgspec.msgpack.Decoder(messages)
         self._received = bytearray()
 

@@ -68,7 +68,11 @@ class DeviceCall:
     __slots__ = ("_done", "_work")
 
     def __init__(self, work: Callable[[], Any], done: Callable[[Any, Exception | None], None]) -> None:
-        """Both run on the device thread: `work`, then `done` with its result and None, or None and its exception."""
+        """Make a call.
+
+        work  called on the device thread
+        done  called on the device thread with (result of `work`, None) or (None, exception of `work`)
+        """
         self._work = work
         self._done = done
 
@@ -203,7 +207,7 @@ class DeviceThread:
         An exception within the context fails the step, and all later steps until the next rollback.
         """
         failed = self._failed
-        # With overlap, a step is read after the next step was launched; the next step's failure must not fail it.
+        # With overlap, a step is read after the next step was launched; a failed step must not fail earlier steps.
         if failed is not None and step.rollbacks == failed.rollbacks and step.number > failed.number:
             assert self._failure is not None
             self._answer(step, self._failure)

@@ -60,7 +60,7 @@ class NullExecutor:
     """Runs steps in sequence, each `device.null_step_ms` long; at 0 a step ends on the event loop's next iteration."""
 
     def __init__(self, config: Config, sizes: Callable[[], Sizes], weights_root: Callable[[], Path]) -> None:
-        """Load no model yet.
+        """Set up; `load` loads the model.
 
         sizes         called by `load`; may raise StartError
         weights_root  called by `load_weights` if model.weights_root is not set: the directory that must contain weights

@@ -71,7 +71,7 @@ class RemoteExecutor:
         journal_stream: str = "",
         spawn: Callable[[socket.socket], Awaitable[WorkerProcess]] = worker,
     ) -> None:
-        """Start no process yet.
+        """Set up; `load` starts the process.
 
         config          called by `load`
         progress        called with (bytes of weights read, bytes to read)

@@ -25,7 +25,12 @@ class Waiter(Generic[T]):
     def __init__(
         self, wait: Callable[[T], None], report: Callable[[T, Exception | None], None], begin: Callable[[], None]
     ) -> None:
-        """The functions run on the waiter's thread: `begin` first, `report` with the exception of `wait` or None."""
+        """Start no thread yet; all functions run on the waiter's thread.
+
+        wait    called with each step; returns when the step has ended
+        report  called after `wait` with the step, and the exception of `wait` or None
+        begin   called first
+        """
         self._wait = wait
         self._report = report
         self._begin = begin

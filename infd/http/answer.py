@@ -168,7 +168,7 @@ class Answer:
         return delta
 
     def _failed(self, index: int, new: Delta) -> ChoiceDelta:
-        """Return the last delta of a failed choice. Raises its error if that concerns the whole answer."""
+        """Return the last delta of a failed choice. Raises the choice's error if the whole answer fails."""
         self._sound -= 1
         error = new.error or RequestFailed("the engine gave no reason")
         if not isinstance(error, GrammarFailed | NothingAllowed) or not self._sound:

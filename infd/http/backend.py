@@ -27,7 +27,7 @@ class Backend:
         """Return the served model. Raises NotReady while no model is loaded."""
         if self.served is None:
             lifecycle = self.engine.lifecycle
-            # The engine may be ready a moment before its tokenizer is.
+            # The engine may be ready a moment before `served` is set.
             state = State.STARTING if lifecycle.state is State.READY else lifecycle.state
             raise NotReady(state.value, lifecycle.reason)
         return self.served

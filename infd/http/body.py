@@ -1,7 +1,7 @@
 """Receive a request's body and decode it.
 
-The size is checked first, then nesting and types (`json_body`). A body's deadline moves with every chunk, by the time
-that the chunk takes at the slowest permitted pace (`server.body_pace`). The sum of all bodies being received is also
+The size is checked first, then nesting and types (`json_body`). Each chunk extends the body's deadline by the time that
+the chunk takes at the slowest permitted pace (`server.body_pace`). The sum of all bodies being received is also
 bounded, because a body is received before its request is queued.
 """
 

@@ -38,10 +38,10 @@ HEADER_BYTES: Final = 16 * 2**10
 HEADERS: Final = 100
 # A connection is dropped if its client reads less than HIGH_WATER bytes in this time.
 STALL_S: Final = 30.0
-# Limits on reading and dropping: input after a closing response, and a body that no handler reads.
+# Limits on dropped input: the time and bytes after a closing response, or of a body that no handler reads.
 LINGER_S: Final = 5.0
 LINGER_BYTES: Final = 8 * 2**20
-# Event loop iterations after the headers' deadline, in which a busy loop reads headers that arrived in time.
+# Event loop iterations after the headers' deadline, so that a delayed event loop reads headers that arrived in time.
 HEADER_GRACE_ITERATIONS: Final = 10
 
 LIMITS: Final[dict[str, Any]] = {
@@ -91,10 +91,10 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         self._linger_deadline: asyncio.TimerHandle | None = None
         self._linger_bytes = LINGER_BYTES  # remaining bytes to read and drop
         self._arriving: StreamReader | None = None  # body of the newest request, until complete
-        self._answered = False  # whether that request was answered before its body was complete
+        self._answered = False  # whether the newest request was answered before its body was complete
         self._refused = False  # further input is dropped, not parsed
         self._ended = False  # the client has closed its side
-        self._stream: asyncio.Transport | None = None  # also while it closes, when `transport` is None
+        self._stream: asyncio.Transport | None = None  # set until connection_lost; `transport` may be None earlier
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = self._stream = cast("asyncio.Transport", transport)
@@ -114,7 +114,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._paused and isinstance(exc, TimeoutError):
-            self._count_slow_reader()  # TCP_USER_TIMEOUT equals STALL_S, and often expires just before it
+            self._count_slow_reader()  # TCP_USER_TIMEOUT equals STALL_S, and often expires just before our timer
         self._connections.leave(self)
         for deadline in (self._header_deadline, self._stall_deadline, self._linger_deadline):
             if deadline is not None:

@@ -27,7 +27,7 @@ SHARED_PREFIX: Final = 64
 
 
 class Droppable(Protocol):
-    """A connection, as `Connections` sees it."""
+    """The members of a connection that `Connections` uses."""
 
     address: str  # empty for a Unix socket
 

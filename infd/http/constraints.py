@@ -1,6 +1,6 @@
 """Convert the fields that constrain the generated text to a `Constraint`.
 
-Other servers have other names for the same constraints; all of them are read, and a request may use one.
+Other servers' names for constraints are accepted too. A request may set one constraint.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _grammar(text: str) -> Lark | Ebnf:
 
 
 def given(value: Raw) -> bool:
-    """Whether a field of any JSON type is there and not null."""
+    """Whether a field of any JSON type is present and not null."""
     return value is not ABSENT and bytes(value) != b"null"
 
 

@@ -42,7 +42,7 @@ class Exchange(Struct):
     """One HTTP request: its key, ids and ticket.
 
     error   the error reported to the client
-    errors  encodes errors in the format of the API; once the request is queued, in that of its answer
+    errors  encodes errors in the API's format; once the request is queued, in the answer's format
     """
 
     internal_id: str = field(default_factory=lambda: secrets.token_hex(12))

@@ -20,9 +20,9 @@ _LOG = logging.getLogger("infd.http")
 
 
 def translate(error: Exception, exchange: Exchange) -> RequestError:
-    """Return the error to report to the client. An error that the client cannot fix is logged here, once.
+    """Return a RequestError unchanged; log any other error, and return Internal in its place.
 
-    The frames of the handler are removed from both errors.
+    `error` loses its traceback, which would keep the handler's frames alive.
     """
     if isinstance(error, RequestError):
         return without_frames(error)

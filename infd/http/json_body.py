@@ -75,7 +75,7 @@ def _shape(type_: object) -> inspect.Type:
 
 
 def _enum_values(shape: inspect.Type, path: list[str]) -> tuple[object, ...]:
-    """Return the enum values allowed at a path; empty if any value is."""
+    """Return the enum values allowed at a path; empty if the path's type is not an enum."""
     match shape, path:
         case inspect.LiteralType(values=values), []:
             return values

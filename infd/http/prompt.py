@@ -78,7 +78,7 @@ async def read_prompts(generation: Generation, served: ServedModel, offload: Off
 def check_length(text: str, served: ServedModel, *, param: str, must_fit: bool) -> None:
     """Refuse a text that is certainly too long, before it is encoded.
 
-    A text that need not fit the context, because it is truncated or only counted, has a bound too: encoding 1 MB
+    A text that need not fit the context, because it is truncated or only counted, is bounded too, because encoding 1 MB
     occupies one of a few threads for most of a second, delays the texts of other requests, and takes about 50 MB for
     the tokens. Raises PromptTooLong, InvalidRequest.
     """
@@ -178,8 +178,8 @@ async def render(
         return await offload.apart(work)
     body_bytes = conversation.body_bytes
     if body_bytes <= SHORT_CHARACTERS:
-        # Checkpoints bring their templates: a template gets a few milliseconds on the event loop, and its full time
-        # limit on a thread.
+        # The time that a checkpoint's template takes is unknown: it is tried on the event loop for a few milliseconds,
+        # then on a thread with its full time limit.
         with suppress(TooCostly):
             return work(BRIEF)
     return await (offload.short(work) if SHORT_CHARACTERS < body_bytes <= ORDINARY_CHARACTERS else offload(work))

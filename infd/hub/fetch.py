@@ -1,8 +1,7 @@
 """Choose the files of a model to fetch.
 
-Small files first. The index among them names the weights; without an index
-the weights are one file. Nothing else is fetched: no code, no pickle, no second copy of
-the weights under another name.
+Small files are fetched first, then the weight files that the index names; without an
+index, one weight file. Code, pickles, and second copies of the weights are not fetched.
 """
 
 from __future__ import annotations

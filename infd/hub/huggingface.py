@@ -29,7 +29,7 @@ class HuggingFace:
         from huggingface_hub import constants, logging
 
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # infd logs its own messages
-        # Its telemetry would list installed packages, and costs a request.
+        # The library's telemetry costs a request, and lists installed packages.
         constants.HF_HUB_DISABLE_TELEMETRY = True
         try:
             return Path(

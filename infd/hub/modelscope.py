@@ -40,7 +40,7 @@ class ModelScope:
             )
         except OSError as error:
             raise FetchFailed(f"{self._name} cannot be fetched from ModelScope: {error}") from error
-        except Exception as error:  # its other errors have no common base class
+        except Exception as error:  # the library's other errors have no common base class
             raise CheckpointError(f"{self._name} cannot be fetched from ModelScope: {error}") from error
         return self._directory
 

@@ -1,8 +1,8 @@
 """Decoder layers as data, for kernels that compute whole layers in one call.
 
-A layer's own code is its definition; these kernels must equal it. Layers that a recipe cannot express run their own
-code. Tensors are the weights themselves: a recipe is made after loading, and is valid while the weights keep their
-addresses.
+A layer's own code defines its result; kernels that compute recipes return equal results. Layers that a recipe cannot
+express run their own code. A recipe refers to the weights' tensors: it is made after loading, and is valid while the
+weights keep their addresses.
 """
 
 from __future__ import annotations

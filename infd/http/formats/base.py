@@ -35,7 +35,7 @@ ENTRY_BYTES: Final = 128
 
 
 class Accepted(Struct, frozen=True):
-    """A queued generation, as its format needs it.
+    """The facts about a queued generation that its format needs.
 
     model      model name that the answer reports
     prompts    token ids of each prompt

@@ -13,7 +13,7 @@ Options = Annotated[list[str], Meta(min_length=1)]
 
 
 class NamedSchema(Struct, kw_only=True):
-    """`json_schema` of a response_format. The schema is always kept exactly, whether or not `strict` is set."""
+    """`json_schema` of a response_format. The schema is always enforced exactly, whether or not `strict` is set."""
 
     name: str | None = None
     description: str | None = None
@@ -37,7 +37,7 @@ class ResponseFormat(Struct, kw_only=True):
 
 
 class StructuredOutputs(Struct, kw_only=True):
-    """`structured_outputs`: exactly one constraint, and how it is kept. JSON may be an object or its text."""
+    """`structured_outputs`: exactly one constraint, and options. JSON may be an object or its text."""
 
     json: Raw = ABSENT
     regex: Text | None = None

@@ -28,7 +28,7 @@ class Usage(Struct, kw_only=True):
 
 
 class Timings(Struct, kw_only=True):
-    """Durations in milliseconds and rates in tokens per second, over all choices. llama.cpp's server names the fields.
+    """Durations in milliseconds and rates in tokens per second, over all choices. Field names as in llama.cpp.
 
     cache_n      prompt tokens found in the prefix cache
     prompt_n     prompt tokens computed

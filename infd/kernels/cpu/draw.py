@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Draw:
-    """The draw family. Penalties are the reference's."""
+    """The draw family. The reference implementation applies penalties."""
 
     penalize_repetition = staticmethod(shaping.penalize_repetition)
     penalize_answer = staticmethod(shaping.penalize_answer)

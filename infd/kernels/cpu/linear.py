@@ -1,8 +1,8 @@
 """Weight matrices in panels: layout in `native/panels.h`, products in `native/products.h`.
 
 Weights stay bfloat16, or are quantized to int8 or int4 as they are placed: `native/linear_int8.cpp`,
-`native/linear_int4.cpp`. A row of a product depends on that row of x alone, to the bit: neither on the number of rows
-nor on the number of threads.
+`native/linear_int4.cpp`. Each row of a product is bitwise independent of x's other rows, of their number, and of the
+number of threads.
 """
 
 from __future__ import annotations

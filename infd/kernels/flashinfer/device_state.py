@@ -30,7 +30,7 @@ SHARING = 32  # most query heads for each key head that XQA supports
 
 
 class DeviceState:
-    """The workspace and its users. Allocated once: captured graphs hold its addresses."""
+    """The workspace, and the wrappers that use it. Allocated once, because captured graphs hold its addresses."""
 
     def __init__(
         self,

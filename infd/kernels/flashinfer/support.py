@@ -1,4 +1,4 @@
-"""Which tensors FlashInfer's kernels support: they load 16 bytes at a time, and few head sizes are compiled."""
+"""Check whether FlashInfer's kernels support tensors. Kernels load 16 bytes at a time; few head sizes are compiled."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.attention import KeyValuePages
 
-HEADS = (64, 128, 256)  # head sizes that all of its kernels support
-WIDE = (128, 256)  # head sizes supported with an fp8 cache; FlashInfer's sources mark smaller ones as doubtful
+HEADS = (64, 128, 256)  # head sizes that all of FlashInfer's kernels support
+WIDE = (128, 256)  # head sizes supported with an fp8 cache; FlashInfer's sources mark smaller sizes as doubtful
 LOADED = 16  # bytes of one load
 THREADS = 1024  # most threads of a CUDA block; the append kernel writes all heads of a token in one block
 

@@ -69,7 +69,7 @@ class Norm:
 
 
 class Rope(RopeFamily):
-    """The rope family. The cache write is a second launch; Triton's `enter` is a single one."""
+    """The rope family. The cache write takes a second launch; Triton's `enter` takes one launch for both."""
 
     def __init__(self, package: Any = None, other: RopeFamily | None = None) -> None:
         self._turn = (package or import_module("flashinfer")).apply_rope_with_cos_sin_cache

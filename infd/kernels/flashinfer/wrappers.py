@@ -1,6 +1,6 @@
 """FlashInfer's planned kernels: planning a wrapper for a step, and reusing wrappers.
 
-Lengths come from the host, so the host's bounds must be exact: they are, as long as nothing speculates.
+Lengths come from the host's bounds, which are exact without speculative decoding.
 
 Planning copies from the wrapper's pinned memory, and the wrapper contains the plan. So a wrapper is reused only after
 its copy is done, and never by two page groups in one step.

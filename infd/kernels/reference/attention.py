@@ -3,10 +3,10 @@
 Each sequence's pages are copied into contiguous keys and values, then torch's fused attention runs over them. Spans of
 one token are batched in buckets of similar length; longer spans run one by one, in blocks of queries.
 
-Cache memory that no query of a span sees may hold anything, NaN included, and zero times NaN is NaN: such keys and
-values are zeroed in the copy.
+Keys and values that no query of a span sees are zeroed in the copy: their cache memory may hold NaN, and zero times NaN
+is NaN.
 
-On a GPU, `prepare` waits for the device once per bucket and once per longer span, to find that memory.
+On a GPU, `prepare` waits for the device once per bucket and once per longer span, to find the unseen keys.
 
 Letters: T, H, K, D as in `families/`; G = H / K query heads share a key head; S spans of a bucket; Q queries of a span;
 N pages; L = N * page_tokens keys.
