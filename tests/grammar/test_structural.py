@@ -93,7 +93,11 @@ def test_text_is_free_until_a_trigger_and_then_one_of_its_tags(description: dict
         ({"structures": [], "triggers": ["<"]}, "no tag begins", "invalid_grammar"),
         (STRUCTURES | {"triggers": []}, "triggers is a list", "invalid_grammar"),
         (STRUCTURES | {"triggers": ["<f=w"]}, "begins with no trigger", "invalid_grammar"),
-        ({"format": tag("<", {"type": "json_schema", "json_schema": {"not": {}}})}, "not", "unsupported_grammar"),
+        (
+            {"format": tag("<", {"type": "json_schema", "json_schema": {"not": {}}})},
+            "the schema at #",
+            "unsupported_grammar",
+        ),
     ],
     ids=str,
 )
