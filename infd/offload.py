@@ -71,7 +71,7 @@ class Offload:
     async def apart(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `work`, a call to the worker process, on the worker's thread.
 
-        Cancelling the caller drops a queued call, and interrupts a running one once another call waits.
+        Cancelling the caller drops a queued call, and interrupts a running call once another call waits.
         """
         call = _Call(partial(work, *args, **kwargs))
         self._awaited += 1
@@ -100,7 +100,7 @@ class Offload:
                 self._running = None
 
     def _interrupt_abandoned(self) -> None:
-        """Interrupt running work without a caller if another call waits behind it."""
+        """Interrupt running work whose caller was cancelled if another call waits."""
         with self._lock:
             if self._running is not None and not self._running.awaited and self._awaited:
                 self._interrupt()

@@ -94,8 +94,8 @@ class StructuralTag(Struct, frozen=True, tag="structural_tag"):
 class Thought(Struct, frozen=True):
     """A thought that precedes the answer, between two marks.
 
-    inside    whether the prompt has opened the thought; otherwise the model may open one
-    newlines  most newlines between the closing mark and the answer, which are part of neither
+    inside    whether the prompt has opened the thought; if not, the model may open a thought
+    newlines  most newlines between the closing mark and the answer; part of neither thought nor answer
     """
 
     opening: str
@@ -116,7 +116,7 @@ class CallSyntax(Struct, frozen=True):
 
     call     one call, with $name and then $arguments, a JSON object, once each
     trigger  beginning of the first call, which no other text contains
-    marks    texts within these that the vocabulary may hold as one token each; then only that token spells them
+    marks    parts of these texts that may be single tokens of the vocabulary; then no other tokens spell the part
     """
 
     call: str
@@ -142,7 +142,7 @@ class ToolSchema(Struct, frozen=True):
 class Calls(Struct, frozen=True, tag="calls"):
     """The answer calls tools, with arguments that their schemas accept.
 
-    required   whether the answer is calls alone; otherwise it may be `otherwise`
+    required   whether the answer must consist of calls; if not, an answer without calls must satisfy `otherwise`
     parallel   whether the answer may hold several calls
     otherwise  constraint of an answer without calls; None: any text, which may also precede and follow calls
     """

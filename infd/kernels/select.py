@@ -1,8 +1,8 @@
 """Choose the implementation of each kernel family when the family is first requested.
 
-Candidates are ordered by preference: the first that does not refuse is chosen; earlier refusals are recorded, with
-reasons, for operators. Only the chosen implementation's module is imported. The devices and dtypes that a candidate
-supports are data, known without torch; missing libraries and hardware are detected on this machine.
+Candidates are ordered by preference: the first candidate that does not refuse is chosen; earlier refusals are recorded,
+with reasons, for operators. Only the chosen implementation's module is imported. The devices and dtypes that a
+candidate supports are data, known without torch; missing libraries and hardware are detected on this machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Random prompts of a given length in tokens, without the server's tokenizer.
 
-Two probe prompts of known word counts give the chat template's overhead and the
-tokens per word; both convert a length in tokens to a number of words.
+Two probe prompts of known word counts measure the chat template's overhead and the
+tokens per word, which convert a length in tokens to a number of words.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read config.json: check every value's type and range, and name invalid values in errors.
 
 Hub files and files written by transformers 5 differ in spelling, and omit defaults of transformers' config classes.
-Only this module knows both spellings and the defaults.
+Only this module handles the spellings and the defaults.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def embedding_scale(hidden: int, dtype: torch.dtype) -> float:
 
 
 def refuse_encoders(settings: Settings) -> None:
-    """Raise CheckpointError if the config asks for bidirectional attention."""
+    """Raise CheckpointError if the config requests bidirectional attention."""
     if settings.boolean("use_bidirectional_attention", False):
         raise settings.error("use_bidirectional_attention", "false: infd computes no encoders", True)
 

@@ -132,7 +132,7 @@ class Runner:
         self._staging.attend()
 
     def spin(self, seconds: float) -> None:
-        """Make waits poll the device for `seconds` before they sleep until its interrupt."""
+        """Make waits poll the device for `seconds` before they sleep until the device's interrupt."""
         self._staging.spin_s = seconds
 
     def wait(self, pending: PendingResult) -> None:

@@ -70,7 +70,7 @@ class AdapterSlots(Resource):
                 self._idle[adapter] = None
 
     def undo(self, plan: StepPlan) -> None:
-        """Empty the slots that a failed step was to load; a sequence that needs such an adapter loads it again."""
+        """Empty the slots that a failed step was to load; a sequence that needs the adapter loads it again."""
         for load in plan.loads:
             if self._slots.get(load.adapter) == load.slot:
                 self.drop(load.adapter)

@@ -85,7 +85,7 @@ class CacheLayout(Struct, frozen=True):
     """All groups of a model.
 
     divisible  whether a prompt may be computed in chunks (an encoder's may not)
-    regimes    what rotary angles depend on besides positions
+    regimes    lengths that rotary angles depend on besides positions
     """
 
     groups: tuple[PageGroup, ...]

@@ -60,7 +60,7 @@ class Scheduled(Struct):
 
     @property
     def admitted(self) -> list[Sequence]:
-        """The sequences admitted to this step: those of the last spans, in the order of the joins."""
+        """The sequences admitted to this step, which are the sequences of the last spans, in the order of the joins."""
         return self.sequences[len(self.sequences) - len(self.plan.joins) :]
 
 
@@ -154,7 +154,7 @@ class Scheduler:
         return step
 
     def commit(self, step: Scheduled, result: StepResult) -> list[Outcome]:
-        """Append a step's tokens to its sequences, except those removed or held since. Steps commit in order."""
+        """Append a step's tokens to its sequences, except sequences removed or held since. Steps commit in order."""
         plan = step.plan
         outcomes: list[Outcome] = []
         at = 0
@@ -188,7 +188,7 @@ class Scheduler:
         """Undo all steps in flight, in any order, because a step failed.
 
         Their sequences go back to their old places in the queue, with the
-        tokens known so far; pages that these steps were to fill leave the index.
+        tokens known so far; pages that these steps were to fill are un-indexed.
         """
         steps = list(steps)
         self.undone += len(steps)

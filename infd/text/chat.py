@@ -119,7 +119,7 @@ class ChatTemplate:
         """Return the prompt's text, special tokens included: encode it without adding any.
 
         messages  plain JSON values; content is text or a list of parts
-        kwargs    further variables for the template; those that it does not read are ignored
+        kwargs    further variables for the template; variables that the template does not read are ignored
         limits    replace the template's own
 
         Raises InvalidRequest if the template is missing, refuses the conversation or fails, TooCostly at a limit.

@@ -1,7 +1,7 @@
 """Read the small text files of a checkpoint, beside tokenizer.json.
 
 They hold the names of special tokens, chat templates and end ids. If two files
-disagree, transformers' choice is taken, so that prompts equal those of training.
+disagree, transformers' choice is used, so that prompts equal the prompts of training.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class WindowText:
 
     __slots__ = ("_decode", "_returned", "_returned_text", "_visible", "_window")
 
-    PATIENCE = 16  # most ids held back for an incomplete character; no character spans as many
+    PATIENCE = 16  # most ids held back for an incomplete character; more than any character spans
 
     def __init__(self, decode: Callable[[Sequence[int]], str], visible: Callable[[int], bool]) -> None:
         """decode: ids to text. visible: whether an id adds text; other ids are dropped."""

@@ -1,9 +1,9 @@
 """Parse an answer into thoughts, tool calls and content.
 
-Parsers form a chain. Each is fed text in parts of any size, adds the thoughts or
-tool calls that it recognises to `Asides`, and returns the other text: input of
-the next parser, and after the last parser the answer's content. Undecided text
-is held back; returned text is never taken back.
+Parsers form a chain. Each parser is fed text in parts of any size, adds the thoughts or
+tool calls in the text to `Asides`, and returns the other text: input of the next
+parser, and after the last parser the answer's content. Undecided text is held back;
+returned text is never taken back.
 """
 
 from __future__ import annotations

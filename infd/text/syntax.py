@@ -59,7 +59,7 @@ class Syntax(Struct, frozen=True):
         return cls(thinking, calling, frozenset(token_id for token_id in tokenizer.special_ids if token_id in ids))
 
     def thought(self, prompt: str, continued: str = "") -> Thought | None:
-        """Return how an answer marks its thought; None if it cannot hold one. Arguments as in ReasoningSyntax."""
+        """Return how an answer marks its thought; None if the answer cannot hold a thought. See ReasoningSyntax."""
         return None if self.reasoning is None else self.reasoning.thought(prompt[-PROMPT_END:], continued)
 
     def start(

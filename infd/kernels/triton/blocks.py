@@ -89,7 +89,7 @@ def needed(blocks: Blocks, block_head: int, itemsize: int, gpu: Gpu) -> int:
     """Return an upper bound of the bytes of shared memory of a program, with queries of `itemsize` bytes."""
     queries = 0 if gpu.amd else blocks.rows * block_head * itemsize
     weights = blocks.rows * blocks.keys * itemsize
-    # From 64 rows on, products read keys and values from shared memory while the next ones are copied there.
+    # From 64 rows on, products read keys and values from shared memory while the next keys and values are copied there.
     copies = 2 if blocks.rows >= 64 and not gpu.amd and gpu.shared >= SHARED["sm_90"] else 1
     return queries + weights + 2 * copies * blocks.keys * block_head * itemsize + KIB
 

@@ -73,13 +73,13 @@ def _limit(logits, size, largest, temperature, farthest, enough_count, enough_ma
 
 @triton.jit
 def _exchange(least, distance):
-    """Return the smaller distance, and the larger one."""
+    """Return the smaller and the larger distance."""
     return tl.minimum(least, distance), tl.maximum(least, distance)
 
 
 @triton.jit
 def _closest(logits, size, largest, temperature, limit, BLOCK: tl.constexpr):
-    """Return each lane's four smallest distances, the smallest one missing from them, and the mass within the limit."""
+    """Return each lane's four smallest distances, the smallest missing distance, and the mass within the limit."""
     a = tl.full([BLOCK], float("inf"), tl.float32)
     b = a
     c = a
@@ -203,7 +203,7 @@ def keys_of(low, high, position):
     return first, _mix(first ^ (high * 0x7FEB352D) ^ position)
 
 
-# Each program reads each pointer once, so specializing on its alignment gains nothing, and would recompile.
+# Each program reads each pointer once: specialization on pointer alignment would recompile without a gain.
 @triton.jit(do_not_specialize=["seeds", "positions", "limits"])
 def draw(
     logits,

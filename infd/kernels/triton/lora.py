@@ -7,8 +7,8 @@ rows and weights from two tables: one for the step (`Tiles`), one for the produc
 In captured steps each device slot is a group, and there is one tile per row; the programs of unused tiles exit at once.
 The tables cover all slots, and more ranks than requested, so that another adapter seldom requires another graph.
 
-Only three block sizes are compile-time constants that depend on the adapters: no mixture of adapters compiles a kernel
-that none of its adapters would compile alone.
+Only three block sizes are compile-time constants that depend on the adapters: a mixture of adapters needs only kernels
+that its adapters need separately.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rotary positions: the frequencies that a config asks for, and the table of angles by position.
+"""Rotary positions: the frequencies that a config specifies, and the table of angles by position.
 
 The table is computed in float32, operation by operation as in transformers: at position 100,000 another order of
 operations changes the angle by more than rounding.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MOST_LAYERS = 4096
 TOWERS = ("vision_config", "audio_config")
-# Output settings that infd needs; a saved config may ask for others.
+# Output settings that infd needs; a saved config may contain other values.
 RETURNED = {"return_dict": True, "use_cache": False, "output_attentions": False, "output_hidden_states": False}
 
 

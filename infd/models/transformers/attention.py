@@ -1,7 +1,8 @@
 """infd's paged attention, registered as an attention implementation of transformers.
 
 A modelling file passes the keyword arguments of its forward pass down to its attention layers, which pass them to the
-function registered under the config's attention name. The Batch travels as one keyword, so this module has no state.
+function registered under the config's attention name. The Batch is passed as one keyword argument, so this module has
+no state.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class ModuleAttribute(NamedTuple):
 
 
 class ModuleParameter(Parameter):
-    """A parameter that is also set on transformers' modules when it gets storage.
+    """A parameter that is also set on transformers' modules once its storage is allocated.
 
     Its rows may be a flat view of the module's tensor, as for experts.
     """
@@ -124,7 +124,7 @@ class _Names:
         self._prefix = f"{model.base_model_prefix}."
 
     def possible(self, name: str) -> tuple[str, ...]:
-        """Return the names that a tensor may have in a checkpoint, the usual one first.
+        """Return the names that a tensor may have in a checkpoint, the usual name first.
 
         Some checkpoints use the current names; some were saved without the head, and so without the base prefix.
         """

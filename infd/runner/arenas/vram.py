@@ -337,7 +337,7 @@ class TorchBank:
 
 
 def _peak(device: torch.device, work: Callable[[], object]) -> int:
-    """Return the most bytes that torch reserved during `work`; reserved memory is not available to others."""
+    """Return the most bytes that torch reserved during `work`; reserved memory is not available to other allocators."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)

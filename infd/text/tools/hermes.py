@@ -1,9 +1,9 @@
 """<tool_call>, an object with a name and arguments, </tool_call>: Hermes, Qwen and infd's own model.
 
 An answer holds any number of blocks, with text before, between and after them. White space around a block belongs to
-the block: an answer of calls alone has no content. An object that begins with name and arguments, in this order, as
-every template requires, is emitted while the model writes the object. Other objects (arguments before the name, no
-arguments, a string of JSON) are emitted once their block is closed.
+the block: an answer that consists of calls has no content. An object that begins with name and arguments, in this
+order, as every template requires, is emitted while the model writes the object. Other objects (arguments before the
+name, no arguments, a string of JSON) are emitted once their block is closed.
 """
 
 from __future__ import annotations

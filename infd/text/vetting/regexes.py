@@ -1,9 +1,9 @@
 r"""Recognise regular expressions that split a text in time linear in its length.
 
 A backtracking search is slow if an alternative fails after many characters, again from each next character. So in an
-alternative every item after an unbounded repetition must be able to match nothing: then the alternative cannot fail
-beyond the repetition, and the text consumed so far is the match. The endings that tokenizers share fail after a run of
-white space; they are allowed because the next alternative matches all of the run, or all but one character:
+alternative every item after an unbounded repetition must be able to match the empty text: then the alternative cannot
+fail beyond the repetition, and the text consumed so far is the match. The endings that tokenizers share fail after a
+run of white space; they are allowed because the next alternative matches all of the run, or all but one character:
 
     \s*[\r\n]+|\s+(?!\S)|\s+
 

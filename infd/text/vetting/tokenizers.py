@@ -147,7 +147,7 @@ def _objection(file: _File) -> str | None:
 
 
 def _steps(part: Any, inner: str) -> list[dict[str, Any]] | None:
-    """Return the steps of a component in order, None if there are too many or one is not an object."""
+    """Return the steps of a component in order; None if there are too many, or a step is not an object."""
     pending: list[Any] = [] if part is None else [part]
     steps: list[dict[str, Any]] = []
     for _ in range(2 * MOST_STEPS):
