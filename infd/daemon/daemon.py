@@ -1,7 +1,7 @@
 """One daemon from start to exit: its components, their owners, and the order in which they end.
 
-TERM   readiness fails, then requests in flight get `drain_timeout_s`, then error events
-INT    (or a second TERM) error events at once, exit within 2 s
+TERM   /readyz answers 503, requests in flight may finish within `drain_timeout_s`, others end with an error event
+INT    (or a second TERM) requests end with an error event at once, the process exits within 2 s
 USR1   status to the log
 QUIT   stacks to the log, exit 134
 HUP    logs that a restart is needed: settings are not reloaded yet

@@ -95,7 +95,7 @@ class EventStream:
         return transport is not None and not (transport.get_write_buffer_size() or transport.is_closing())
 
     def write(self, events: bytes) -> None:
-        """Write whole events while `writable`. Writes the bytes that response.write would, without its four calls."""
+        """Write whole events while `writable`. Equivalent to response.write, with fewer calls."""
         assert self._direct is not None
         self._idle_beats = 0
         self._direct.write(b"%x\r\n%b\r\n" % (len(events), events))

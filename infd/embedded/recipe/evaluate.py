@@ -50,7 +50,7 @@ class Answer(Struct, frozen=True):
 
     @property
     def well_formed(self) -> bool:
-        """Whether no tag is left in the text, and there is reasoning exactly if thinking was requested."""
+        """Whether the text contains no tag, and the answer has reasoning exactly if thinking was requested."""
         tags = ("<think>", "</think>", "<tool_call>", "</tool_call>")
         return not any(tag in self.content for tag in tags) and bool(self.reasoning) == self.question.thinking
 

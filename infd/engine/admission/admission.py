@@ -101,7 +101,7 @@ class Admission:
             ticket.held = False
 
     def retire(self, ticket: Ticket) -> None:
-        """End the unfinished choices of a ticket whose caller has left, and forget the ticket."""
+        """End the unfinished choices of a ticket whose caller has left, and remove the ticket."""
         ticket.deadlines.cancel()
         self.budget.release(ticket.reservation)
         self._core.in_flight.retire(ticket)

@@ -30,13 +30,13 @@ class Deadlines:
             self._life = loop.call_later(life_s, expire, RequestTimeout(life_s))
 
     def started(self) -> None:
-        """Stop the queue timer: the first step is planned."""
+        """Stop the queue timer, once the first step is planned."""
         if self._wait is not None:
             self._wait.cancel()
             self._wait = None
 
     def cancel(self) -> None:
-        """Stop both timers: the request has ended."""
+        """Stop both timers, once the request has ended."""
         self.started()
         if self._life is not None:
             self._life.cancel()

@@ -27,7 +27,7 @@ class Need(Protocol):
 
 @asynccontextmanager
 async def prepare(needs: Iterable[Need]) -> AsyncIterator[None]:
-    """Acquire the needs in order; release them in reverse when the block ends, or when an `acquire` fails.
+    """Acquire the needs in order; release the acquired needs in reverse when the block ends or an `acquire` fails.
 
     Sequences queued within the block acquire their adapter again, and hold it until their terminal event.
     """

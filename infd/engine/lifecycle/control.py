@@ -156,7 +156,7 @@ class LifecycleControl:
             self.sleep(level=self._settings.idle_sleep_level, by_itself=True)
 
     def stop(self) -> bool:
-        """Cancel all transitions: the engine drains or has failed. Return whether steps are held; they stay held."""
+        """Cancel all transitions of an engine that drains or has failed. Return whether steps are, and stay, held."""
         for task in (self._transition_task, self._load_task):
             if task is not None:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""Keep sampled tokens within the grammars of constrained choices.
+"""Mask the tokens that the grammars of constrained choices do not allow.
 
 The mask of a step depends on all earlier tokens of its constrained choices. So
 a step's forward pass is issued at once, and its mask is filled on a thread
@@ -96,7 +96,7 @@ class Constraints:
         self._constrained[seq] = Constrained(seq, grammar.matcher())
 
     def remove(self, seq: Sequence) -> None:
-        """Forget a choice that has ended. Does nothing if it was not constrained."""
+        """Remove the matcher of a choice that has ended. Does nothing if the choice has no matcher."""
         self._constrained.pop(seq, None)
 
     def concern(self, step: Scheduled) -> bool:

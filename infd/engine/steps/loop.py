@@ -1,5 +1,4 @@
-"""Keep the device busy.
-
+"""The step loop: plan, issue and commit steps, so that the device always has work.
 On a result: commit, plan the next step, issue it, and only then deliver the
 tokens, so that the device never waits for readers. A step with constrained
 choices is issued like any other, but samples only once its mask is filled.
@@ -94,7 +93,7 @@ class StepLoop:
         self.wake()
 
     def wake(self) -> None:
-        """Plan again: a sequence may have become plannable."""
+        """Plan again, because a sequence may have become plannable."""
         self._changed.set()
 
     def hold(self) -> None:

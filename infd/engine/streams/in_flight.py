@@ -124,7 +124,7 @@ class InFlight:
         return len(alive)
 
     def retire(self, ticket: Ticket) -> None:
-        """End a ticket's unfinished choices, and observe its metrics: its reader has left."""
+        """End the unfinished choices of a ticket whose reader has left, and observe the ticket's metrics."""
         self.end(ticket, None)
         if ticket.choices:
             self._metrics.retired(ticket.choices)
@@ -139,7 +139,7 @@ class InFlight:
                 log.exception("%s could not be removed", seq)
 
     def resume(self, ticket: Ticket) -> None:
-        """Queue a ticket's choices again: their reader has caught up."""
+        """Queue the choices of a ticket again, after its reader has caught up."""
         for choice in ticket.choices:
             self._scheduler.resume(choice.seq)
         self._on_change()

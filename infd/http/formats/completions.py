@@ -202,7 +202,7 @@ class CompletionFormat(OpenAIErrors):
             chosen.append(finite(logprobs.chosen))
             top: dict[str, float] = {}
             for top_id, logprob in zip(logprobs.top_ids[: self._logprobs], logprobs.top, strict=False):
-                # Parts of different characters all decode to U+FFFD: the likeliest token keeps the entry.
+                # Parts of different characters all decode to U+FFFD; only the likeliest of these tokens gets an entry.
                 top.setdefault(readable(self._tokenizer.piece(top_id)), finite(logprob))
             top.setdefault(token, finite(logprobs.chosen))
             likely.append(top)

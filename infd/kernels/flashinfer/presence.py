@@ -16,7 +16,7 @@ TOOLKIT: Final = Path("/usr/local/cuda/bin/nvcc")  # FlashInfer's fallback if nv
 
 
 def why_not(device: torch.device, oldest: tuple[int, int] = triton.OLDEST) -> str | None:
-    """Return the reason, or None. oldest: the lowest compute capability supported."""
+    """Return why the kernels are unavailable, or None. oldest: the lowest compute capability supported."""
     if device.type != "cuda" or torch.version.hip is not None:
         return "runs only on NVIDIA's GPUs"
     return cannot_compile() or triton.why_not(device, oldest)  # unsupported cases are delegated to Triton

@@ -88,7 +88,7 @@ class Rope(RopeFamily):
         return turned[0].view(q.shape), turned[1].view(k.shape)
 
     def _cannot(self, q: Tensor, k: Tensor, table: Tensor) -> str | None:
-        """Return the reason why the rope kernel cannot compute this, or None."""
+        """Return the reason why the rope kernel does not support these tensors, or None."""
         size, half = q.shape[2], table.shape[2]
         if size not in HEADS:
             return f"heads of {size}"
