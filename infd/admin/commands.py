@@ -67,7 +67,7 @@ class AdminContext(Struct, frozen=True):
     drain      starts draining, as TERM does, and returns at once; idempotent
     lora_root  directory that must contain loaded adapters; empty: loading is refused
     apart      template and tokenizer components that run in the worker process, with reasons
-    grammars   returns the fields of the row of `ops` about the library that compiles grammars; empty: not built yet
+    grammars   returns the grammar library's row of `ops` as a dict; empty until the library is chosen
     """
 
     engine: Engine

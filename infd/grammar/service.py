@@ -68,7 +68,7 @@ class GrammarService:
         self._cached_bytes = 0
 
     def describe(self) -> dict[str, object]:
-        """Return the library in use and the reasons against the others, for `infdctl ops`; empty before it is built."""
+        """Return the chosen library and the refused libraries, for `infdctl ops`; empty until a library is chosen."""
         if self._selecting is None or not self._selecting.done():
             return {}
         if (error := self._selecting.exception()) is not None:

@@ -57,8 +57,8 @@ def constrained(request: OpenAIRequest) -> Constrained | None:
 class ConstrainedCalls(Struct, frozen=True):
     """The tools of a request whose calls are constrained.
 
-    required  whether an answer is calls alone
-    parallel  whether an answer may hold several calls
+    required  whether an answer consists of calls only
+    parallel  whether an answer may contain several calls
     param     the request field that constrains them, for error messages
     """
 
@@ -69,7 +69,7 @@ class ConstrainedCalls(Struct, frozen=True):
 
 
 def constrained_calls(request: ChatRequest, answer: Constrained | None) -> ConstrainedCalls | None:
-    """Return how a request constrains calls: by tool_choice, strict tools, or `answer`; None: not at all.
+    """Return the constraint of a request's calls, by tool_choice, strict tools or `answer`; None: unconstrained.
 
     answer  the constraint of an answer without calls
 
@@ -90,7 +90,7 @@ def constrained_calls(request: ChatRequest, answer: Constrained | None) -> Const
         return None
     schemas = tuple(_tool_schema(tool, number, exact=required) for number, tool in tools)
     param = "tool_choice" if required else strict[0] if strict else "response_format"
-    # A client that names a tool expects one call of it, as OpenAI's API answers.
+    # If tool_choice names a tool, OpenAI's API answers with one call.
     parallel = request.parallel_tool_calls is not False and not isinstance(choice, ToolChoice)
     return ConstrainedCalls(schemas, required, parallel, param)
 
@@ -106,14 +106,14 @@ def _named(choice: ToolChoice, tools: list[tuple[int, Tool]]) -> list[tuple[int,
 
 
 def _tool_schema(tool: Tool, number: int, *, exact: bool) -> ToolSchema:
-    """Return what a tool's arguments must satisfy. Rendering the prompt has checked that its schema is JSON.
+    """Return the schema of a tool's arguments. Rendering the prompt has checked that the schema is JSON.
 
-    exact  whether to keep the schema even if the tool is not strict
+    exact  whether to enforce the schema even if the tool is not strict
     """
     function, param = tool.function, f"tools[{number}].function.parameters"
     if not exact and not function.strict:
         schema = _ANY_ARGUMENTS
-    else:  # OpenAI: a function without parameters takes none
+    else:  # as in OpenAI's API, a function without `parameters` has no arguments
         schema = json_text(function.parameters, param) if given(function.parameters) else _NO_ARGUMENTS
     return ToolSchema(function.name, schema, param)
 

@@ -261,7 +261,7 @@ def _wants(
 
 
 def _constraint(generation: Generation, prompt: Prompt, served: ServedModel) -> Constraint | None:
-    """Return the constraint of all that is generated after a prompt: thought, calls and content. Raises Unsupported."""
+    """Return the constraint of thought, calls and content generated after a prompt. Raises Unsupported."""
     constraint = None if generation.constrained is None else generation.constrained.constraint
     conversation = generation.input
     if not isinstance(conversation, Conversation):

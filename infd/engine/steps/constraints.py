@@ -130,7 +130,7 @@ class Constraints:
         work  row of the mask, choice, and number of its committed tokens
         rows  of the mask
         """
-        import numpy as np  # when first used: a start without torch would wait for it
+        import numpy as np  # imported here, because the import would delay a start without torch
 
         began = self._telemetry.now()
         for _, constrained, known in work:
