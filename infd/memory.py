@@ -56,7 +56,7 @@ class Memory(Struct, frozen=True, kw_only=True):
 def use_one_heap() -> None:
     """Make all threads allocate from glibc's main heap. Call before the first thread starts.
 
-    glibc otherwise creates an arena for each thread and never trims it: up to 30 MiB stayed resident after start.
+    glibc otherwise creates an arena for each thread and never trims it; up to 30 MiB stayed resident after start.
     Under the interpreter lock threads seldom contend for the one heap.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

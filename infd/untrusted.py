@@ -20,7 +20,7 @@ class Root:
     """The directory above all paths that operators may name at run time, with links resolved."""
 
     def __init__(self, path: str | None, setting: str) -> None:
-        """path: the directory; None: any path is allowed. setting: the setting that names it, for errors."""
+        """path: the directory; None: any path is allowed. setting: the setting that names the directory, for errors."""
         self._path = path
         self._setting = setting
 

@@ -172,17 +172,17 @@ _INT4 = (
     _reference("int4:Matrices", "reference int4", _CPU),
 )
 
-# Forms of weights that are quantized as they are loaded.
+# Forms of weights that are quantized during loading.
 QUANTIZED: Mapping[str, Sequence[Candidate]] = MappingProxyType({"int8": _INT8, "int4": _INT4})
 
 
 def quantized(linear: str, vocabulary: str = "auto") -> Mapping[str, Sequence[Candidate]]:
-    """Return the candidates for weights that are quantized as they are loaded.
+    """Return the candidates for weights that are quantized during loading.
 
     linear      the layers' matrices: "none" or a key of QUANTIZED
-    vocabulary  the embedding and the head: "none", a key of QUANTIZED, or "auto": as `linear`, but int8 for int4.
-                int4 in the vocabulary loses a third as much accuracy as in all layers; int8 loses nothing measurable
-                (bench/LOG.md).
+    vocabulary  the embedding and the head: "none", a key of QUANTIZED, or "auto": as `linear`, except that
+                int4 becomes int8. int4 in the vocabulary loses a third as much accuracy as in all layers; int8 loses
+                nothing measurable (bench/LOG.md).
     """
     families = {"linear": linear, "vocabulary": vocabulary_of(linear, vocabulary)}
     return {**CANDIDATES, **{family: QUANTIZED[how] for family, how in families.items() if how != "none"}}

@@ -1,6 +1,6 @@
 """The declarations of a model under construction: parameters, adapter targets, ropes.
 
-Layers declare them on a Blueprint while the model is built, so the lists are complete once the last layer exists.
+Layers add declarations to a Blueprint while the model is built, so the lists are complete once the last layer exists.
 Layers also request kernel families, through `Blueprint.ops`; other families are never loaded.
 """
 

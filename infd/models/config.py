@@ -203,7 +203,7 @@ def context_length(config: Mapping[str, Any]) -> int:
 
 
 def is_bounded(config: Mapping[str, Any]) -> bool:
-    """Return whether `context_length` is a limit; with dynamic rope it is not, since angles adapt to any length."""
+    """Return whether `context_length` is a limit; not with dynamic rope, whose angles adapt to any length."""
     return rope_parameters(decoder(config)).string("rope_type") != "dynamic"
 
 

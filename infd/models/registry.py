@@ -1,4 +1,4 @@
-"""Map the architecture named in config.json to the class that computes it.
+"""Map the architecture named in config.json to the class that implements the architecture.
 
 Classes are named, not imported: a process imports only the module of its own model.
 """

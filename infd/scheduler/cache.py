@@ -42,7 +42,7 @@ class Cache(Resource):
         self._running = 0  # sequences that hold pages
         self._found: tuple[int, Tables] = (0, [])  # tokens and pages of the prefix hit that `fits` has accepted
         self._refused: tuple[Sequence, int] | None = None  # the sequence that did not fit, and the pages available then
-        self._unsettled: dict[int, dict[Sequence, list[int]]] = {}  # by step in flight and sequence: pages it fills
+        self._unsettled: dict[int, dict[Sequence, list[int]]] = {}  # by step in flight and sequence: filled pages
 
     # Admission
 
@@ -61,7 +61,7 @@ class Cache(Resource):
             return False
         hit, tables = self._find(seq)
         found = [page for table in tables for page in table if page]
-        evictable = sum(not self.pool.is_held(page) for page in found)  # sharing them lowers `available`
+        evictable = sum(not self.pool.is_held(page) for page in found)  # sharing these pages lowers `available`
         needed = self._pages_to_run(seq, len(found)) + evictable + self._running * len(self._groups)
         needed += sum(self._pages_to_run(other) for other in reserved)
         if needed > available and (self._running or reserved):
@@ -118,7 +118,7 @@ class Cache(Resource):
     # Growth
 
     def shortage(self, seq: Sequence, end: int) -> int:
-        """Release the pages behind a sequence's window; return how many pages it lacks for tokens [computed, end)."""
+        """Release the pages behind a sequence's window; return how many pages tokens [computed, end) lack."""
         missing = 0
         for group, table in zip(self._groups, seq.tables, strict=True):
             page = min(group.pages_droppable(seq.computed), len(table)) - 1

@@ -75,7 +75,7 @@ class PagePool:
             self._free.append(page)
 
     def forget_all(self) -> int:
-        """Empty the prefix index; return how many pages it held."""
+        """Empty the prefix index; return how many pages were indexed."""
         count = len(self._index)
         self._index.clear()
         self._free += reversed(self._cached)

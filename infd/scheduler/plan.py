@@ -1,8 +1,8 @@
 """Messages between scheduler and executor: a step's plan and its result.
 
 Plain values only. A plan is a snapshot: a device thread, or another process,
-reads it while the scheduler plans the next step. It names rows; only the
-scheduler maps rows to sequences (`Scheduled`).
+reads it while the scheduler plans the next step. A plan names rows; only the scheduler
+maps rows to sequences (`Scheduled`).
 """
 
 from __future__ import annotations

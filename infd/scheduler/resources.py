@@ -56,7 +56,7 @@ class Resource(Protocol):
 
 
 class RowPool(Resource):
-    """Row ids 0..rows-1 of the persistent batch; each running sequence holds one."""
+    """Row ids 0..rows-1 of the persistent batch; each running sequence holds one row."""
 
     def __init__(self, rows: int) -> None:
         self.total = rows

@@ -172,7 +172,7 @@ class Scheduler:
             try:
                 if failure is None:
                     outcome = self._commit_span(plan.number, seq, span, tokens, i, result)
-            except Exception as error:  # fault point "commit": it fails this sequence alone
+            except Exception as error:  # fault point "commit": fails only this sequence
                 failure = error
             if failure is not None:
                 outcome = self._fail(seq, failure)

@@ -65,7 +65,7 @@ class Sequence:
         adapter: Adapter | None = None,
         first: Sequence | None = None,
     ) -> None:
-        """first: the first choice of the same prompt; None if this is the first."""
+        """first: the first choice of the same prompt; None: this sequence is the first choice."""
         self.request = request
         self.adapter = adapter
         self.choice = choice
@@ -101,7 +101,7 @@ class Sequence:
         self.covered = 0  # tokens that the tables' pages can hold
         self.keys: dict[int, list[bytes]] = {}  # prefix keys of the full pages, by page_tokens
         self.indexed = 0  # leading tokens whose full pages are in the prefix index
-        self.prompt_cached: int | None = None  # prompt tokens found in the cache when it first ran
+        self.prompt_cached: int | None = None  # prompt tokens found in the cache when the sequence first ran
         self.finish: FinishReason | None = None
         self.failure: BaseException | None = None  # if finish is ERROR
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 UNIX: Final = "unix:"
 FIRST_INHERITED: Final = 3  # sd_listen_fds(3)
 
-# A host name may resolve to an address of a family that this machine lacks; the others are still bound.
+# A host name may resolve to an address of a family that this machine lacks; the other addresses are still bound.
 _ABSENT: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
@@ -38,7 +38,7 @@ class PublicSockets:
 
     @classmethod
     def bind(cls, server: ServerConfig) -> PublicSockets:
-        """Bind every host in `server.host`, or on error none. Raises AddressUnavailable, SocketTaken, ConfigError."""
+        """Bind every host in `server.host`. Raises, with none bound, AddressUnavailable, SocketTaken, ConfigError."""
         sockets: list[socket.socket] = []
         files: list[UnixListener] = []
         port = server.port

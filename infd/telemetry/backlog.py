@@ -61,7 +61,7 @@ class Backlog:
     def _run(self) -> None:
         while True:
             piece = self._next()
-            with suppress(OSError):  # the reader is gone or the disk is full; nowhere to report it
+            with suppress(OSError):  # the reader is gone or the disk is full, so the error cannot be reported
                 self._write(piece)
             with self._changed:
                 self._bytes -= len(piece)

@@ -94,7 +94,7 @@ class StandardError(logging.Handler):
 
 
 class Plain(logging.Formatter):
-    """Formats `time LEVEL logger message key=value ...`. Continuation lines are indented, so none forges a record."""
+    """Formats `time LEVEL logger message key=value ...`. Continuation lines are indented: no text forges a record."""
 
     def format(self, record: logging.LogRecord) -> str:
         parts = [_time(record), record.levelname, record.name, super().format(record).replace("\n", "\n    ")]

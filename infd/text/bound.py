@@ -1,9 +1,9 @@
-"""Bound the number of tokens from below by a text's length, to refuse a far too long text without encoding it.
+"""Compute a lower bound of the number of tokens from a text's length, to refuse long texts without encoding.
 
 No token spells more characters than the longest piece of the vocabulary. This
 holds if every byte of a text is encoded: for byte-level BPE, and for
-SentencePiece with byte fallback. For tokenizers that may drop text, or map it to
-an unknown token, there is no bound.
+SentencePiece with byte fallback. Tokenizers that may drop text, or map text to an
+unknown token, have no bound.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def bound(backend: tokenizers.Tokenizer, pieces: BytePieces | TextPieces | None)
 
 
 def _steps(part: Any, inner: str) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a normalizer or pre-tokenizer, as tokenizer.json has them."""
+    """Yield the steps of a normalizer or pre-tokenizer, as written in tokenizer.json."""
     pending = [] if part is None else [json.loads(part.__getstate__())]
     while pending:
         step = pending.pop(0)

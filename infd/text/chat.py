@@ -1,8 +1,8 @@
 """Render a conversation into a prompt of the form that the model was trained on.
 
 Renders the same bytes as transformers' `apply_chat_template`, without importing
-it. The template is untrusted code: it runs in `sandbox.py`, in a worker process
-if `vetting` objects to it.
+it. The template is untrusted code: `sandbox.py` runs the template, in a worker process
+if `vetting` objects to the template.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_SOURCE_CHARACTERS: Final = 2**19  # the largest known templates have about 30,000
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _LOG = logging.getLogger("infd.text")
-_END_MARK = "\ufdd0 "  # a noncharacter marks the end of the final message; the space shows whether it was trimmed
+_END_MARK = "\ufdd0 "  # a noncharacter marks the final message's end; the space shows whether a template trims messages
 _PROBE = "\ufdd1"
 PROBING: Final = Limits(fuel=2**20, seconds=1.0)  # for the one-word messages that probe a template
 
@@ -51,7 +51,7 @@ class ChatTemplate:
         limits: Limits = Limits(),  # noqa: B008 (immutable)
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Store the templates; they are compiled at first use.
+        """Store the templates, which are compiled at first use.
 
         sources    templates by name, "default" or "tool_use"
         variables  tokens by role, such as bos_token, which templates read as variables
@@ -62,13 +62,14 @@ class ChatTemplate:
         self._worker = worker
         self._limits = limits
         self._now = now
-        self._compiled: dict[str, Template | InvalidRequest] = {}  # or the error of compiling it
+        self._compiled: dict[str, Template | InvalidRequest] = {}  # or the error raised by compiling
 
     @classmethod
     def load(cls, tokenizer: Tokenizer, file: str | Path | None = None, worker: Worker | None = None) -> ChatTemplate:
         """Compile the checkpoint's templates, or the template in `file` instead.
 
-        A missing or broken template of the checkpoint is only logged: completions work without it, chats are refused.
+        A missing or broken template of the checkpoint is only logged: completions work without a template, chats are
+        refused.
         Raises ConfigError for a broken `file`.
         """
         files = tokenizer.files

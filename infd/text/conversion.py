@@ -1,7 +1,7 @@
 """Convert tokenizers stored in files other than tokenizer.json, as transformers does.
 
-Imports transformers, which takes seconds; only few checkpoints need it, and it runs in the worker process, not in the
-daemon.
+Imports transformers, which takes seconds; only few checkpoints need conversion, which runs in the worker process, not
+in the daemon.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def convert(directory: Path) -> bytes:
     Raises CheckpointError, which names missing packages.
     """
     for path in directory.iterdir():
-        if path.is_fifo():  # transformers would block on reading it
+        if path.is_fifo():  # transformers would block while reading a pipe
             raise CheckpointError(f"{path}: not a regular file")
     without = f"{directory / 'tokenizer.json'} is missing"
     file = next((directory / name for name in _VOCABULARIES if (directory / name).is_file()), None)
@@ -44,7 +44,7 @@ def convert(directory: Path) -> bytes:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{without}, and transformers cannot convert {file.name}: {reason}") from error
     backend = getattr(found, "backend_tokenizer", None)
-    # A class that expects other files loads without them, with special tokens only.
+    # A class that expects other files loads with special tokens only.
     if not isinstance(backend, tokenizers.Tokenizer) or backend.get_vocab_size(with_added_tokens=False) < FEWEST:
         raise CheckpointError(f"{without}, and transformers' {type(found).__name__} cannot read {file.name}")
     return backend.to_str().encode()

@@ -2,8 +2,8 @@
 
 A step whose cost depends on its operands (comparing, searching, sorting,
 printing, repeating) is paid for before it runs; a value costs its memory, paid
-once the value exists. A structure that is contained twice in another counts
-twice, because printing, comparing and hashing walk it twice.
+once the value exists. A structure that another structure contains twice counts twice,
+because printing, comparing and hashing walk both occurrences.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SCALARS: Final = (str, int, float, bool, type(None))
 _WEIGHTLESS: Final = frozenset(map(type, (1.0, True, None, range(0), {}.keys(), {}.values(), {}.items())))
 _SEARCHED_BACKWARDS: Final = frozenset(
     ("rfind", "rindex", "rpartition", "rsplit")
-)  # time grows with the text's length times the word's
+)  # time grows with the text's length times the searched word's length
 _STRIPPED: Final = frozenset(("lstrip", "rstrip", "strip", "trim"))
 _WIDE_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*(\*|\d{3})")
 _WIDE_BRACES: Final = re.compile(r"\{[^{}]*:[^{}]*(\{|\d{3})")
@@ -63,7 +63,7 @@ def memory(made: object) -> int:
 
 
 def walk(fuel: Fuel, value: object) -> int:
-    """Return the cost of walking a structure to print, compare or hash it. Burns fuel for its own walk."""
+    """Return the cost of walking a structure to print, compare or hash the structure. Burns fuel for its own walk."""
     return len(value) if isinstance(value, str) else _walk(fuel, value, {})
 
 
@@ -145,7 +145,7 @@ def length(value: object) -> int:
 
 
 def growth(text: object) -> int:
-    """Return the factor by which a text lengthens its operands: Markup escapes them."""
+    """Return the factor by which a text lengthens its operands; Markup escapes operands."""
     return ESCAPED if isinstance(text, Markup) else 1
 
 
@@ -235,7 +235,7 @@ def _lines(fuel: Fuel, value: object, known: dict[int, tuple[int, int]]) -> tupl
 
 
 def pay_to_split(fuel: Fuel, name: str, text: str, arguments: tuple[object, ...]) -> None:
-    """Pay for the pieces of a text, or for searching it; `name` is the method or filter."""
+    """Pay for the pieces of a text, or for searching the text; `name` is the method or filter."""
     match name, arguments:
         case "split" | "rsplit", [str(between), *_] if between:
             fuel.burn(CHARACTER * text.count(between))

@@ -1,6 +1,6 @@
 """Turn ids into text as they arrive, in whole characters.
 
-Returned text is never taken back, and all of it joined is the text of all ids.
+Returned text is never revoked, and all returned texts joined are the text of all ids.
 This runs once per token of every stream.
 """
 
@@ -63,8 +63,8 @@ class _PieceText:
     """Each id decodes to text or to one byte.
 
     In a run of bytes that is not UTF-8 each bad byte becomes a replacement
-    character, as in the library. Characters that were complete before the run's
-    first bad byte stay, unlike in the library: they have been sent. In many models a newline
+    character, as in the library. Unlike in the library, complete characters before the
+    run's first bad byte stay, because they have been sent. In many models a newline
     is a byte, so waiting for the end of a run would delay stop strings by a token.
     """
 

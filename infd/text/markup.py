@@ -3,7 +3,7 @@
 Parsers form a chain. Each parser is fed text in parts of any size, adds the thoughts or
 tool calls in the text to `Asides`, and returns the other text: input of the next
 parser, and after the last parser the answer's content. Undecided text is held back;
-returned text is never taken back.
+returned text is never revoked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Make each step of a template burn fuel.
 
-Jinja compiles a template to Python. The syntax tree is rewritten before, so that
+Jinja compiles a template to Python. Meter rewrites the syntax tree first, so that
 each operator, loop and literal that would become plain Python passes through a
 filter of this module; jinja's filters, tests and calls are wrapped.
 """
@@ -149,7 +149,7 @@ def _body(context: MeteredContext, nothing: str, cost: int) -> str:
 
 @pass_context
 def output(context: MeteredContext, value: object) -> str:
-    """Pay for a value that is written, and return its text. Jinja calls it for each value (`finalize`)."""
+    """Pay for a value that is written, and return its text. Jinja calls `output` for each value (`finalize`)."""
     fuel = context.fuel
     if type(value) is str:
         fuel.burn(STEP + len(value))

@@ -1,8 +1,8 @@
 """The text that each token id adds.
 
-Two families of decoders, used by nearly every generating model, are recognised
-by their configuration and become a table, so that decoding a token is one
-look-up. Other decoders are left to the tokenizers library.
+Two families of decoders, used by nearly every generating model, are recognised by their
+configuration and converted to a table, so that decoding a token is one look-up. Other
+decoders are left to the tokenizers library.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TextPieces(Struct, frozen=True, tag=True):
 
     The table has None for an id without a token, which does not end a run.
 
-    first       text of an id at the beginning, if it differs: no space before the first word
+    first       text of an id at the beginning of the text, where the first word has no space; None: no difference
     drop_space  whether the text loses one space at its start
     """
 

@@ -66,7 +66,7 @@ class Reply:
         self.stop_reason: str | None = None
 
     def feed(self, token_ids: list[int]) -> int | None:
-        """Append tokens. Returns the number of tokens that complete a stop string, None while none is complete."""
+        """Append tokens. Returns the number of tokens that complete a stop string; None: none is complete."""
         if self._search is None and self.reading is None:
             self._ready += self._detokenizer.feed(token_ids)
             return None

@@ -117,7 +117,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if type(obj) is Namespace or type(obj) is LoopContext:
-            return not attr.startswith("_")  # the result of jinja's own check, which is slow
+            return not attr.startswith("_")  # equals jinja's own check, which is slower
         if attr in _REFUSED_METHODS and not isinstance(obj, Undefined):
             return False
         return super().is_safe_attribute(obj, attr, value)

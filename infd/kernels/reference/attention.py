@@ -60,7 +60,7 @@ class Float8PagedAttention(PagedAttention):
 
 
 class Int8PagedAttention(PagedAttention):
-    """The attention family over an int8 cache, dequantized as it is gathered."""
+    """The attention family over an int8 cache; gathered pages are dequantized."""
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         return int8.row_bytes(size), torch.int8

@@ -1,6 +1,6 @@
 """Split the keys of captured attention steps on the device, where the true lengths are.
 
-A captured step has a fixed grid, so it launches the largest possible number of splits: one per span, plus as many as
+A captured step has a fixed grid of the largest possible number of splits: one per span, plus as many as
 the device computes in parallel. In each step splits are distributed in proportion to keys, as `tiles.py` does on the
 host for uncaptured steps; unused splits have no queries.
 """

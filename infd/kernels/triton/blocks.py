@@ -1,6 +1,7 @@
 """Block sizes of attention, and whether they fit a GPU's shared memory. This does not import triton.
 
-The memory needed is an upper estimate; `tests/kernels/triton/test_compiling.py` compares it with the compilers'.
+The memory needed is an upper estimate; `tests/kernels/triton/test_compiling.py` compares the estimate with the
+compilers' figures.
 """
 
 from __future__ import annotations

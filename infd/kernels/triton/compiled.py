@@ -28,7 +28,7 @@ _AMD = re.compile(r"gfx\d+[a-z]?")
 
 
 class Entry(Struct, frozen=True):
-    """One requested kernel. seconds: compile time; found: whether it was compiled before."""
+    """One requested kernel. seconds: compile time; found: whether the kernel was compiled before."""
 
     kernel: str
     found: bool

@@ -1,7 +1,8 @@
 """Search for the fastest tiling of attention over heads of one shape, by measurement on the installed GPU.
 
 Tiles of few and of many queries are searched separately: block sizes for both, and for few queries also how finely keys
-are split. Tilings that fail or give wrong results are discarded; gains below 1 - GAIN keep the default.
+are split. Tilings that fail or give wrong results are discarded; the default stays if the gain is below
+1 - GAIN.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.kernels")
 
-GAIN: Final = 0.97  # largest time, as a fraction of the default's, at which another tiling replaces it
+GAIN: Final = 0.97  # a tiling replaces the default if its time is at most this fraction of the default's
 ROUNDS: Final = 20  # timed calls, of which the median counts
 FLUSHED: Final = 2**28  # bytes overwritten to flush caches: more than any GPU's last-level cache
 PAGE: Final = 16

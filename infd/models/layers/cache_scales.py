@@ -37,7 +37,7 @@ UNUSED = (
 
 
 class CacheScales(Parameter):
-    """[2, K] float32: divisors of the keys, and of the values, of each head."""
+    """[2, K] float32: divisor of the keys and divisor of the values, by head."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
 """Name the models that transformers has no decoder for, or cannot compute here, without importing transformers.
 
-Importing transformers, and torch with it, takes seconds; its table of model names is a literal in a source file, and is
-parsed from there.
+Importing transformers, which imports torch, takes seconds; transformers' table of model names is a literal in a
+source file, and is parsed from there.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class TransformersModel:
         self.unread = declare(self._head, blueprint)
         self.parameters = blueprint.parameters
         self.least_rows = LEAST_ROWS
-        self.targets = blueprint.targets  # none: adapters need infd's own Linear
-        self.cache_scales: dict[int, Parameter] = {}  # none: checkpoint names of scales differ by architecture
+        self.targets = blueprint.targets  # empty: adapters need infd's own Linear
+        self.cache_scales: dict[int, Parameter] = {}  # empty: checkpoint names of scales differ by architecture
         _stand_in(self._head, self._decoder)
 
         with refusing("its head does not run on hidden states alone"):

@@ -43,8 +43,8 @@ class Driver:
         raise DeviceLost(f"{call}: {status.name}; the GPU's memory may be invalid: restart infd if the error recurs")
 
     def may_wait(self) -> bool:
-        """Return whether this thread may synchronize with the device: it has a context and is not capturing."""
-        # The query is valid only once torch has initialized CUDA; before, no thread captures.
+        """Return whether this thread may synchronize with the device: the thread has a context and is not capturing."""
+        # The query is valid only once torch has initialized CUDA; until then, no thread captures.
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
         return not capturing and int(self("cuCtxGetCurrent")) != 0
 

@@ -88,7 +88,7 @@ class Residence:
         return ALL if level >= 2 or self._bank.dedicated else frozenset({MemoryPart.CACHE})
 
     def sleep(self, level: int) -> int:
-        """Release the cache, at level 2 the weights too; at level 1 a GPU's weights are parked in host memory.
+        """Release the cache, and at level 2 the weights; at level 1 a GPU's weights are parked in host memory.
 
         Returns the bytes freed: of device memory, on a CPU of the process's memory. Raises OutOfMemory, DeviceLost.
         """
@@ -107,7 +107,7 @@ class Residence:
         return max(0, before - self._bank.held())
 
     def _park(self, level: int) -> Residency:
-        """Park the weights in host memory if this level of sleep does; return their residency during the sleep."""
+        """At level 1, park a GPU's weights in host memory; return the weights' residency during the sleep."""
         now = self.memory.weights
         if level >= 2:
             return Residency.RELEASED

@@ -1,10 +1,10 @@
 """Release a GPU's memory while its addresses stay reserved, so that captured graphs stay valid.
 
-Addresses are reserved once. Memory is created in pieces and mapped to them, unmapped on release, and created and
-mapped anew on restore. A piece's handle is released as soon as the piece is mapped: the mapping keeps the memory
+Addresses are reserved once. Memory is created in pieces and mapped to these addresses, unmapped on release, and created
+and mapped again on restore. A piece's handle is released as soon as the piece is mapped: the mapping keeps the memory
 alive, so unmapping alone frees the memory.
 
-Pieces mapped before a failed call stay recorded; the next call uses or unmaps them.
+Pieces mapped before a failed call stay recorded; the next call uses or unmaps these pieces.
 
 A range is freed with its last tensor. A thread without a CUDA context, or in a capture, must not synchronize with the
 device; in this case the bank's next call frees the range.
@@ -124,7 +124,7 @@ class Addresses:
 
 
 class _Backing:
-    """The memory mapped to a range of addresses. A separate object: it outlives Addresses until the range is freed.
+    """The memory mapped to a range of addresses. A separate object, which outlives Addresses until the range is freed.
 
     mapped  bytes of each piece, by offset
     """

@@ -1,8 +1,8 @@
 """Compute the bytes available to the cache, and log the budget.
 
 On a GPU infd may allocate a share of the memory that was free when it started. After the weights are loaded, the
-largest step is run on a cache just large enough for it, to measure its peak; the cache gets the rest of the share. On a
-CPU the cache may occupy a share of the host's free memory.
+largest step is run on the smallest cache that the step needs, to measure the step's peak; the remaining bytes of the
+share are for the cache. On a CPU the cache may occupy a share of the host's free memory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Budget(Struct, frozen=True, kw_only=True):
     """A GPU's memory in bytes, by use.
 
     others   allocated when infd started: by other processes, and by CUDA for this process
-    share    fraction of the rest that infd may allocate
+    share    fraction of the other memory that infd may allocate
     graphs   expected bytes of CUDA graphs
     """
 
@@ -132,7 +132,7 @@ def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs
         runner, cache = runners.build(pages, longest, purpose="the cache of a first step", graphs=graphs)
         long = TrialPlans(layout, pages=pages, rows=rows, max_model_len=longest)
         wide = TrialPlans(layout, pages=pages, rows=rows, max_model_len=2)  # one prompt token and one sampled token
-        scored = LIKELIEST if layout.divisible else None  # scored tokens' logits need memory too
+        scored = LIKELIEST if layout.divisible else None  # scored tokens' logits also need memory
         plan = long.plan(min(tokens, long.room), scored)
         run(runner, plan)  # first: allocates workspaces that stay allocated
         step = bank.peak(partial(run, runner, plan))

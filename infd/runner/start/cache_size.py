@@ -1,4 +1,4 @@
-"""Choose the cache's number of pages, and the longest sequence that fits them."""
+"""Choose the cache's number of pages, and the longest sequence that fits the pages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def size_cache(
     max_model_len: int,
     step_tokens: int,
 ) -> CacheSize:
-    """Choose the number of pages, and the longest sequence that fits them.
+    """Choose the number of pages, and the longest sequence that fits the pages.
 
     configured   bytes in the settings; None: all of `room`
     step_tokens  token budget of a step; a window group needs pages for a step's tokens besides its window

@@ -1,7 +1,7 @@
 """Plan and run trial steps on a runner that does not serve yet.
 
 Trial steps are ordinary plans, on rows and pages that no sequence uses. `calibration.py` measures the duration of trial
-steps, `budget.py` the memory, and `warming.py` compiles the kernels called.
+steps, `budget.py` the memory, and `warming.py` compiles the kernels that trial steps call.
 """
 
 from __future__ import annotations

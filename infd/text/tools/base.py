@@ -31,7 +31,7 @@ class ToolSyntax(Protocol):
 
     @property
     def grammar(self) -> CallSyntax | None:
-        """How calls are forced; None: they cannot be."""
+        """The syntax in which a grammar forces calls; None: calls cannot be forced."""
 
     def start(self, names: Sequence[str]) -> Parser:
         """Start parsing an answer; `names` are the tools offered."""

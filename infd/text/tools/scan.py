@@ -1,6 +1,6 @@
-"""Scan a JSON object while it is being written, to find where its members end.
+"""Scan a partial JSON object to find where its members end.
 
-Tracks brackets and strings only; whether the object is valid JSON is decided when all of it is parsed.
+Tracks brackets and strings only; the complete object is validated when it is parsed.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def _tests(args: list[nodes.Expr]) -> bool:
 
 
 def _small(*values: nodes.Expr, most: int = LARGEST_ARGUMENT) -> bool:
-    """Return whether all values are constants, and none is large."""
+    """Return whether all values are small constants."""
     for value in values:
         match value:
             case nodes.Neg(node=nodes.Const(value=int() | float() as number)):

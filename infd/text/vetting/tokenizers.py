@@ -73,7 +73,7 @@ class _File(Struct):
 
 
 def read(content: bytes) -> tuple[bytes, str | None]:
-    """Return a tokenizer.json to load, and the objection to it, or None.
+    """Return a tokenizer.json to load, and the objection to the file, or None.
 
     A file with an objection is returned unchanged. Takes a few milliseconds per MiB.
     """
