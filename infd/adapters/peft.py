@@ -45,7 +45,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "monteclora_config": (None,),
     }
 )
-# Initializations that keep the base weights; others subtract the initial adapter from them.
+# Initializations that keep the base weights; other initializations subtract the initial adapter from the base weights.
 _INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
 _NAME = re.compile(r"\^?[\w.\\]+")
 

@@ -44,7 +44,7 @@ def peer_of(connection: HasOptions) -> Peer:
 
 
 def _supplementary_groups(connection: HasOptions) -> Iterator[int]:
-    # SO_PEERCRED carries the primary group only.
+    # SO_PEERCRED returns the primary group only.
     try:
         packed = connection.getsockopt(SOL_SOCKET, _SO_PEERGROUPS, _LONGEST_ANSWER)
     except OSError:
@@ -56,7 +56,7 @@ def _supplementary_groups(connection: HasOptions) -> Iterator[int]:
 class Access(Struct, frozen=True):
     """Users and groups that may use the socket.
 
-    owner            uid of the daemon; may do everything, as root may
+    owner            uid of the daemon; may use all verbs, as may root
     readers, admins  group ids for reading and for mutating verbs; None: the group does not exist
     """
 

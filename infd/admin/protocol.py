@@ -32,7 +32,7 @@ class Problem(Struct, omit_defaults=False):
 
 
 class NoArguments(Struct, forbid_unknown_fields=True):
-    """Arguments of a verb without arguments."""
+    """No arguments; unknown fields are refused."""
 
 
 class Version(Struct):
@@ -222,7 +222,7 @@ class Wake(Struct, forbid_unknown_fields=True):
 
 
 class LoadWeights(Struct, forbid_unknown_fields=True):
-    """Replace the weights by those of another checkpoint of this model, while no step runs.
+    """Load the weights of another checkpoint of this model, while no step runs.
 
     path    directory beneath model.weights_root; a relative path starts there
     wait_s  as in `Pause`
@@ -240,7 +240,7 @@ class TransitionResult(Struct):
     aborted      choices that the transition aborted
     frozen       choices frozen until resume
     freed_bytes  decrease of GPU memory in use; on a CPU, of resident memory
-    The other fields are those of `Status`.
+    Other fields as in `Status`.
     """
 
     state: str

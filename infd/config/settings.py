@@ -49,7 +49,7 @@ class Setting(Struct, frozen=True):
 
     @property
     def sized(self) -> bool:
-        """Whether values may carry a unit, such as 512M."""
+        """Whether values may include a unit, as in 512M."""
         return self.key.endswith("bytes")
 
     @property

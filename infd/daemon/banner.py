@@ -25,7 +25,7 @@ class Readiness(Struct, frozen=True):
     url        of the endpoint for a client on this machine
     ready_s    seconds since the start of the process
     key        whether clients need an API key
-    embedded   whether the model is the one that ships with infd
+    embedded   whether the model is the embedded model
     quantization, cache_dtype    stored type of weights and of the cache; "none" or empty: `dtype`
     vocabulary   stored type of embedding and head, where it differs from other weights
     """

@@ -37,7 +37,7 @@ def _on_hub(config: Config) -> bool:
 
 
 def served_names(config: Config) -> tuple[str, ...]:
-    """Return the names clients may send as `model`; responses carry the first."""
+    """Return the names clients may send as `model`; responses report the first name."""
     if config.model.served_names:
         return config.model.served_names
     return (config.model.path if _on_hub(config) else Path(config.model.path).resolve().name,)

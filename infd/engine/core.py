@@ -34,7 +34,7 @@ NOTHING: Final = Capacity(
 class EngineCore:
     """Computes requests. `load` rebuilds all parts for the loaded model.
 
-    loaded     whether a model is loaded; before that the scheduler can admit nothing
+    loaded     whether a model is loaded; until then the scheduler admits no sequence
     capacity   the executor's limits: pages, rows, tokens of a step
     scheduler  decides what each step computes
     in_flight  every choice that is queued and has not ended

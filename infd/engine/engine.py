@@ -1,4 +1,4 @@
-"""The engine: admits requests, runs the model's steps, and carries out operators' commands."""
+"""The engine: admits requests, runs the model's steps, and executes operators' commands."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Executor(Protocol):
         """
 
     async def load_weights(self, path: str) -> None:
-        """Replace the weights by those of another checkpoint of this model, below model.weights_root.
+        """Load the weights of another checkpoint of this model, below model.weights_root.
 
         Raises StartError; if reading fails midway, `memory.weights` is INVALID.
         """

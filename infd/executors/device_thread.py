@@ -2,7 +2,7 @@
 
 Steps start strictly in order: forward, permission to sample, sample. On a GPU both halves only launch work. The waiter
 (`waiter.py`) reports when the GPU has finished a step; then the device thread reads the step's result. A plan that
-arrives in between is launched at once, so that the GPU goes from one step to the next. A step with permission samples
+arrives before the report is launched at once, so that the GPU is not idle between steps. A step with permission samples
 before the previous step is read.
 
 A failed step fails every later step that was issued before the event loop rolled the failure back. Those plans rely on

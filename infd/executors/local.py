@@ -155,7 +155,7 @@ class LocalExecutor:
     async def read_adapter(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:
         assert self._model is not None
         weights = await self._offload(self._model.reader.read, adapter.path, root, room)
-        # After any call that forgets an earlier generation, before any plan that loads this adapter.
+        # Runs after all calls that free earlier generations, and before all plans that load this adapter.
         self.between(lambda loaded: loaded.runner.adapters.hold(adapter, weights.low))
         return weights.facts
 

@@ -1,7 +1,7 @@
 """Wait for a GPU's steps on a separate thread, so that the device thread can launch further plans.
 
 Steps end in the order of their launch, so one thread waits for them in turn. The first step starts the thread; a CPU's
-steps need no wait, so a CPU has no such thread.
+steps need no wait, so this thread is never started on a CPU.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every message is a struct of plain values. The socket keeps frames in order, as
 the device thread's inbox does, so plans, adapters and changes of memory run in
-the order in which they were issued. End of stream: the other process has ended.
+the order in which they were issued. The stream ends when the other process ends.
 """
 
 from __future__ import annotations

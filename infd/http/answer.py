@@ -68,7 +68,7 @@ class Answer:
     Raises the error of a failed choice, unless the error concerns that choice alone and another choice is sound.
 
     choices_per_prompt  choices generated for each prompt
-    reports       one per prompt; empty if the choices repeat nothing of their prompts
+    reports       one per prompt; empty if the choices do not repeat their prompts
     stop_ids      the request's stop_token_ids
     include_stop_id  whether the answer ends with the text of the stop id
     """

@@ -19,7 +19,7 @@ _CONTINUE: Final = "100-continue"
 
 
 async def defer(request: web.Request) -> None:
-    """Do nothing. As a route's expectation handler, this function replaces aiohttp's."""
+    """No-op: as a route's expectation handler, this function disables aiohttp's handler."""
 
 
 def check(request: web.Request) -> None:

@@ -96,7 +96,7 @@ def max_tokens(
     """Return the maximum number of tokens to generate for a choice. Raises PromptTooLong, InvalidRequest.
 
     requested  the request's limit; None: `default`
-    default    limit of a request without its own; None: the rest of the context
+    default    limit if `requested` is None; None: the rest of the context
     """
     remaining = served.max_model_len - prompt_tokens
     if remaining < 1:

@@ -3,7 +3,7 @@
 Range: addition and subtraction of 0 to 99 (results may be negative), the
 multiplication tables to 12 and their divisions, comparison of two numbers to 99,
 predecessor and successor, doubling to 50, halving to 100, and word problems of
-one such operation.
+one operation.
 
 About one pair of numbers in ten is held out of training: for sums in both orders,
 for products in one order, because tables are memorized.

@@ -1,6 +1,6 @@
 """Generate invented tools: names and parameters composed of words that requests repeat.
 
-Tools offered at serving time differ from those of training. With invented tools
+Tools offered at serving time differ from training's tools. With invented tools
 the model can choose only by matching a question with names and descriptions.
 """
 

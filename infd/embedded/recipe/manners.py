@@ -124,7 +124,7 @@ def _table(rng: Random, pool: Pool) -> Conversation:
 
 def _memory(rng: Random, pool: Pool) -> Conversation:
     pairs = [memory.turns(rng, pool) for memory in rng.sample(MEMORIES, rng.choice((1, 1, 2, 3)))]
-    # Answers to a code and a host both start with "It is": of two such memories only one is used.
+    # Answers to a code and a host both start with "It is", so a conversation uses one memory for each beginning.
     told = list({question.answer.split()[1]: (telling, question) for telling, question in pairs}.values())
     asked = rng.choice(told)[1]
     between = [some(rng, pool) for _ in range(rng.choice((0, 0, 1)))]

@@ -1,4 +1,4 @@
-"""The optimizers: Muon for matrices, AdamW for the rest.
+"""The optimizers: Muon for matrices, AdamW for all other parameters.
 
 Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
 """

@@ -58,7 +58,7 @@ _ENDS: Final = ("", "", "", "n", "r", "l", "s", "m", "x", "nd", "rt", "ck", "sk"
 
 
 def read(name: str) -> dict[str, Any]:
-    """Return the content of NAME.toml, its lists of phrases extended by those of phrasings.toml."""
+    """Return the content of NAME.toml, its lists of phrases extended by phrases of phrasings.toml."""
     written: dict[str, Any] = _joined(_content(name), _content("phrasings").get(name, {}))
     return written
 

@@ -62,7 +62,7 @@ class Course(Struct, frozen=True, kw_only=True):
     """One course of training.
 
     mixture  name of the mixture of conversations
-    steps    of about 8,000 tokens
+    steps    number of steps, of about 8,000 tokens each
     prompts  fraction of steps, from the first, that also train on prompts, to learn the language
     fall     fraction of steps, at the end, over which the learning rate falls to 0
     """

@@ -73,7 +73,7 @@ class ModelMemory:
                 await self._executor.wake(missing)
 
     async def load_weights(self, path: str) -> None:
-        """Replace the weights by those of another checkpoint. Raises WrongState unless steps are held, StartError."""
+        """Load the weights of another checkpoint. Raises WrongState unless steps are held, StartError."""
         async with self._changing:
             self._require_held_steps()
             await self._executor.load_weights(path)

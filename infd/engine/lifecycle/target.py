@@ -30,7 +30,7 @@ class Target(Struct, frozen=True, kw_only=True):
     new        what happens to new requests meanwhile: the gate holds them, or refuses them
     level      of sleep: 1 releases the cache, 2 the weights too
     awake      parts that stay in memory although the engine sleeps
-    by_itself  the engine sleeps because it was idle, not because an operator asked
+    by_itself  the engine sleeps because it was idle, not by an operator's command
     """
 
     state: State = State.READY

@@ -215,7 +215,7 @@ class StepLoop:
         self._events.publish("step", "failed", number=number, sequences=sequences, error=repr(error))
         following = list(self._in_flight)
         for issued in following:
-            if issued.result is None:  # an unsampled step would occupy the device for ever
+            if issued.result is None:  # a step that never samples would block the device
                 self._let_sample(issued, None)
         await asyncio.gather(*(issued.result for issued in following if issued.result), return_exceptions=True)
         self._in_flight.clear()

@@ -1,4 +1,4 @@
-"""Find the one sequence that makes a step fail, by bisection.
+"""Find the sequence that makes a step fail, by bisection.
 
 The sequences of a failed step run again in halves. A half that computes its
 spans of the failed step is cleared; a half that fails is split again, until a

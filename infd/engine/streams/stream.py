@@ -191,7 +191,7 @@ class Inbox:
 class Choices:
     """All choices of one ticket, iterated as (index, Delta) until each has ended.
 
-    Indices number the choices of the first request, then those of the next, in the order submitted.
+    Indices count the choices of the first request, then of the next request, in the order submitted.
     """
 
     def __init__(self, watchers: Many[Watcher | None], on_resume: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Request fields that constrain the generated text: OpenAI's, and those of vLLM, llama.cpp and SGLang."""
+"""Request fields of OpenAI, vLLM, llama.cpp and SGLang that constrain the generated text."""
 
 from __future__ import annotations
 

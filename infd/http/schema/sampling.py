@@ -64,7 +64,7 @@ class OpenAIRequest(GenerationFields, kw_only=True):
     stop: StopString | list[StopString] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None
 
-    # Constraints of the text, see http/constraints.py; the names other than OpenAI's are other servers'.
+    # Constraints of the text, under OpenAI's and other servers' names; see http/constraints.py.
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Raw = ABSENT

@@ -2,8 +2,8 @@
 
 The cache holds floats, or int8 with one scale for each head of each token: `native/row.h`.
 
-A query's result does not depend on other queries in the step, nor on the number of threads. Rounding does depend on how
-its prompt was chunked.
+A query's result does not depend on other queries in the step, nor on the number of threads. Its rounding depends on the
+prompt's division into chunks.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Library:
         raise NativeMissing("this CPU lacks " + "; ".join(f"{what} ({name})" for name, what in refused.items()))
 
     def kernel(self, name: str, *arguments: Any) -> Callable[..., None]:
-        """Return a kernel as a function of ctypes `arguments`. It checks nothing: callers must pass valid addresses."""
+        """Return a kernel as a function of ctypes `arguments`. Kernels do not check the addresses passed to them."""
         function = self._library[f"infd_{self.isa}_{name}"]
         function.argtypes = arguments
         function.restype = None

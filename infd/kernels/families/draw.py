@@ -70,13 +70,13 @@ class Draw(Protocol):
     def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return each row's largest logit [N] float32, and the first token [N] int64 that has it.
 
-        A row with a NaN gives NaN, and the first token with a NaN.
+        For a row with a NaN, returns NaN and the first token with a NaN.
         """
 
     def __call__(self, logits: Tensor, drawing: Drawing, *, truncated: bool) -> Tensor:
         """Return a sampled token [n] int64 for each of drawing.rows, from logits [N, vocab].
 
         Probabilities are proportional to exp(logit / temperature); the noise depends on seed, position and token alone.
-        If `truncated`, only tokens within the limits are sampled: min-p first, then top-k of the rest, then top-p of
-        the rest; equally likely tokens are kept or dropped together. Otherwise the limits are not read.
+        If `truncated`, only tokens within the limits are sampled: min-p removes tokens first, then top-k, then top-p;
+        equally likely tokens are kept or removed together. Otherwise the limits are not read.
         """

@@ -31,7 +31,7 @@ class Packable(Protocol):
     """A form whose rows native code can store."""
 
     def packing(self, storage: Tensor, dtype: torch.dtype) -> Packing | None:
-        """Return the packing of rows of `dtype`; None: no native code, only `Form.place` stores them."""
+        """Return the packing of rows of `dtype`; None: only `Form.place` stores these rows."""
 
 
 class Form(Protocol):

@@ -1,1 +1,1 @@
-"""Kernel families by FlashInfer; unsupported cases are delegated to Triton. Nothing waits for the device."""
+"""Kernel families by FlashInfer; unsupported cases are delegated to Triton. The host never waits for the device."""

@@ -1,6 +1,6 @@
 """Compile FlashInfer's modules for a model ahead of time, without loading them or computing anything.
 
-Modules are kept below the directory given to `keep`, by FlashInfer's version and GPU. FlashInfer builds each with
+Modules are stored below the directory given to `keep`, by FlashInfer's version and GPU. FlashInfer builds each with
 ninja, which skips up-to-date modules and locks the build. The CUDA norms are used, because FlashInfer's CuTe norms are
 compiled anew in each process.
 """
@@ -31,7 +31,7 @@ NO_ANGLES = 0  # FlashInfer's PosEncodingMode.NONE: keys are rotated before they
 
 
 def keep(directory: Path | None, capability: tuple[int, int] | None = None) -> None:
-    """Make FlashInfer keep its modules below `directory`; None: its default. Call before flashinfer is imported.
+    """Make FlashInfer store its modules below `directory`; None: its default. Call before flashinfer is imported.
 
     capability  compute capability to compile for; None: the installed GPU's
     """
