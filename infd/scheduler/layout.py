@@ -44,7 +44,8 @@ class PageGroup(Struct, frozen=True, kw_only=True):
     def first_missing(self, boundary: int, cached: Callable[[int], bool]) -> int | None:
         """Return the first token of the first uncached page that computing from token `boundary` needs.
 
-        None: computing can start at `boundary`. Otherwise no boundary between that token and `boundary` is possible.
+        None: computing can start at `boundary`. Otherwise computing cannot start at any boundary between that token and
+        `boundary`.
         """
         missing = next((page for page in self.pages_needed(boundary, boundary) if not cached(page)), None)
         return None if missing is None else missing * self.page_tokens
@@ -118,7 +119,7 @@ class Capacity(Struct, frozen=True, kw_only=True):
     step_tokens     token budget of a step
     mixed_tokens    token budget of a step that also decodes; None: step_tokens
     crowded_tokens  token budget of a mixed step while many prompts wait for their first token; None: mixed_tokens
-    score_cost      budget tokens that a prompt token costs if it is scored: its logits are computed too
+    score_cost      budget tokens that a prompt token costs if it is scored, because its logits are also computed
     max_model_len   longest sequence, prompt and generated tokens together
     vocab_size      token ids are 0..vocab_size - 1
     """

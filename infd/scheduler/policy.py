@@ -38,7 +38,7 @@ def by_place(seq: Sequence) -> QueuePlace:
 
 
 def split_decoding(running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-    """Return the running sequences that decode (one token to compute), and the others, both in order.
+    """Return the running sequences that decode (one token to compute), and the other sequences, both in order.
 
     Decoding sequences draw first on a step's token budget: prompts fill the
     remaining tokens, so a prompt never pauses a stream.

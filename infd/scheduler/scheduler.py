@@ -388,7 +388,7 @@ class Scheduler:
         return outcome
 
     def _append(self, seq: Sequence, tokens: list[int], step: int) -> int:
-        """Append the tokens that `step` sampled, up to the first that ends the sequence; return their number."""
+        """Append the tokens that `step` sampled, up to the first token that ends the sequence; return their number."""
         known = seq.tokens
         for appended, token in enumerate(tokens, 1):
             known.append(token)

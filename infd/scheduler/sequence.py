@@ -130,7 +130,7 @@ class Sequence:
 
     @property
     def owes_scores(self) -> bool:
-        """Whether log-probabilities of its prompt are still to be planned."""
+        """Whether log-probabilities of the prompt are still to be planned."""
         return self.scoring and self.finish is None and self.computed < self.prompt_tokens - 1
 
     @property

@@ -92,8 +92,8 @@ class Loaded(Struct, frozen=True):
 class TemplateProperties(Struct, frozen=True):
     """The properties of a compiled template.
 
-    reads        names of the variables that it reads
-    reads_parts  whether it accepts content that is a list of parts
+    reads        names of the variables that the template reads
+    reads_parts  whether the template accepts content that is a list of parts
     """
 
     reads: frozenset[str]

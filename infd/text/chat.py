@@ -218,7 +218,7 @@ class ChatTemplate:
 class Template(Protocol):
     """A compiled template.
 
-    reads        names of the variables that it reads
+    reads        names of the variables that the template reads
     reads_parts  whether content may be a list of parts; False: the template would print the list as Python does
     """
 

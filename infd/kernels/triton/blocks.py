@@ -31,8 +31,8 @@ SHARED_BY_AMD: Final = 64 * KIB
 class Gpu(NamedTuple):
     """The properties of a GPU that decide the sizes of tiles.
 
-    name             the driver's; empty for a GPU that is not installed
-    multiprocessors  number of them
+    name             the driver's name for the GPU; empty if the GPU is not installed
+    multiprocessors  number of multiprocessors
     shared           bytes of shared memory available to one program
     amd              an AMD GPU, which holds queries in registers
     """

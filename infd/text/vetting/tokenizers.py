@@ -227,7 +227,8 @@ def _model_objection(model: _Model) -> str | None:
 def _unigram_objection(model: _Model) -> str | None:
     """Return the objection to a unigram model, or None.
 
-    At each character the library tries all pieces that begin there; its table has a node for each of their characters.
+    At each character the library tries all pieces that begin there; the library's table has a node for each character
+    of the pieces.
     """
     try:
         pieces = msgspec.json.decode(model.vocab, type=list[tuple[str, float]])
