@@ -334,18 +334,18 @@ class _Rewriting:
             self._number(node, leaf, keyword, path)
         for keyword in ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"):
             if keyword in node:
-                count = node[keyword]
-                if isinstance(count, bool) or not isinstance(count, int | float) or count < 0 or count != int(count):
-                    raise _invalid((*path, keyword), f"{keyword} is a whole number, at least 0")
+                count = _whole(node[keyword], keyword, path)
                 if not (count == 0 and keyword.startswith("min")):
-                    leaf[keyword] = int(count)
+                    leaf[keyword] = count
         if "pattern" in node:
             pattern, leaf_prefixes = _without_prefixes(node["pattern"])
             if leaf_prefixes:
                 leaf["notPrefix"] = leaf_prefixes
             leaf["pattern"] = _pattern(pattern, (*path, "pattern"))
-        if node.get("format") in FORMATS:
-            leaf["format"] = node["format"]
+        if not isinstance(format := node.get("format", ""), str):
+            raise _invalid((*path, "format"), "format is a string")
+        if format in FORMATS:
+            leaf["format"] = format
         self._items(node, leaf, path)
         self._properties(node, leaf, path)
         if "enum" in leaf:
@@ -368,7 +368,7 @@ class _Rewriting:
             if value and bound in leaf:
                 leaf[keyword] = leaf.pop(bound)
             return
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise _invalid((*path, keyword), f"{keyword} is a number")
         if keyword == "multipleOf" and value <= 0:
             raise _invalid((*path, keyword), "multipleOf is above 0")
@@ -556,6 +556,8 @@ class _Rewriting:
 
     def _property_names(self, node: dict[str, Any], path: tuple[str | int, ...], beside: Schema) -> list[Schema]:
         names = self._resolved(self._convert(node["propertyNames"], path))
+        if names is None:
+            raise _failed(path, "propertyNames that refers to itself is not supported")
         if names is True:
             return []
         if names is False or "string" not in self._atoms(names):
@@ -574,14 +576,15 @@ class _Rewriting:
         return [{"patternProperties": {pattern: True}, OTHERS: False}]
 
     def _contains(self, node: dict[str, Any], path: tuple[str | int, ...], beside: Schema) -> list[Schema]:
-        least, most = node.get("minContains", 1), node.get("maxContains")
+        least = _whole(node.get("minContains", 1), "minContains", path[:-1])
+        most = None if "maxContains" not in node else _whole(node["maxContains"], "maxContains", path[:-1])
         wanted = self._convert(node["contains"], path)
         if (least == 0 and most is None) or "array" not in self._atoms(beside):
             return []
         leaf = next((p for p in _parts(beside) if "maxItems" in p or p.get("items") is False), {})
         length = leaf.get("maxItems", len(leaf.get("prefixItems", ())) if leaf.get("items") is False else None)
         if wanted is True:
-            return [{k: v for k, v in (("minItems", int(least)), ("maxItems", most)) if v is not None}]
+            return [{k: v for k, v in (("minItems", least), ("maxItems", most)) if v is not None}]
         if least == 0 and most == 0:
             return [{"items": self._either(self._negated(wanted, True))}]
         if length is None:
@@ -589,9 +592,9 @@ class _Rewriting:
         rest = self._atoms(beside) - {"array"}
         others = [{"type": _named(rest)}] if rest else []
         if most is None:
-            if length > ALTERNATIVES or math.comb(length, int(least)) > ALTERNATIVES:
+            if length > ALTERNATIVES or math.comb(length, least) > ALTERNATIVES:
                 raise _failed(path, "contains has too many positions to choose from", "grammar_too_large")
-            chosen = itertools.combinations(range(length), int(least))
+            chosen = itertools.combinations(range(length), least)
             return [self._either([*others, *(self._at(c, wanted, True, c[-1] + 1) for c in chosen)])]
         if length > ALTERNATIVES or 2**length > ALTERNATIVES:
             raise _failed(path, "contains has too many positions to choose from", "grammar_too_large")
@@ -602,7 +605,7 @@ class _Rewriting:
                     *others,
                     *(
                         self._at(c, wanted, unwanted, (c[-1] + 1) if c else 0)
-                        for n in range(int(least), min(int(most), length) + 1)
+                        for n in range(least, min(most, length) + 1)
                         for c in itertools.combinations(range(length), n)
                     ),
                 ]
@@ -687,6 +690,8 @@ class _Rewriting:
         """Return alternatives that together are `node`: schema, names and patterns evaluated, whether everything is."""
         if isinstance(node, bool):
             return [(node, (), (), False)] if node else []
+        if not isinstance(node, dict):
+            raise _invalid(path, "a schema is an object or a boolean")
         if depth > RESOLVED:
             raise _failed(path, "unevaluatedProperties through recursive references is not supported")
         applicators = ("$ref", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "dependencies")
@@ -1324,6 +1329,14 @@ def _refs(schema: Schema) -> Iterator[str]:
             yield schema["$ref"]
         for child in _children(schema):
             yield from _refs(child)
+
+
+def _whole(value: Any, keyword: str, path: tuple[str | int, ...]) -> int:
+    """Return the value of a keyword that counts. Raises GrammarFailed."""
+    whole = value.is_integer() if isinstance(value, float) else isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < 0:
+        raise _invalid((*path, keyword), f"{keyword} is a whole number, at least 0")
+    return int(value)
 
 
 def _count(schema: Schema) -> int:

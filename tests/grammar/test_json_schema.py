@@ -407,6 +407,12 @@ REFUSED = [
         "#/allOf/0/$id",
         "unsupported",
     ),
+    ({"minItems": float("inf")}, "#/minItems", "invalid"),
+    ({"maximum": 10**400}, "#/maximum", "unsupported"),
+    ({"format": ["date"]}, "#/format", "invalid"),
+    ({"contains": {}, "minContains": {}}, "#/minContains", "invalid"),
+    ({"propertyNames": {"$ref": "#"}}, "#/propertyNames", "unsupported"),
+    ({"unevaluatedProperties": False, "if": 1e300}, "#/if", "invalid"),
     (False, "#", "unsupported"),
     ([], "#", "invalid"),
 ]
