@@ -1,4 +1,4 @@
-"""The model at work: the scheduler, the step loop and the choices in flight."""
+"""Compute requests: the model's scheduler, step loop and choices in flight."""
 
 from __future__ import annotations
 

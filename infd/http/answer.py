@@ -1,4 +1,4 @@
-"""The growing answer to one generation: each choice's new token ids are decoded to text."""
+"""The answer to one generation, decoded to text as the choices' token ids arrive."""
 
 from __future__ import annotations
 

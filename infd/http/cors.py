@@ -26,7 +26,7 @@ class Origins:
     def preflight(self, request: web.Request) -> web.Response | None:
         """Return the response to a preflight request; None for other requests and for origins that are not allowed.
 
-        A preflight request needs no API key: browsers send preflight requests without credentials.
+        A preflight request needs no API key, because browsers send preflight requests without credentials.
         """
         method = request.headers.get("Access-Control-Request-Method")
         if request.method != "OPTIONS" or method is None or not self._allows(request.headers.get("Origin")):

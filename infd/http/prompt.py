@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from infd.text.chat import ChatTemplate
     from infd.text.fuel import Limits
 
-# Encoding this many characters takes about 4 ms. Longer texts are encoded on a thread: on the event loop they would
-# delay the tokens of all streams.
+# Encoding this many characters takes about 4 ms. Longer texts are encoded on a thread, because they would delay
+# the tokens of all streams on the event loop.
 SHORT_CHARACTERS: Final = 4096
 # Encoding this many characters takes about 50 ms. Longer texts are encoded on other threads.
 ORDINARY_CHARACTERS: Final = 2**16

@@ -63,7 +63,7 @@ def invent(rng: Random, pool: Pool, count: int) -> list[Tool]:
             nouns.append(_nouns(rng, pool))
         form = rng.choice(_FORMS)
         tool = form(rng, pool, rng.choice(nouns))
-        # Requests cannot tell "set" from "change", so an attribute gets only one of both tools; verbs of _doing differ.
+        # Requests cannot tell "set" from "change", so an attribute has only one of the tools; verbs of _doing differ.
         meaning = tool.name if form in {_doing, _handing} else f"{form.__name__} {tool.name.partition('_')[2]}"
         if tool.name not in taken:
             tools.setdefault(meaning, tool)

@@ -184,7 +184,7 @@ def _answering(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
 
 
 def _calling_again(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
-    """Draw a conversation with a second request after a completed first."""
+    """Draw a conversation with a second request after a completed first request."""
     tools = _choose(rng, pool, 2)
     offer = Offer(rng, tools)
     messages, _, sentence, _ = _exchange(rng, pool, offer, [use(rng, tools[0], pool)])

@@ -164,7 +164,7 @@ class InFlight:
         """Push one sequence's outcome to its stream."""
         seq = outcome.seq
         if seq not in self._open:
-            return  # its reader left, or it was ended, before the outcome was delivered
+            return  # the choice ended before the outcome was delivered
         choice, ticket = self._open[seq]
         if outcome.finish is FinishReason.ERROR:
             if not isinstance(seq.failure, InfdError):

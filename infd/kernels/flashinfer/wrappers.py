@@ -139,7 +139,7 @@ class Wrappers:
         self._lent: list[Lent] = []
 
     def take(self) -> Wrapper:
-        """Return a free wrapper, or make one."""
+        """Return a free wrapper, or create a wrapper."""
         for i, (wrapper, borrower, copied) in enumerate(self._lent):
             if borrower() is None and (copied is None or copied.query()):
                 del self._lent[i]
