@@ -64,6 +64,14 @@ def checked(grammar: str, limits: Limits, schema: Callable[[Any], Any]) -> str:
     return "".join(parts)
 
 
+def without_specials(grammar: str) -> str:
+    """Return a Lark grammar in which every token given by name or number is token 0, which every vocabulary has.
+
+    The library refuses a token that the vocabulary lacks before it compiles the rest.
+    """
+    return _TOKEN.sub(lambda match: "<[0]>" if match.lastgroup == "special" else match[0], grammar)
+
+
 def string(text: str) -> str:
     """Write a text as a string of Lark."""
     return re.sub(r"[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))

@@ -85,7 +85,7 @@ class LlguidanceCompiler:
         written = self._written(constraint, limits)
         for grammar in written.given:
             if self._trial is not None and trial.needed([grammar]):
-                self._trial(_encoded([grammar]), _FUEL)
+                self._trial(_encoded([_without_specials(grammar)]), _FUEL)
         try:
             compiled, first = self._compile(written.grammars)
         except GrammarFailed:
@@ -293,6 +293,11 @@ def _tokens(vocabulary: Vocabulary, ends: frozenset[int]) -> list[bytes]:
         for index, token in enumerate(vocabulary.tokens)
     ]
     return tokens + [b""] * (vocabulary.columns - len(tokens))
+
+
+def _without_specials(grammar: dict[str, Any]) -> dict[str, Any]:
+    text = grammar.get("lark_grammar")
+    return grammar if text is None else {"lark_grammar": lark.without_specials(text)}
 
 
 def _encoded(grammars: list[dict[str, Any]]) -> bytes:

@@ -15,7 +15,8 @@ from infd.errors import GrammarFailed
 from infd.grammar.llguidance import LlguidanceCompiler
 from infd.grammar.protocol import Limits
 from infd.grammar.trial import Trial
-from infd.request import Choice, Constraint, JsonSchema, Lark, Regex
+from infd.request import Calls, Choice, Constraint, JsonSchema, Lark, Regex, ToolSchema
+from infd.text.tools.hermes import Hermes
 from tests.grammar import vocabularies
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ def chained(levels: int, keyword: str) -> JsonSchema:
     return schema(**{"$defs": {**links, f"d{levels}": {"type": "integer"}}, "$ref": "#/$defs/d0"})
 
 
+PATTERNS = {"allOf": [{"pattern": f".*{a}.*{b}"} for a in "abcdef" for b in "uvwxyz"]}
+TOOL = ToolSchema("f", json.dumps({"properties": {"a": PATTERNS}, "required": ["a"]}), "tools[0]")
+NO_ARGUMENTS = ToolSchema("f", '{"type": "object"}', "tools[0]")
 REFUSED: dict[str, Constraint] = {
     "5,000 optional properties": schema(**properties(5000)),
     "2,000 properties": schema(**properties(2000, required=True)),
@@ -50,7 +54,7 @@ REFUSED: dict[str, Constraint] = {
     "an enum of 20,000": schema(enum=list(range(20_000))),
     "400 levels": schema(**json.loads('{"items":' * 400 + "{}" + "}" * 400)),
     "20,000 brackets": JsonSchema("[" * 20_000),
-    "36 patterns at once": schema(allOf=[{"pattern": f".*{a}.*{b}"} for a in "abcdef" for b in "uvwxyz"]),
+    "36 patterns at once": schema(**PATTERNS),
     "3^12 alternatives": schema(
         allOf=[{"anyOf": [{"properties": {f"a{i}{j}": {"type": "null"}}} for j in range(3)]} for i in range(12)]
     ),
@@ -60,6 +64,10 @@ REFUSED: dict[str, Constraint] = {
     "20,000 alternatives": Lark("start: " + " | ".join(f'"w{each}"' for each in range(20_000))),
     "a terminal doubled 30 times": Lark(doubling(30, "R")),
     "26 intersections": Lark("start: A\nA: " + " & ".join(f"/.*{each}.*/" for each in "abcdefghijklmnopqrstuvwxyz")),
+    "36 patterns behind a token by number": Lark(f"start: <[3000]> %json {json.dumps(PATTERNS)}"),
+    "36 patterns behind a token by name": Lark(f"start: <think> %json {json.dumps(PATTERNS)}"),
+    "36 patterns beside a call": Calls(Hermes.grammar, (NO_ARGUMENTS,), required=False, otherwise=schema(**PATTERNS)),
+    "arguments of 36 patterns at once": Calls(Hermes.grammar, (TOOL,), required=True),
     "5,000 parentheses": Lark("start: " + "(" * 5000 + '"a"' + ")" * 5000),
     "a terminal of itself": Lark("start: A\nA: A"),
     "a rule of itself": Lark("start: start"),
