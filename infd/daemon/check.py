@@ -56,6 +56,7 @@ def check(config: Config, environment: Environment) -> list[str]:
         found.unchecked += examined.unchecked
     found.collect(template)
     found.collect(lambda: resolve.keys(config, environment))
+    found.collect(lambda: resolve.grammar_engine(config))
     found.collect(adapters)
     if config.lora.modules:
         found.unchecked.append("whether the adapters fit the model")

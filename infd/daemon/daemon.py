@@ -81,6 +81,7 @@ class Daemon:
             self.directory.set_result(directory)
         self.names = resolve.served_names(config)
         self.keys = resolve.keys(config, environment)
+        resolve.grammar_engine(config)
         self.notifier = Notifier(environment.notify_socket)
         self.worker = Worker(apart.MODULE)
         self.offload = Offload(interrupt=self.worker.interrupt)

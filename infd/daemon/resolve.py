@@ -59,3 +59,11 @@ def keys(config: Config, environment: Environment) -> Keys:
         except UnicodeDecodeError as error:
             raise ConfigError(f"server.api_key_file: {path} cannot be read: {error}") from error
     return Keys.of(environment.api_key) if environment.api_key else Keys()
+
+
+def grammar_engine(config: Config) -> None:
+    """Raise ConfigError for a library of structured output that cannot be had."""
+    if config.grammar.engine == "xgrammar":
+        raise ConfigError(
+            "grammar.engine: xgrammar is not supported yet: it accepts documents that a schema excludes; unset it"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,9 +17,19 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from infd import embedded
 from infd.apart.client import Worker
-from infd.config import CacheConfig, Config, DeviceConfig, Environment, HubAccess, LoraConfig, ModelConfig
+from infd.config import (
+    CacheConfig,
+    Config,
+    DeviceConfig,
+    Environment,
+    GrammarConfig,
+    HubAccess,
+    LoraConfig,
+    ModelConfig,
+)
 from infd.daemon import components
 from infd.daemon.check import check
+from infd.daemon.daemon import Daemon
 from infd.daemon.examine import examine
 from infd.errors import ConfigError, StartError
 from infd.models.transformers import known
@@ -232,3 +243,13 @@ def test_faults_are_found_without_torch(checkpoint: Path) -> None:
 def test_transformers_decoders_are_known_without_importing_it() -> None:
     assert known.decoders() == frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     assert known.decoders() >= known.BIASED | known.RECURRENT
+
+
+def test_a_library_of_grammars_that_cannot_be_had_ends_the_start(checkpoint: Path) -> None:
+    settings = msgspec.structs.replace(config(checkpoint), grammar=GrammarConfig(engine="xgrammar"))
+
+    with pytest.raises(ConfigError, match=r"grammar\.engine: xgrammar") as checked:
+        check(settings, Environment())
+    with pytest.raises(ConfigError, match=r"grammar\.engine: xgrammar"):
+        Daemon(settings, Environment())
+    assert checked.value.exit_code == os.EX_CONFIG == 78
