@@ -108,8 +108,9 @@ class LlguidanceCompiler:
                 return written.behind(markup.after_thought(thought, "after", self._token_of), "after")
             case Calls(_, tools, _, _, otherwise):
                 schemas = _arguments(tools, limits)
-                written = _Written([], []) if otherwise is None else self._written(otherwise, limits)
-                name = None if otherwise is None else "otherwise"
+                written, name = _Written([], []), None
+                if otherwise is not None:
+                    written, name = self._written(otherwise, limits), "otherwise"
                 expressions = [f"%json {json.dumps(schema)}" for schema in schemas]
                 if trial.needed([{"json_schema": schema} for schema in schemas]):
                     written.given.append({"lark_grammar": "start: " + " | ".join(expressions)})

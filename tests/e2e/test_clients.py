@@ -96,7 +96,10 @@ def test_openai_parses_a_stream(client: openai.OpenAI):
 
 @pytest.mark.parametrize(
     ("mode", "model"),
-    [("JSON_SCHEMA", Shape), ("JSON_O1", Shape), ("JSON", AnyObject), ("MD_JSON", AnyObject)],
+    [
+        *(("TOOLS", Shape), ("TOOLS_STRICT", Shape)),
+        *(("JSON_SCHEMA", Shape), ("JSON_O1", Shape), ("JSON", AnyObject), ("MD_JSON", AnyObject)),
+    ],
 )
 def test_instructor(client: openai.OpenAI, mode: str, model: type[pydantic.BaseModel]):
     instructor = pytest.importorskip("instructor")
@@ -116,7 +119,11 @@ def test_instructor_reads_partial_answers(client: openai.OpenAI):
 
 
 @pytest.mark.parametrize(
-    ("method", "schema"), [("json_schema", Shape), ("json_schema", Shape.model_json_schema()), ("json_mode", AnyObject)]
+    ("method", "schema"),
+    [
+        *(("json_schema", Shape), ("json_schema", Shape.model_json_schema()), ("json_mode", AnyObject)),
+        *(("function_calling", Shape), ("function_calling", Shape.model_json_schema())),
+    ],
 )
 def test_langchain(url: str, method: str, schema: Any):
     langchain = pytest.importorskip("langchain_openai")
@@ -136,7 +143,9 @@ def test_langchain(url: str, method: str, schema: Any):
     assert streamed == answer
 
 
-@pytest.mark.parametrize(("kind", "model"), [("NativeOutput", Shape), ("PromptedOutput", AnyObject)])
+@pytest.mark.parametrize(
+    ("kind", "model"), [("NativeOutput", Shape), ("PromptedOutput", AnyObject), ("ToolOutput", Shape)]
+)
 async def test_pydantic_ai(url: str, kind: str, model: type[pydantic.BaseModel]):
     pydantic_ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")
