@@ -23,10 +23,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from infd.errors import GrammarFailed, shorten
+from infd.errors import shorten
+from infd.grammar.patterns import kept_pattern, other_than, unmatched, without_prefixes
+from infd.grammar.refusals import failed, invalid, pointer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from infd.grammar.refusals import Path
 
 # A converted schema is True, False, or a dict of one of these shapes: {"$ref": name}, {"allOf": [...]},
 # {"anyOf": [...]}, {"oneOf": [...], "beside": ..., "at": path}, or a leaf: type, enum and the keywords of
@@ -84,25 +88,13 @@ def prepare(schema: Any) -> Schema:
     try:
         return _Rewriting(schema).result()
     except RecursionError:
-        raise _failed((), "it is nested too deep to be rewritten", "grammar_too_large") from None
+        raise failed((), "it is nested too deep to be rewritten", "grammar_too_large") from None
     except _Unkept as unkept:
-        raise _failed((), f"{unkept} cannot be kept apart") from None
+        raise failed((), f"{unkept} cannot be kept apart") from None
 
 
 class _Unkept(Exception):  # becomes GrammarFailed once the path is known
     """A negation has no form in the engine's keywords."""
-
-
-def _pointer(path: tuple[str | int, ...]) -> str:
-    return "#" + "".join("/" + str(p).replace("~", "~0").replace("/", "~1") for p in path)
-
-
-def _failed(path: tuple[str | int, ...], message: str, code: str = "unsupported_grammar") -> GrammarFailed:
-    return GrammarFailed(f"the schema at {shorten(_pointer(path))}: {message}", code=code)
-
-
-def _invalid(path: tuple[str | int, ...], message: str) -> GrammarFailed:
-    return _failed(path, message, "invalid_grammar")
 
 
 def _type_of(value: Any) -> str:
@@ -142,66 +134,6 @@ def _named(atoms: frozenset[str]) -> list[str]:
     return [t for t, a in TYPES.items() if a <= atoms and not (t == "integer" and "fraction" in atoms)]
 
 
-def other_than(words: Iterable[str], prefixes: Iterable[str] = ()) -> str:
-    """Return a pattern of all strings but `words` and those that begin with one of `prefixes`.
-
-    Its length is about that of the words together, with 20 characters for each branch.
-    """
-    anything = r"[\s\S]*"
-    trie: dict[str, Any] = {}
-    for word, whole in [*((w, False) for w in words), *((p, True) for p in prefixes)]:
-        at = trie
-        for c in word:
-            at = at.setdefault(c, {})
-        at["all" if whole else "end"] = {}  # no character is three long
-
-    def rest(at: dict[str, Any]) -> str | None:
-        if "all" in at:
-            return None
-        branches = {c: b for c, b in at.items() if len(c) == 1}
-        if not branches:
-            return rf"[\s\S]{anything}" if "end" in at else anything
-        several = "".join(_in_class(c) for c in branches)
-        if branches.keys() & {'"', "\\"}:
-            several += r"\x00"  # as in `_pattern`
-        found = [f"[^{several}]{anything}"] + ([] if "end" in at else [""])
-        found += [re.escape(c) + r for c, b in branches.items() if (r := rest(b)) is not None]
-        return f"(?:{'|'.join(found)})"
-
-    found = rest(trie)
-    return f"^{found}$" if found is not None else r"^[^\s\S]$"
-
-
-def _in_class(c: str) -> str:
-    return "\\" + c if c in "\\]^-[&~" else c
-
-
-def _unmatched(patterns: list[str], names: list[str]) -> str | None:
-    """Return a pattern of the keys that no pattern matches; "": there are none; None: it is not known.
-
-    Of patterns it knows one class of characters, anchored or not, and literals anchored at the beginning. It excludes
-    the names too where there are only literals.
-    """
-    if any(re.fullmatch(r"\^?\(?(\.\*)?\)?", p) for p in patterns):
-        return ""
-    if len(patterns) == 1 and (found := re.fullmatch(r"(\^?)(\.|\[(?:[^\]\\]|\\.)+\])([+*]?)(\$?)", patterns[0])):
-        start, of, times, end = found.groups()
-        other = r"\n" if of == "." else "[" + of[2:] if of.startswith("[^") else "[^" + of[1:]
-        if times == "*" and not (start and end):
-            return ""
-        if start and end:
-            return None if not times else f"^$|{other}" if times == "+" else other
-        return f"^(?:$|{other})" if start else rf"{other}$|^$" if end else f"^(?:{other})*$"
-    words = list(names)
-    prefixes: list[str] = []
-    for pattern in patterns:
-        found = re.fullmatch(r"\^((?:[^\\^$.|?*+()\[\]{}]|\\[^a-zA-Z0-9])*)(\$|\.\*|\.\*\$)?", pattern)
-        if found is None:
-            return None
-        (words if found[2] == "$" else prefixes).append(re.sub(r"\\(.)", r"\1", found[1]))
-    return other_than(words, prefixes)
-
-
 class _Rewriting:
     """One schema's way into the engine's keywords."""
 
@@ -211,7 +143,7 @@ class _Rewriting:
         self._names: dict[str, str] = {}  # a pointer into the client's schema -> name of its definition
         self._definitions: dict[str, Schema] = {}
         self._unfinished: set[str] = set()
-        self._waiting: list[tuple[str, Any, tuple[str | int, ...]]] = []
+        self._waiting: list[tuple[str, Any, Path]] = []
         self._nested = 0  # definitions under conversion
         self._made = 0  # alternatives so far
         self._steps = 0  # schemas looked at so far
@@ -224,7 +156,7 @@ class _Rewriting:
             self._define(*self._waiting.pop())
         root = self._harden(root, ())
         if root is False:
-            raise _failed((), "no document satisfies it")
+            raise failed((), "no document satisfies it")
         if root is True:
             return {}
         out = dict(root) if isinstance(root, dict) else {}
@@ -237,7 +169,7 @@ class _Rewriting:
                     open_.append(reached[name])
         nodes = _count(out) + sum(_count(s) for s in reached.values())
         if nodes > NODES:
-            raise _failed((), f"rewritten it has {nodes} parts, of at most {NODES}", "grammar_too_large")
+            raise failed((), f"rewritten it has {nodes} parts, of at most {NODES}", "grammar_too_large")
         out = _linked(out)
         if reached:
             out["$defs"] = {name: _linked(s) for name, s in reached.items()}
@@ -245,20 +177,20 @@ class _Rewriting:
 
     # The client's schema, node by node.
 
-    def _convert(self, node: Any, path: tuple[str | int, ...]) -> Schema:
+    def _convert(self, node: Any, path: Path) -> Schema:
         if isinstance(node, bool):
             return node
         if not isinstance(node, dict):
-            raise _invalid(path, "a schema is an object or a boolean")
+            raise invalid(path, "a schema is an object or a boolean")
         node = {k: v for k, v in node.items() if SINCE.get(k, 0) <= self._draft}
         identified = "id" if self._draft == 4 else "$id"
         embedded = path and isinstance(node.get(identified), str) and not node[identified].startswith("#")
         if embedded and next(_find(node, "$ref"), None) is not None:
             # The engine resolves a $ref beside a $id against the $id, which drafts up to 7 ignore.
-            raise _failed((*path, identified), f"references inside a schema with {identified} are not followed")
+            raise failed((*path, identified), f"references inside a schema with {identified} are not followed")
         for keyword in ("$dynamicRef", "$recursiveRef"):
             if keyword in node:
-                raise _failed((*path, keyword), f"{keyword} is not supported")
+                raise failed((*path, keyword), f"{keyword} is not supported")
         if "$ref" in node and self._draft <= 7:
             node = {"$ref": node["$ref"]}
         leaf = self._leaf(node, path)
@@ -281,18 +213,18 @@ class _Rewriting:
                 try:
                     parts += convert(node, (*path, keyword), self._both(parts))
                 except _Unkept as unkept:
-                    raise _failed((*path, keyword), f"{keyword} would need the opposite of {unkept}") from None
+                    raise failed((*path, keyword), f"{keyword} would need the opposite of {unkept}") from None
         if node.get("uniqueItems") is True:
             parts = self._unique_items(parts, (*path, "uniqueItems"))
         if "unevaluatedProperties" in node and OTHERS not in node:
             try:
                 parts = [self._unevaluated_properties(node, path)]
             except _Unkept as unkept:
-                raise _failed((*path, "unevaluatedProperties"), f"it would need the opposite of {unkept}") from None
+                raise failed((*path, "unevaluatedProperties"), f"it would need the opposite of {unkept}") from None
         everything = "additionalItems" if isinstance(node.get("items"), list) else "items"
         if "unevaluatedItems" in node and node["unevaluatedItems"] is not True and everything not in node:
             if any(k in node for k in ("$ref", "allOf", "anyOf", "oneOf", "if", "contains", "not", "dependentSchemas")):
-                raise _failed((*path, "unevaluatedItems"), "unevaluatedItems beside other applicators is not supported")
+                raise failed((*path, "unevaluatedItems"), "unevaluatedItems beside other applicators is not supported")
             rest = self._convert(node["unevaluatedItems"], (*path, "unevaluatedItems"))
             parts.append(
                 {"items": rest, **({"prefixItems": leaf["prefixItems"]} if "prefixItems" in _dict(leaf) else {})}
@@ -316,16 +248,16 @@ class _Rewriting:
             found.append(part)
         return found
 
-    def _leaf(self, node: dict[str, Any], path: tuple[str | int, ...]) -> Schema:
+    def _leaf(self, node: dict[str, Any], path: Path) -> Schema:
         leaf: dict[str, Any] = {}
         if "type" in node:
             names = node["type"] if isinstance(node["type"], list) else [node["type"]]
             if not names or not all(isinstance(n, str) and n in TYPES for n in names):
-                raise _invalid((*path, "type"), f"{shorten(str(node['type']))} is no type")
+                raise invalid((*path, "type"), f"{shorten(str(node['type']))} is no type")
             leaf["type"] = _named(frozenset().union(*(TYPES[n] for n in names)))
         if "enum" in node:
             if not isinstance(node["enum"], list):
-                raise _invalid((*path, "enum"), "enum is an array")
+                raise invalid((*path, "enum"), "enum is an array")
             leaf["enum"] = list({_key(v): v for v in node["enum"]}.values())
         if "const" in node:
             values = {_key(v) for v in leaf.get("enum", [node["const"]])}
@@ -338,12 +270,12 @@ class _Rewriting:
                 if not (count == 0 and keyword.startswith("min")):
                     leaf[keyword] = count
         if "pattern" in node:
-            pattern, leaf_prefixes = _without_prefixes(node["pattern"])
-            if leaf_prefixes:
-                leaf["notPrefix"] = leaf_prefixes
-            leaf["pattern"] = _pattern(pattern, (*path, "pattern"))
+            pattern, prefixes = without_prefixes(node["pattern"])
+            if prefixes:
+                leaf["notPrefix"] = prefixes
+            leaf["pattern"] = kept_pattern(pattern, (*path, "pattern"))
         if not isinstance(format := node.get("format", ""), str):
-            raise _invalid((*path, "format"), "format is a string")
+            raise invalid((*path, "format"), "format is a string")
         if format in FORMATS:
             leaf["format"] = format
         self._items(node, leaf, path)
@@ -359,7 +291,7 @@ class _Rewriting:
                 leaf = {"enum": leaf["enum"]}
         return leaf or True
 
-    def _number(self, node: dict[str, Any], leaf: dict[str, Any], keyword: str, path: tuple[str | int, ...]) -> None:
+    def _number(self, node: dict[str, Any], leaf: dict[str, Any], keyword: str, path: Path) -> None:
         if keyword not in node:
             return
         value = node[keyword]
@@ -369,40 +301,40 @@ class _Rewriting:
                 leaf[keyword] = leaf.pop(bound)
             return
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _invalid((*path, keyword), f"{keyword} is a number")
+            raise invalid((*path, keyword), f"{keyword} is a number")
         if keyword == "multipleOf" and value <= 0:
-            raise _invalid((*path, keyword), "multipleOf is above 0")
+            raise invalid((*path, keyword), "multipleOf is above 0")
         if abs(value) >= 2**63:
-            raise _failed((*path, keyword), "bounds beyond 64 bits are not supported")
+            raise failed((*path, keyword), "bounds beyond 64 bits are not supported")
         leaf[keyword] = value
 
-    def _items(self, node: dict[str, Any], leaf: dict[str, Any], path: tuple[str | int, ...]) -> None:
+    def _items(self, node: dict[str, Any], leaf: dict[str, Any], path: Path) -> None:
         items, prefix, rest = node.get("items", True), node.get("prefixItems", []), "items"
         if isinstance(items, list):
             prefix, items, rest = items, node.get("additionalItems", True), "additionalItems"
         if not isinstance(prefix, list):
-            raise _invalid((*path, "prefixItems"), "prefixItems is an array")
+            raise invalid((*path, "prefixItems"), "prefixItems is an array")
         first = "prefixItems" if rest == "items" else "items"
         if prefix:
             leaf["prefixItems"] = [self._convert(s, (*path, first, i)) for i, s in enumerate(prefix)]
         if (converted := self._convert(items, (*path, rest))) is not True:
             leaf["items"] = converted
 
-    def _properties(self, node: dict[str, Any], leaf: dict[str, Any], path: tuple[str | int, ...]) -> None:
+    def _properties(self, node: dict[str, Any], leaf: dict[str, Any], path: Path) -> None:
         for keyword in ("properties", "patternProperties"):
             named = node.get(keyword, {})
             if not isinstance(named, dict):
-                raise _invalid((*path, keyword), f"{keyword} is an object")
+                raise invalid((*path, keyword), f"{keyword} is an object")
             if named:
                 leaf[keyword] = {k: self._convert(s, (*path, keyword, k)) for k, s in named.items()}
         if "patternProperties" in leaf:
             at = (*path, "patternProperties")
-            leaf["patternProperties"] = {_pattern(p, (*at, p)): s for p, s in leaf["patternProperties"].items()}
+            leaf["patternProperties"] = {kept_pattern(p, (*at, p)): s for p, s in leaf["patternProperties"].items()}
         if (others := self._convert(node.get(OTHERS, True), (*path, OTHERS))) is not True:
             leaf[OTHERS] = others
         required = node.get("required", [])
         if not isinstance(required, list) or not all(isinstance(r, str) for r in required):
-            raise _invalid((*path, "required"), "required is an array of strings")
+            raise invalid((*path, "required"), "required is an array of strings")
         if required:
             leaf["required"] = list(dict.fromkeys(required))
         if any(self._dead(leaf, r) for r in leaf.get("required", ())):
@@ -417,14 +349,14 @@ class _Rewriting:
 
     # References.
 
-    def _definition(self, reference: Any, path: tuple[str | int, ...]) -> str:
+    def _definition(self, reference: Any, path: Path) -> str:
         """Return the name of the definition made of a $ref's target."""
         if not isinstance(reference, str):
-            raise _invalid(path, "$ref is a string")
+            raise invalid(path, "$ref is a string")
         base = self._root.get("id" if self._draft == 4 else "$id") if isinstance(self._root, dict) else None
         document, _, fragment = reference.partition("#")
         if document and document != (base.rstrip("#") if isinstance(base, str) else None):
-            raise _failed(path, f"{shorten(reference)} is not in this schema, and nothing is fetched")
+            raise failed(path, f"{shorten(reference)} is not in this schema, and nothing is fetched")
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             target, at = self._anchor(fragment, path)
@@ -437,36 +369,36 @@ class _Rewriting:
                 elif isinstance(target, dict) and key in target:
                     target = target[key]
                 else:
-                    raise _invalid(path, f"{shorten(reference)} names nothing in this schema")
+                    raise invalid(path, f"{shorten(reference)} names nothing in this schema")
                 at = (*at, key)
-        pointer = _pointer(at)
-        if pointer not in self._names:
-            name = self._names[pointer] = str(len(self._names))
+        where = pointer(at)
+        if where not in self._names:
+            name = self._names[where] = str(len(self._names))
             self._unfinished.add(name)
             if self._nested < NESTED:
                 self._define(name, target, at)
             else:
                 self._waiting.append((name, target, at))
-        return self._names[pointer]
+        return self._names[where]
 
-    def _define(self, name: str, target: Any, at: tuple[str | int, ...]) -> None:
+    def _define(self, name: str, target: Any, at: Path) -> None:
         self._nested += 1
         self._definitions[name] = self._convert(target, at)
         self._nested -= 1
         self._unfinished.discard(name)
 
-    def _anchor(self, name: str, path: tuple[str | int, ...]) -> tuple[Any, tuple[str | int, ...]]:
+    def _anchor(self, name: str, path: Path) -> tuple[Any, Path]:
         keyword, value = ("$anchor", name) if self._draft >= 2019 else ("id" if self._draft == 4 else "$id", "#" + name)
         found = [(n, p) for n, p in _find(self._root, keyword) if n[keyword] == value]
         if len(found) != 1:
-            raise _failed(path, f"{len(found)} schemas have the name #{shorten(name)}")
+            raise failed(path, f"{len(found)} schemas have the name #{shorten(name)}")
         return found[0]
 
     def _step(self, number: int = 1) -> None:
         """Bound the time: 200,000 steps take about 0.3 s."""
         self._steps += number
         if self._steps > STEPS:
-            raise _failed((), "its alternatives are too many to be told apart", "grammar_too_large")
+            raise failed((), "its alternatives are too many to be told apart", "grammar_too_large")
 
     def _resolved(self, schema: Schema) -> Schema:
         """Return the schema behind $refs; None while that is being converted."""
@@ -481,19 +413,19 @@ class _Rewriting:
 
     # Applicators. Each returns further parts of the conjunction; `beside` is the conjunction so far.
 
-    def _several(self, node: dict[str, Any], path: tuple[str | int, ...]) -> list[Schema]:
+    def _several(self, node: dict[str, Any], path: Path) -> list[Schema]:
         several = node[str(path[-1])]
         if not isinstance(several, list) or not several:
-            raise _invalid(path, f"{path[-1]} is an array of schemas")
+            raise invalid(path, f"{path[-1]} is an array of schemas")
         return [self._convert(s, (*path, i)) for i, s in enumerate(several)]
 
-    def _all_of(self, node: dict[str, Any], path: tuple[str | int, ...], beside: Schema) -> list[Schema]:
+    def _all_of(self, node: dict[str, Any], path: Path, beside: Schema) -> list[Schema]:
         return self._several(node, path)
 
-    def _any_of(self, node: dict[str, Any], path: tuple[str | int, ...], beside: Schema) -> list[Schema]:
+    def _any_of(self, node: dict[str, Any], path: Path, beside: Schema) -> list[Schema]:
         return [self._either(self._several(node, path))]
 
-    def _one_of(self, node: dict[str, Any], path: tuple[str | int, ...], beside: Schema) -> list[Schema]:
+    def _one_of(self, node: dict[str, Any], path: Path, beside: Schema) -> list[Schema]:
         """Leave the alternatives together until every reference is converted; `_alone` parts them."""
         options = self._several(node, path)
         return [{"oneOf": options, "beside": beside, "at": path}] if len(options) > 1 else options
@@ -502,7 +434,7 @@ class _Rewriting:
         """Return a oneOf as an anyOf of disjoint alternatives."""
         return self._either(self._exactly(schema["oneOf"], schema["beside"], schema["at"]))
 
-    def _exactly(self, options: list[Schema], beside: Schema, path: tuple[str | int, ...]) -> list[Schema]:
+    def _exactly(self, options: list[Schema], beside: Schema, path: Path) -> list[Schema]:
         alone, whole_options = [], options
         options = list(options)
         for i, option in enumerate(whole_options):
@@ -513,16 +445,16 @@ class _Rewriting:
                         without = self._negated(other, whole)
                     except _Unkept as unkept:
                         message = f"alternatives {i} and {j} overlap, and the opposite of {unkept} cannot be kept"
-                        raise _failed(path, message) from None
+                        raise failed(path, message) from None
                     options[i] = self._both([options[i], self._either(without)])
                     whole = self._both([beside, options[i]])
             alone.append(options[i])
         return alone
 
-    def _not(self, node: dict[str, Any], path: tuple[str | int, ...], beside: Schema) -> list[Schema]:
+    def _not(self, node: dict[str, Any], path: Path, beside: Schema) -> list[Schema]:
         return [self._either(self._negated(self._convert(node["not"], path), beside))]
 
-    def _if(self, node: dict[str, Any], path: tuple[str | int, ...], beside: Schema) -> list[Schema]:
+    def _if(self, node: dict[str, Any], path: Path, beside: Schema) -> list[Schema]:
         then, other = (self._convert(node.get(k, True), (*path[:-1], k)) for k in ("then", "else"))
         if then is True and other is True:
             return []
@@ -531,10 +463,10 @@ class _Rewriting:
         fails = self._both([self._either(self._negated(condition, self._both([beside, other]))), other])
         return [self._either([holds, fails])]
 
-    def _dependencies(self, node: dict[str, Any], path: tuple[str | int, ...], beside: Schema) -> list[Schema]:
+    def _dependencies(self, node: dict[str, Any], path: Path, beside: Schema) -> list[Schema]:
         dependencies = node[str(path[-1])]
         if not isinstance(dependencies, dict):
-            raise _invalid(path, f"{path[-1]} is an object")
+            raise invalid(path, f"{path[-1]} is an object")
         parts = []
         for name, needed in dependencies.items():
             required = [needed] if isinstance(needed, str) else needed
@@ -554,10 +486,10 @@ class _Rewriting:
             parts.append(self._either([{"properties": {name: False}}, self._both([present, then])]))
         return parts
 
-    def _property_names(self, node: dict[str, Any], path: tuple[str | int, ...], beside: Schema) -> list[Schema]:
+    def _property_names(self, node: dict[str, Any], path: Path, beside: Schema) -> list[Schema]:
         names = self._resolved(self._convert(node["propertyNames"], path))
         if names is None:
-            raise _failed(path, "propertyNames that refers to itself is not supported")
+            raise failed(path, "propertyNames that refers to itself is not supported")
         if names is True:
             return []
         if names is False or "string" not in self._atoms(names):
@@ -572,10 +504,10 @@ class _Rewriting:
         elif kept <= {"minLength", "maxLength"}:
             pattern = rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
         else:
-            raise _failed(path, "propertyNames is kept as an enum, a pattern or bounds of length")
+            raise failed(path, "propertyNames is kept as an enum, a pattern or bounds of length")
         return [{"patternProperties": {pattern: True}, OTHERS: False}]
 
-    def _contains(self, node: dict[str, Any], path: tuple[str | int, ...], beside: Schema) -> list[Schema]:
+    def _contains(self, node: dict[str, Any], path: Path, beside: Schema) -> list[Schema]:
         least = _whole(node.get("minContains", 1), "minContains", path[:-1])
         most = None if "maxContains" not in node else _whole(node["maxContains"], "maxContains", path[:-1])
         wanted = self._convert(node["contains"], path)
@@ -588,16 +520,16 @@ class _Rewriting:
         if least == 0 and most == 0:
             return [{"items": self._either(self._negated(wanted, True))}]
         if length is None:
-            raise _failed(path, "contains is kept only beside maxItems")
+            raise failed(path, "contains is kept only beside maxItems")
         rest = self._atoms(beside) - {"array"}
         others = [{"type": _named(rest)}] if rest else []
         if most is None:
             if length > ALTERNATIVES or math.comb(length, least) > ALTERNATIVES:
-                raise _failed(path, "contains has too many positions to choose from", "grammar_too_large")
+                raise failed(path, "contains has too many positions to choose from", "grammar_too_large")
             chosen = itertools.combinations(range(length), least)
             return [self._either([*others, *(self._at(c, wanted, True, c[-1] + 1) for c in chosen)])]
         if length > ALTERNATIVES or 2**length > ALTERNATIVES:
-            raise _failed(path, "contains has too many positions to choose from", "grammar_too_large")
+            raise failed(path, "contains has too many positions to choose from", "grammar_too_large")
         unwanted = self._either(self._negated(wanted, True))
         return [
             self._either(
@@ -621,7 +553,7 @@ class _Rewriting:
         }
         return {**leaf, "minItems": least, "items": unwanted} if unwanted is not True else {**leaf, "minItems": least}
 
-    def _unique_items(self, parts: list[Schema], path: tuple[str | int, ...]) -> list[Schema]:
+    def _unique_items(self, parts: list[Schema], path: Path) -> list[Schema]:
         """Return the parts of a conjunction whose arrays have no two equal items."""
         beside = self._both(parts)
         if "array" not in self._atoms(beside):
@@ -640,15 +572,15 @@ class _Rewriting:
                 return parts
         values = next((v for p in leaves if "prefixItems" not in p and (v := self._values(p.get("items", True)))), None)
         if values is None:
-            raise _failed(path, "uniqueItems is kept only for at most six enumerated items")
+            raise failed(path, "uniqueItems is kept only for at most six enumerated items")
         most = len(values) if most is None else min(most, len(values))
         sizes = range(least, min(most, 7) + 1)  # of 7 there are 5,040
         if len(values) > ARRANGEMENTS or sum(math.perm(len(values), n) for n in sizes) > ARRANGEMENTS:
-            raise _failed(path, f"uniqueItems of {len(values)} items has too many arrangements", "grammar_too_large")
+            raise failed(path, f"uniqueItems of {len(values)} items has too many arrangements", "grammar_too_large")
         arrays = [list(a) for n in range(least, most + 1) for a in itertools.permutations(values, n)]
         taken = [(a, self._accepts(beside, a)) for a in arrays]
         if any(t is None for _, t in taken):
-            raise _failed(path, "uniqueItems beside other keywords for items is not kept")
+            raise failed(path, "uniqueItems beside other keywords for items is not kept")
         listed = {"enum": [a for a, t in taken if t]}
         others = self._both([{"type": _named(self._atoms(beside) - {"array"} or ALL)}, *parts])
         return [
@@ -673,7 +605,7 @@ class _Rewriting:
             return [v for t in schema["type"] for v in ([True, False] if t == "boolean" else [None])]
         return None
 
-    def _unevaluated_properties(self, node: dict[str, Any], path: tuple[str | int, ...]) -> Schema:
+    def _unevaluated_properties(self, node: dict[str, Any], path: Path) -> Schema:
         """Close each combination of the node's applicators over the properties that it evaluates."""
         rest = self._convert(node["unevaluatedProperties"], (*path, "unevaluatedProperties"))
         own = {k: v for k, v in node.items() if k != "unevaluatedProperties"}
@@ -685,15 +617,15 @@ class _Rewriting:
         return self._either(closed)
 
     def _evaluated(
-        self, node: Any, path: tuple[str | int, ...], depth: int
+        self, node: Any, path: Path, depth: int
     ) -> list[tuple[Schema, tuple[str, ...], tuple[str, ...], bool]]:
         """Return alternatives that together are `node`: schema, names and patterns evaluated, whether everything is."""
         if isinstance(node, bool):
             return [(node, (), (), False)] if node else []
         if not isinstance(node, dict):
-            raise _invalid(path, "a schema is an object or a boolean")
+            raise invalid(path, "a schema is an object or a boolean")
         if depth > RESOLVED:
-            raise _failed(path, "unevaluatedProperties through recursive references is not supported")
+            raise failed(path, "unevaluatedProperties through recursive references is not supported")
         applicators = ("$ref", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "dependencies")
         own = {k: v for k, v in node.items() if k not in applicators}
         everything = OTHERS in own or "unevaluatedProperties" in own
@@ -704,7 +636,7 @@ class _Rewriting:
             for several in others:
                 self._step(len(found) * len(several))
                 if len(found) * len(several) > ALTERNATIVES:
-                    raise _failed(path, "unevaluatedProperties has too many alternatives", "grammar_too_large")
+                    raise failed(path, "unevaluatedProperties has too many alternatives", "grammar_too_large")
                 found[:] = [
                     (self._both([a[0], b[0]]), (*a[1], *b[1]), (*a[2], *b[2]), a[3] or b[3])
                     for a in found
@@ -713,9 +645,9 @@ class _Rewriting:
 
         if "$ref" in node:
             name = self._definition(node["$ref"], (*path, "$ref"))
-            pointer = next(p for p, n in self._names.items() if n == name)
+            where = next(p for p, n in self._names.items() if n == name)
             target = self._root
-            for part in pointer.split("/")[1:]:
+            for part in where.split("/")[1:]:
                 key = part.replace("~1", "/").replace("~0", "~")
                 target = target[int(key)] if isinstance(target, list) else target[key]
             with_each([self._evaluated(target, (*path, "$ref"), depth + 1)])
@@ -724,7 +656,7 @@ class _Rewriting:
         if "anyOf" in node:
             several = [self._evaluated(s, (*path, "anyOf", i), depth + 1) for i, s in enumerate(node["anyOf"])]
             if 2 ** len(several) > ALTERNATIVES:
-                raise _failed(path, "unevaluatedProperties has too many alternatives", "grammar_too_large")
+                raise failed(path, "unevaluatedProperties has too many alternatives", "grammar_too_large")
             before = list(found)
             every: list[Any] = []
             for n in range(1, len(several) + 1):
@@ -838,7 +770,7 @@ class _Rewriting:
                 flat += [p for p in part.get("anyOf", [part]) if p not in flat]
         self._made += len(flat)
         if self._made > NODES:
-            raise _failed((), "rewriting it has too many alternatives", "grammar_too_large")
+            raise failed((), "rewriting it has too many alternatives", "grammar_too_large")
         if not flat:
             return False
         return flat[0] if len(flat) == 1 else {"anyOf": flat}
@@ -1104,7 +1036,7 @@ class _Rewriting:
 
     # What only the engine asks for.
 
-    def _harden(self, schema: Schema, path: tuple[str | int, ...], *, sealed: bool = False) -> Schema:
+    def _harden(self, schema: Schema, path: Path, *, sealed: bool = False) -> Schema:
         """Spell out the keys of open objects, as the module's docstring says, and what counts properties."""
         if isinstance(schema, bool) or "$ref" in schema:
             return schema
@@ -1155,9 +1087,9 @@ class _Rewriting:
             if names and not sealed:
                 leaf |= {"patternProperties": {"": True}, OTHERS: False}
         elif others is not False and (names or patterns):
-            rest = _unmatched(list(patterns), names)
+            rest = unmatched(list(patterns), names)
             if rest is None or (others is not True and rest and any(re.search(rest, n) for n in names)):
-                raise _failed(
+                raise failed(
                     (), f"patternProperties {shorten(str(list(patterns)))} beside other properties is not kept"
                 )
             leaf |= {"patternProperties": {**patterns, rest: others} if rest else patterns, OTHERS: False}
@@ -1179,7 +1111,7 @@ class _Rewriting:
             return leaf
         if keys is None and least > len(required) + 1:
             # An object may repeat a key that only a pattern names, and then has fewer than the engine counts.
-            raise _failed((), "minProperties of properties that are not listed is kept only for one more than required")
+            raise failed((), "minProperties of properties that are not listed is kept only for one more than required")
         if keys is None and not optional:
             return leaf
         bare = {k: v for k, v in leaf.items() if k not in ("minProperties", "maxProperties")}
@@ -1190,7 +1122,7 @@ class _Rewriting:
         sizes = [wanted] if most is None else range(wanted, limit + 1)
         chosen = [c for n in sizes for c in itertools.islice(itertools.combinations(optional, n), ALTERNATIVES + 1)]
         if len(chosen) > ALTERNATIVES:
-            raise _failed((), "minProperties or maxProperties leave too many choices", "grammar_too_large")
+            raise failed((), "minProperties or maxProperties leave too many choices", "grammar_too_large")
         options = []
         for names in chosen:
             properties = dict(bare["properties"])
@@ -1225,54 +1157,9 @@ def _draft_of(root: dict[str, Any]) -> int:
     return next((number for name, number in DRAFTS.items() if isinstance(named, str) and f"/{name}/" in named), 2020)
 
 
-def _pattern(pattern: Any, path: tuple[str | int, ...]) -> str:
-    """Return a pattern that the engine's regular expressions keep.
-
-    Where a class holds every control character, the engine's strings admit a quote and a backslash too; a negated class
-    that excludes one of these gives up U+0000. Raises GrammarFailed for look-around and back-references.
-    """
-    if not isinstance(pattern, str):
-        raise _invalid(path, "a pattern is a string")
-    bare = re.sub(r"\\[^bB1-9k]", "", pattern)
-    if found := re.search(r"\(\?(=|!|<=|<!)", bare):
-        raise _failed(path, f"look-around, {found[0]}...), is not kept in patterns")
-    if found := re.search(r"\\[bB1-9k]", re.sub(r"\[[^\]]*(\]|\Z)", "", bare)):
-        raise _failed(path, f"{found[0]} is not kept in patterns")
-
-    def guarded(found: re.Match[str]) -> str:
-        of = found[1]
-        if of is None or not found[2] or not _too_wide(found[0]):
-            return found[0]
-        if not of.startswith("^"):
-            raise _failed(path, f"the class {shorten(found[0])} is not kept in patterns")
-        return "[^\\x00" + ("\\" if of.startswith(("^-", "^]")) else "") + of[1:] + "]"
-
-    # A class that is not closed is consumed to the end, or each of many opening brackets would be read that far.
-    return re.sub(r"(?s)\\.|\[(\^?\]?(?:[^\]\\]|\\.)*)(?:(\])|\\?\Z)", guarded, pattern)
-
-
-def _too_wide(of: str) -> bool:
-    """Return whether a class holds every control character but not both the quote and the backslash."""
-    try:
-        one = re.compile(of)
-    except re.error:
-        return False
-    return all(one.match(chr(c)) for c in range(32)) and not (one.match('"') and one.match("\\"))
-
-
 def _special(schema: Schema) -> bool:
     """Return whether a leaf constrains keys that it does not name."""
     return isinstance(schema, dict) and (schema.get(OTHERS, True) is not True or "patternProperties" in schema)
-
-
-def _without_prefixes(pattern: Any) -> tuple[Any, list[str]]:
-    """Part ^(?!literal|literal)rest into ^rest and the literals."""
-    one = r"(?:[^\\^$.|?*+()\[\]{}]|\\[^a-zA-Z0-9])+"
-    found = isinstance(pattern, str) and re.fullmatch(rf"\^\(\?!(\^?{one}(?:\|\^?{one})*)\)([\s\S]*)", pattern)
-    if not found or "|" in found[2]:
-        return pattern, []
-    words = [re.sub(r"\\(.)", r"\1", w.removeprefix("^")) for w in found[1].split("|")]
-    return "^" + found[2], words
 
 
 def _booleans(values: list[Any]) -> list[bool]:
@@ -1331,11 +1218,11 @@ def _refs(schema: Schema) -> Iterator[str]:
             yield from _refs(child)
 
 
-def _whole(value: Any, keyword: str, path: tuple[str | int, ...]) -> int:
+def _whole(value: Any, keyword: str, path: Path) -> int:
     """Return the value of a keyword that counts. Raises GrammarFailed."""
     whole = value.is_integer() if isinstance(value, float) else isinstance(value, int) and not isinstance(value, bool)
     if not whole or value < 0:
-        raise _invalid((*path, keyword), f"{keyword} is a whole number, at least 0")
+        raise invalid((*path, keyword), f"{keyword} is a whole number, at least 0")
     return int(value)
 
 
@@ -1364,9 +1251,7 @@ def _linked(schema: Schema) -> Schema:
     return out
 
 
-def _find(
-    node: Any, keyword: str, path: tuple[str | int, ...] = ()
-) -> Iterator[tuple[dict[str, Any], tuple[str | int, ...]]]:
+def _find(node: Any, keyword: str, path: Path = ()) -> Iterator[tuple[dict[str, Any], Path]]:
     """Yield objects of a client's schema that have a keyword whose value is a string, with their paths."""
     if isinstance(node, dict):
         if isinstance(node.get(keyword), str):

@@ -6,6 +6,7 @@ import itertools
 import json
 import lzma
 import random
+import re
 import time
 from collections import Counter
 from contextlib import suppress
@@ -19,8 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infd.errors import GrammarFailed
-from infd.grammar.json_schema import other_than, prepare
+from infd.grammar.json_schema import prepare
 from infd.grammar.llguidance import LlguidanceCompiler
+from infd.grammar.patterns import other_than
 from infd.grammar.protocol import Limits, Vocabulary
 from infd.request import JsonSchema
 from tests.grammar import schema_page, vocabularies
@@ -467,16 +469,51 @@ PATTERNS = [
     "^[^]a-]$",
     '^[^]"]$',
     r"^(?!a|\^b).*",
+    r'^([^"\s]|\s)$',
+    r'^(?:[^"\n]|\n)*$',
+    r'^[^"\n]*$',
+    r"^([^a\\\s]|[\x01-\x1f])$",
+    r"^[a[b]]$",
+    r"^[^[b]]$",
+    r"^[a&&b]*$",
 ]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.filterwarnings("ignore:Possible")
 @settings(max_examples=60, deadline=None)
 @given(text=st.text('ab-]^\\"é\n\x01', max_size=4))
 def test_a_negated_class_admits_neither_quotes_nor_backslashes_that_it_excludes(pattern: str, text: str):
     schema = {"type": "string", "pattern": pattern}
     text = text.rstrip("\n")  # Python's $ matches before a line end too
-    assert accepts(compiled(schema), text) == validator(schema).is_valid(text)
+    assert accepts(compiled(schema), text) == bool(re.search(pattern, text))
+
+
+BOUNDARIES = [
+    r"^[-a+.]{1,3}\b([b#]*)$",
+    r"^c?[-a+.]+\b[b#]*$",
+    r"^[ab]\b[b#]*$",
+    r"^[.]{2}\b[ab]*$",
+    r"^(?!aa|\.b|-)[-ab.]+$",
+    r"^(?!ab|c)[ab]*$",
+]
+
+
+@pytest.mark.parametrize("pattern", BOUNDARIES)
+def test_boundaries_and_look_ahead_of_classes_are_kept_exactly(pattern: str):
+    strings, keys = compiled({"type": "string", "pattern": pattern}), {"patternProperties": {pattern: True}}
+    objects = compiled({"type": "object", **keys, "additionalProperties": False})
+    for length in range(5):
+        for text in map("".join, itertools.product("abc.-#", repeat=length)):
+            assert accepts(strings, text) == accepts(objects, {text: 1}) == bool(re.search(pattern, text)), text
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"^\P{P}$", r"^\p{Cc}$", r"^[^\p{P}]$", r"\x00|[\x01-\x1f]", "[+--]", "[\x00-\x08]"]
+)
+def test_a_set_with_null_but_no_quote_is_refused(pattern: str):
+    with pytest.raises(GrammarFailed, match=r"#/pattern: .*not kept in patterns"):
+        prepare({"pattern": pattern})
 
 
 BOMBS = {
@@ -493,6 +530,8 @@ BOMBS = {
     "excluded": {"not": {"enum": ["a" * 2000]}},
     "brackets": {"pattern": "[" * 200_000},
     "escapes": {"pattern": "[" * 100_000 + "\\\\" * 50_000 + "\\"},
+    "look-ahead": {"pattern": "^(?!" + "a" * 100_000 + ")[ab]+$"},
+    "range": {"pattern": "^(?!a)[z-a]+$"},
     "groups": {"pattern": "^(?!" + "a|" * 100_000},
     "nested": {"not": {"anyOf": [{"allOf": [{"required": [f"a{i}{j}"]} for j in range(9)]} for i in range(9)]}},
 }

@@ -1,0 +1,220 @@
+"""Regular expressions of JSON Schema as the engine keeps them in strings and keys.
+
+Sources: ECMA-262 for the language, the regex crate's syntax for the engine's.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from infd.errors import shorten
+from infd.grammar.refusals import failed, invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from infd.grammar.refusals import Path
+
+
+def other_than(words: Iterable[str], prefixes: Iterable[str] = ()) -> str:
+    """Return a pattern of all strings but `words` and those that begin with one of `prefixes`.
+
+    Its length is about that of the words together, with 20 characters for each branch.
+    """
+    anything = r"[\s\S]*"
+    trie: dict[str, Any] = {}
+    for word, whole in [*((w, False) for w in words), *((p, True) for p in prefixes)]:
+        at = trie
+        for c in word:
+            at = at.setdefault(c, {})
+        at["all" if whole else "end"] = {}  # no character is three long
+
+    def rest(at: dict[str, Any]) -> str | None:
+        if "all" in at:
+            return None
+        branches = {c: b for c, b in at.items() if len(c) == 1}
+        if not branches:
+            return rf"[\s\S]{anything}" if "end" in at else anything
+        several = "".join(_in_class(c) for c in branches)
+        if branches.keys() & {'"', "\\"}:
+            several += r"\x00"  # as in `kept_pattern`
+        found = [f"[^{several}]{anything}"] + ([] if "end" in at else [""])
+        found += [re.escape(c) + r for c, b in branches.items() if (r := rest(b)) is not None]
+        return f"(?:{'|'.join(found)})"
+
+    found = rest(trie)
+    return f"^{found}$" if found is not None else r"^[^\s\S]$"
+
+
+def _in_class(c: str) -> str:
+    return "\\" + c if c in "\\]^-[&~" else c
+
+
+def unmatched(patterns: list[str], names: list[str]) -> str | None:
+    """Return a pattern of the keys that no pattern matches; "": there are none; None: it is not known.
+
+    Of patterns it knows one class of characters, anchored or not, and literals anchored at the beginning. It excludes
+    the names too where there are only literals.
+    """
+    if any(re.fullmatch(r"\^?\(?(\.\*)?\)?", p) for p in patterns):
+        return ""
+    if len(patterns) == 1 and (found := re.fullmatch(r"(\^?)(\.|\[(?:[^\]\\]|\\.)+\])([+*]?)(\$?)", patterns[0])):
+        start, of, times, end = found.groups()
+        other = r"\n" if of == "." else _opposite(of)
+        if times == "*" and not (start and end):
+            return ""
+        if start and end:
+            return None if not times else f"^$|{other}" if times == "+" else other
+        return f"^(?:$|{other})" if start else rf"{other}$|^$" if end else f"^(?:{other})*$"
+    words = list(names)
+    prefixes: list[str] = []
+    for pattern in patterns:
+        found = re.fullmatch(r"\^((?:[^\\^$.|?*+()\[\]{}]|\\[^a-zA-Z0-9])*)(\$|\.\*|\.\*\$)?", pattern)
+        if found is None:
+            return None
+        (words if found[2] == "$" else prefixes).append(re.sub(r"\\(.)", r"\1", found[1]))
+    return other_than(words, prefixes)
+
+
+def _opposite(of: str) -> str:
+    """Return the class of all characters that a class excludes; U+0000 may be in neither."""
+    if of.startswith(r"[^\x00") and of != r"[^\x00]":
+        return "[" + of[6:]
+    if of.startswith("[^"):
+        return "[" + of[2:]
+    return _kept_class("^" + of[1:-1]) or "[^" + of[1:]
+
+
+def kept_pattern(pattern: Any, path: Path) -> str:
+    """Return a pattern that the engine's regular expressions keep.
+
+    In a set of characters that holds every control character, perhaps but the line feed, the engine's strings admit a
+    quote and a backslash too, and alternatives unite their sets. So a set that excludes one of these two never holds
+    U+0000: a negated class gives it up, and unions and intersections of such sets remain such sets.
+
+    Brackets and `&&` in a class are characters to JSON Schema but operators to the engine, and are escaped or joined.
+    Raises GrammarFailed for look-around and back-references.
+    """
+    if not isinstance(pattern, str):
+        raise invalid(path, "a pattern is a string")
+    with suppress(re.error):
+        pattern = _without_boundary(_without_look_ahead(pattern))
+    bare = re.sub(r"\\[^bB1-9k]", "", pattern)
+    if found := re.search(r"\(\?(=|!|<=|<!)", bare):
+        raise failed(path, f"look-around, {found[0]}...), is not kept in patterns")
+    if found := re.search(r"\\[bB1-9k]", re.sub(r"\[[^\]]*(\]|\Z)", "", bare)):
+        raise failed(path, f"{found[0]} is not kept in patterns")
+
+    def guarded(found: re.Match[str]) -> str:
+        of, text = found[1], found[0]
+        if of is None:
+            if (text[1:2] in ("p", "P") and not _PROPERTY.fullmatch(text)) or _NUL.fullmatch(text):
+                raise failed(path, f"{shorten(text)} is not kept in patterns")
+            return text
+        if not found[2]:
+            return text
+        if (of := _kept_class(of)) is None:
+            raise failed(path, f"the class {shorten(text)} is not kept in patterns")
+        return of
+
+    return _TOKEN.sub(guarded, pattern)
+
+
+# Categories of characters without control characters and without the quote and the backslash.
+_PROPERTY = re.compile(r"\\[pP](?:[LMNSZ]|\{[LMNSZ][a-z]?\})")
+_NUL = re.compile(r"\0|\\(?:x00|u0000|U0{8}|[xuU]\{0*\})")
+# A class that is not closed is consumed to the end, or each of many opening brackets would be read that far.
+_TOKEN = re.compile(
+    r"(?s)\\[pP](?:\{[^}]*\}?|.)?|\\(?:x00|u0000|U0{8}|[xuU]\{0*\})|\0|\\."
+    r"|\[(\^?\]?(?:[^\]\\]|\\.)*)(?:(\])|\\?\Z)"
+)
+
+
+def _kept_class(of: str) -> str | None:
+    """Return a class, from between its brackets, as the engine keeps it; None: it does not."""
+    if "--" in of:
+        return None
+    of = re.sub(r"(?s)\\.|\[", lambda m: "\\[" if m[0] == "[" else m[0], of)
+    of = re.sub(r"&{2,}|~{2,}|\|{2,}", lambda m: m[0][0], of)
+    known = _PROPERTY.sub(lambda m: r"\s\S" if m[0][1] == "P" else "a", of)
+    try:
+        one = re.compile(f"[{known}]")
+    except re.error:
+        return None
+    if not one.match("\0") or (one.match('"') and one.match("\\")):
+        return f"[{of}]"
+    if not of.startswith("^"):
+        return None
+    return "[^\\x00" + ("\\" if of.startswith(("^-", "^]")) else "") + of[1:] + "]"
+
+
+_CLASS = r"\[(?!\^)(?:[ -Z^-~]|\\[^a-zA-Z0-9])+\]"  # of ASCII's printable characters
+_LITERAL = r"(?:[^\\^$.|?*+()\[\]{}]|\\[^a-zA-Z0-9])+"
+
+
+def _members(of: str) -> set[str]:
+    one = re.compile(re.sub(r"([&~|])\1+", r"\1", of))
+    return {c for c in map(chr, range(128)) if one.match(c)}
+
+
+def _one_of(characters: Iterable[str]) -> str:
+    return "[" + "".join(map(_in_class, sorted(characters))) + "]"
+
+
+def _without_boundary(pattern: str) -> str:
+    r"""Return [a]{m,n}\b[b]*$ at the end of a pattern as alternatives by whether a letter precedes the boundary."""
+    found = re.search(rf"({_CLASS})(\+|\{{(\d+)(,?)(\d*)\}}|)\\b(\(?)({_CLASS})\*(\)?)\$\Z", pattern)
+    if found is None or bool(found[6]) != bool(found[8]):
+        return pattern
+    least, most = int(found[3] or 1), found[5] and int(found[5])
+    if least < 1 or (most and most < least):
+        return pattern
+    before = {"+": found[1] + "*", "": ""}.get(found[2])
+    if before is None:
+        bounds = f"{least - 1},{most - 1 if most else ''}" if found[4] else f"{least - 1}"
+        before = f"{found[1]}{{{bounds}}}"
+    letters = _members("[a-zA-Z0-9_]")
+    one, other, rest = _members(found[1]), _members(found[7]), f"{found[7]}*"
+    ways = []
+    if one & letters:
+        more = f"(?:{_one_of(other - letters)}{rest})?" if other - letters else ""
+        ways.append(_one_of(one & letters) + more)
+    if one - letters and other & letters:
+        ways.append(_one_of(one - letters) + _one_of(other & letters) + rest)
+    return pattern[: found.start()] + before + f"(?:{'|'.join(ways)})$" if ways else pattern
+
+
+def _without_look_ahead(pattern: str) -> str:
+    """Return ^(?!literal|literal)[class]+$, also with *, as alternatives by the first characters."""
+    rest, prefixes = without_prefixes(pattern)
+    found = re.fullmatch(rf"\^({_CLASS})([+*])\$", rest) if prefixes else None
+    if found is None:
+        return pattern
+    members = _members(found[1])
+
+    def others(after: list[str], *, ended: bool) -> str | None:
+        """Return texts of the class that begin with none of `after`; the empty text only if `ended`."""
+        if "" in after:
+            return None
+        first = {w[0] for w in after}
+        ways = [""] if ended else []
+        if members - first:
+            ways.append(f"{_one_of(members - first)}{_one_of(members)}*")
+        continued = ((c, others([w[1:] for w in after if w[0] == c], ended=True)) for c in sorted(first & members))
+        ways += [_one_of(c) + more for c, more in continued if more is not None]
+        return f"(?:{'|'.join(ways)})" if ways else None
+
+    texts = others(prefixes, ended=found[2] == "*")
+    return pattern if texts is None else f"^{texts}$"
+
+
+def without_prefixes(pattern: Any) -> tuple[Any, list[str]]:
+    """Part ^(?!literal|literal)rest into ^rest and the literals."""
+    one = rf"\^?{_LITERAL}"
+    found = isinstance(pattern, str) and re.fullmatch(rf"\^\(\?!({one}(?:\|{one})*)\)([\s\S]*)", pattern)
+    if not found or "|" in found[2]:
+        return pattern, []
+    words = [re.sub(r"\\(.)", r"\1", w.removeprefix("^")) for w in found[1].split("|")]
+    return "^" + found[2], words
