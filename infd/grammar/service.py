@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import msgspec
 
-from infd.errors import GrammarFailed, InfdError, Unsupported
+from infd.errors import ConfigError, GrammarFailed, InfdError, Unsupported
 from infd.grammar.protocol import Limits
 
 if TYPE_CHECKING:
@@ -112,7 +112,10 @@ class GrammarService:
             raise Unsupported("structured output with this model's tokenizer, whose tokens have no text of their own,")
         from infd.grammar.select import select
 
-        return select(self._config.engine, vocabulary, self._trial)
+        try:
+            return select(self._config.engine, vocabulary, self._trial)
+        except ConfigError as error:  # a client gets a 400, as for any feature that this daemon lacks
+            raise Unsupported(f"structured output ({error})") from error
 
     def _compile(self, selection: Selection, constraint: Constraint) -> Grammar | Refusal:
         began = time.monotonic()

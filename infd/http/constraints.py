@@ -151,7 +151,7 @@ def _response_format(format: ResponseFormat) -> Iterator[Constrained]:
         case "structural_tag":
             parts = {name: getattr(format, name) for name in ("structures", "triggers", "format")}
             description = msgspec.json.encode({name: part for name, part in parts.items() if given(part)})
-            yield Constrained(StructuralTag(description.decode()), "response_format")
+            yield Constrained(StructuralTag(json_text(Raw(description), "response_format")), "response_format")
 
 
 def _structured_outputs(outputs: StructuredOutputs) -> Iterator[Constrained]:

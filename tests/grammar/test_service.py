@@ -141,6 +141,16 @@ async def test_without_texts_of_tokens_constraints_are_refused(offload: Offload)
     assert grammars.describe()["chosen"] == "none"
 
 
+async def test_without_a_library_constraints_are_refused_with_the_reason(
+    offload: Offload, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    grammars = service(offload, Metrics())
+    with pytest.raises(Unsupported, match="llguidance is not installed"):
+        await grammars.compile(JsonObject())
+    assert "not installed" in str(grammars.describe()["refused"])
+
+
 def test_constraints_are_keys():
     assert len({JsonObject(), JsonObject(), JsonObject(whitespace=False), Choice(("a",)), Regex("a")}) == 4
     assert msgspec.json.encode(Choice(("a",)))

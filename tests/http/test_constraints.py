@@ -88,9 +88,16 @@ def test_a_schema_keeps_its_text():
     assert constrained(decode(body, CHAT.decoder, 128)).constraint.schema == text.decode()
 
 
-@pytest.mark.parametrize("value", [b'{"a": "\xff"}', b'"\xff"'])
-def test_a_schema_that_is_not_utf8_is_the_clients_error(value: bytes):
-    body = b'{"messages": [{"role": "user", "content": "hi"}], "guided_json": %b}' % value
+@pytest.mark.parametrize(
+    "field",
+    [
+        b'"guided_json": {"a": "\xff"}',
+        b'"guided_json": "\xff"',
+        b'"response_format": {"type": "structural_tag", "format": {"a": "\xff"}}',
+    ],
+)
+def test_a_schema_that_is_not_utf8_is_the_clients_error(field: bytes):
+    body = b'{"messages": [{"role": "user", "content": "hi"}], %b}' % field
     with pytest.raises(InvalidRequest):
         constrained(CHAT.decoder.decode(body))
 
