@@ -6,6 +6,7 @@ embedded model cannot follow a schema in its prompt, so these modes are asked fo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
@@ -35,6 +36,18 @@ class Shape(pydantic.BaseModel):
     name: str = pydantic.Field(max_length=12)
     points: list[Point] = pydantic.Field(min_length=1, max_length=3)
     note: str | None = pydantic.Field(max_length=8)
+
+
+class get_weather(pydantic.BaseModel):  # noqa: N801  # the name of a function
+    """Get the current weather in a city"""
+
+    city: str
+
+
+class set_timer(pydantic.BaseModel):  # noqa: N801
+    """Start a timer"""
+
+    minutes: int
 
 
 class AnyObject(pydantic.BaseModel, extra="allow"):
@@ -97,7 +110,7 @@ def test_openai_parses_a_stream(client: openai.OpenAI):
 @pytest.mark.parametrize(
     ("mode", "model"),
     [
-        *(("TOOLS", Shape), ("TOOLS_STRICT", Shape)),
+        *(("TOOLS", Shape), ("TOOLS_STRICT", Shape), ("FUNCTIONS", Shape)),
         *(("JSON_SCHEMA", Shape), ("JSON_O1", Shape), ("JSON", AnyObject), ("MD_JSON", AnyObject)),
     ],
 )
@@ -107,6 +120,16 @@ def test_instructor(client: openai.OpenAI, mode: str, model: type[pydantic.BaseM
     answer = asked.create(model="embedded", messages=MESSAGES, response_model=model, max_retries=0, **SAMPLING)
 
     assert isinstance(answer, model)
+
+
+def test_instructor_reads_parallel_calls(client: openai.OpenAI):
+    instructor = pytest.importorskip("instructor")
+    asked = instructor.from_openai(client, mode=instructor.Mode.PARALLEL_TOOLS).chat.completions
+    question: Any = [{"role": "user", "content": "What's the weather in Lisbon?"}]
+    models = Iterable[get_weather | set_timer]
+    answer = asked.create(model="embedded", messages=question, response_model=models, max_retries=0, **SAMPLING)
+
+    assert list(answer) == [get_weather(city="Lisbon")]
 
 
 def test_instructor_reads_partial_answers(client: openai.OpenAI):
