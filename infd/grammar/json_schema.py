@@ -28,7 +28,7 @@ from infd.grammar.patterns import kept_pattern, other_than, unmatched, without_p
 from infd.grammar.refusals import failed, invalid, pointer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
     from infd.grammar.refusals import Path
 
@@ -50,6 +50,11 @@ TYPES = {
 ALL = frozenset().union(*TYPES.values())
 NUMBER = TYPES["number"]
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+# Dates of which 29 February is in a leap year; the engine's formats have that day in every year.
+_LEAP_DAYS = (
+    "^([0-9]{4}-(0[13-9]|1)|[0-9]{4}-02-([01]|2[0-8])"
+    "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
+)
 KEYWORD_TYPES = {
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), NUMBER),
     **dict.fromkeys(("minLength", "maxLength", "pattern", "format", "notIn", "notPrefix"), frozenset({"string"})),
@@ -167,6 +172,9 @@ class _Rewriting:
                 if name not in reached:
                     reached[name] = self._harden(self._definitions[name], ())
                     open_.append(reached[name])
+        if (endless := _endless(reached)) is not None:
+            place = next(p for p, name in self._names.items() if name == endless)
+            raise failed((), f"{place} refers to itself in every document, which never ends")
         nodes = _count(out) + sum(_count(s) for s in reached.values())
         if nodes > NODES:
             raise failed((), f"rewritten it has {nodes} parts, of at most {NODES}", "grammar_too_large")
@@ -1064,6 +1072,9 @@ class _Rewriting:
                 if "pattern" in leaf
                 else {**leaf, **pattern}
             )
+        if leaf.get("format") in ("date", "date-time") and leaf.get("pattern") != _LEAP_DAYS:
+            leap = {"pattern": _LEAP_DAYS}
+            return self._both([leaf, leap | {"format": leaf["format"]}]) if "pattern" in leaf else {**leaf, **leap}
         for keyword in ("properties", "patternProperties"):
             if keyword in leaf:
                 leaf[keyword] = {k: self._harden(s, path) for k, s in leaf[keyword].items()}
@@ -1224,6 +1235,45 @@ def _whole(value: Any, keyword: str, path: Path) -> int:
     if not whole or value < 0:
         raise invalid((*path, keyword), f"{keyword} is a whole number, at least 0")
     return int(value)
+
+
+def _endless(definitions: dict[str, Schema]) -> str | None:
+    """Return the name of a definition whose documents would all contain, or be, themselves; None without one."""
+    users: dict[str, list[str]] = {name: [] for name in definitions}
+    for name, schema in definitions.items():
+        for used in set(_refs(schema)):
+            users[used].append(name)
+    # What admits no document even if every reference did is merely `false`, which the engine knows.
+    ended = {name for name, schema in definitions.items() if not _ends(schema, definitions)}
+    todo = list(definitions)
+    while todo:
+        name = todo.pop()
+        if name not in ended and _ends(definitions[name], ended):
+            ended.add(name)
+            todo += users[name]
+    return min(definitions.keys() - ended, default=None)
+
+
+def _ends(schema: Schema, ended: Container[str]) -> bool:
+    """Return whether some document satisfies a schema, if references outside `ended` had none. May err on yes."""
+    if not isinstance(schema, dict):
+        return bool(schema)
+    if "$ref" in schema:
+        return schema["$ref"] in ended
+    if "anyOf" in schema:
+        return any(_ends(each, ended) for each in schema["anyOf"])
+    if "allOf" in schema:
+        return all(_ends(each, ended) for each in schema["allOf"])
+    if "enum" in schema:
+        return True
+    atoms = _atoms_of_leaf(schema)
+    if atoms - {"object", "array"}:
+        return True
+    named = schema.get("properties", {})
+    least = schema.get("minItems", 0)
+    return ("object" in atoms and all(_ends(named.get(name, True), ended) for name in schema.get("required", ()))) or (
+        "array" in atoms and all(_ends(_item(schema, index), ended) for index in range(min(least, 100)))
+    )
 
 
 def _count(schema: Schema) -> int:

@@ -372,6 +372,7 @@ KEPT = [
         "else": {"required": ["c"]},
     },
     {"properties": {"a": False, "b": {"type": "integer"}}},
+    {"anyOf": [{"const": 1}, {"type": "array", "minItems": 1, "items": {"$ref": "#"}}]},
     {"type": "array", "items": {"enum": ["a", "b", 1, 2, None, True]}, "uniqueItems": True},
     {"type": "object", "minProperties": 1, "properties": {"a": {"type": "integer"}, "b": True}},
     {"type": "object", "patternProperties": {"^k": {"type": "integer"}}, "properties": {"a": {"type": "null"}}},
@@ -417,6 +418,9 @@ REFUSED = [
     ({"unevaluatedProperties": False, "if": 1e300}, "#/if", "invalid"),
     (False, "#", "unsupported"),
     ([], "#", "invalid"),
+    ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/b"}}}, "#", "unsupported"),
+    ({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}, "#", "unsupported"),
+    ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "#", "unsupported"),
 ]
 
 
@@ -426,6 +430,25 @@ def test_a_refusal_names_the_path(schema: Any, path: str, code: str):
         prepare(schema)
     assert str(refusal.value).startswith(f"the schema at {path}: ")
     assert code in str(refusal.value.code)
+
+
+@pytest.mark.parametrize("beside", [{}, {"pattern": "-"}, {"minLength": 3}], ids=str)
+def test_february_has_29_days_in_leap_years_only(beside: dict[str, Any]):
+    date = compiled({"type": "string", "format": "date", **beside})
+    moment = compiled({"type": "string", "format": "date-time", **beside})
+    days = [
+        "2023-02-29",
+        "2024-02-29",
+        "1900-02-29",
+        "2000-02-29",
+        "2023-02-28",
+        "2023-12-31",
+        "2023-11-31",
+        "2023-02-30",
+    ]
+    kept = ["2024-02-29", "2000-02-29", "2023-02-28", "2023-12-31"]
+    assert [day for day in days if accepts(date, day)] == kept
+    assert [day for day in days if accepts(moment, day + "T00:00:00Z")] == kept
 
 
 def test_an_escaped_name_does_not_evade_its_property():
