@@ -1,0 +1,388 @@
+"""Answers of the whole engine to random constraints: each parses and keeps its constraint, and changes no neighbour.
+
+Real scheduler, step loop, device thread, sampler and grammars, at temperature 1.5, with one and two steps in flight, in
+a cache small enough that sequences are preempted. Each round mixes constrained requests, some of whose matchers are
+made to fail, with unconstrained ones, which are then computed again alone. Models: the embedded one, and random ones
+with made-up vocabularies. An answer that max_tokens cuts is finished along a short path, and must be valid then too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec import Struct
+
+from infd import embedded
+from infd.apart.client import Worker
+from infd.config import CacheConfig, Config, DeviceConfig, GrammarConfig, ModelConfig, SchedulerConfig
+from infd.daemon.components import Language
+from infd.engine.engine import Engine
+from infd.errors import GrammarFailed, RequestFailed
+from infd.executors.local import LocalExecutor, build_runner
+from infd.grammar.service import GrammarService
+from infd.grammar.trial import Trial
+from infd.models.base import PageTensor
+from infd.offload import Offload
+from infd.request import Constraint, FinishReason, Generate, Request, SamplingParams
+from infd.scheduler.layout import CacheLayout, PageGroup
+from infd.telemetry.metrics import Metrics
+from tests.engine.driving import nothing_is_left, running
+from tests.grammar import vocabularies
+from tests.grammar.random_constraints import Case, draw_case
+from tests.runner.driving import load
+from tests.runner.fake_model import FakeModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from infd.grammar.protocol import Grammar, Matcher, Vocabulary
+    from infd.models.base import Batch, PassAdapters
+    from infd.runner.pulse import Pulse
+    from infd.runner.start.assembly import Loaded
+
+MODELS = ("embedded", "byte_level", "sentencepiece", "large")
+SHARES = MappingProxyType({"embedded": 0.4, "byte_level": 0.25, "sentencepiece": 0.25, "large": 0.1})
+ROUND = 32  # constraints computed together
+MAX_LEN = 640
+CLOSING = b'"}])>,:'  # bytes that lead to an end, best first
+PLAIN = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEF-. /"
+CLOSERS = (b'"', b"}", b"]", b'"}', b'"]', b"}}", b"</", b";")
+
+
+class BiasedModel(FakeModel):
+    """Logits drawn by hash of token and position; those of ends and closing marks grow with the position."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        self.vocab_size = vocabulary.columns
+        table = torch.randn(31, vocabulary.columns, generator=torch.Generator().manual_seed(5)) * 3.0
+        self._table = table
+        self._closing = torch.zeros(vocabulary.columns)
+        for token, piece in enumerate(vocabulary.tokens):
+            if token in vocabulary.end_ids:
+                self._closing[token] = 1.0
+            elif piece.strip() in CLOSERS:
+                self._closing[token] = 0.6
+
+    def cache_layout(self, page_tokens: int) -> CacheLayout:
+        return CacheLayout((PageGroup(layers=(0,), page_tokens=page_tokens),))
+
+    def page_tensors(self, page_tokens: int) -> Sequence[PageTensor]:
+        return [PageTensor(name, (1, page_tokens, 8), torch.float32) for name in ("k", "v")]
+
+    def forward(self, batch: Batch) -> Tensor:
+        hidden = torch.stack([batch.tokens.float(), batch.positions.float()], 1)
+        return hidden if batch.sampled is None else hidden[batch.sampled.tokens]
+
+    def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
+        token, position = hidden[:, 0].long(), hidden[:, 1].long()
+        return self._table[(token * 7 + position * 11) % 31] + (4 + position[:, None] * 0.3) * self._closing
+
+
+class FailingMatcher:
+    def __init__(self, matcher: Matcher, after: int, unexpected: bool) -> None:
+        self.inner = matcher
+        self._left = after
+        self._unexpected = unexpected
+
+    @property
+    def accepting(self) -> bool:
+        return self.inner.accepting
+
+    @property
+    def stopped(self) -> bool:
+        return self.inner.stopped
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        self._left -= len(tokens)
+        if self._left <= 0:
+            raise ZeroDivisionError if self._unexpected else GrammarFailed("made to fail")
+        self.inner.advance(tokens)
+
+
+class FailingGrammar:
+    def __init__(self, grammar: Grammar, after: int, unexpected: bool) -> None:
+        self._grammar = grammar
+        self._failing = after, unexpected
+
+    def matcher(self) -> FailingMatcher:
+        return FailingMatcher(self._grammar.matcher(), *self._failing)
+
+
+class Grammars:
+    """The daemon's grammars, some of whose matchers fail."""
+
+    def __init__(self, service: GrammarService, vocabulary: Vocabulary) -> None:
+        self.service = service
+        self.vocabulary = vocabulary
+        self.failing: dict[Constraint, tuple[int, bool]] = {}
+        self.run = service.run
+
+    async def compile(self, constraint: Constraint) -> Any:
+        grammar = await self.service.compile(constraint)
+        failing = self.failing.get(constraint)
+        return grammar if failing is None else FailingGrammar(grammar, *failing)
+
+    def fill(self, matchers: Sequence[Any], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
+        return self.service.fill([getattr(each, "inner", each) for each in matchers], rows)
+
+
+class Answer(Struct):
+    tokens: list[int]
+    finish: FinishReason
+    error: Exception | None
+
+
+class Served(Struct):
+    """A model to serve: its vocabulary, its settings, and what builds it."""
+
+    vocabulary: Vocabulary
+    config: Config
+    build: Any
+    bias: dict[int, float]
+
+
+@cache
+def embedded_vocabulary() -> Vocabulary:
+    language = Language.load(embedded.path(), ModelConfig(), Worker("infd.text.apart"))
+    spelled = language.tokenizer.spellings()
+    assert spelled is not None
+
+    class Sizes:
+        vocab_size = 3072
+
+    vocabulary = language.vocabulary(Sizes)  # type: ignore[arg-type]
+    assert vocabulary is not None
+    return vocabulary
+
+
+def served(kind: str) -> Served:
+    scheduler = SchedulerConfig(max_num_seqs=12, step_tokens=64)
+    if kind == "embedded":
+        vocabulary = embedded_vocabulary()
+        model = ModelConfig(path=str(embedded.path()), max_model_len=MAX_LEN, dtype="float32")
+        device = DeviceConfig(kind="cpu", threads=1, kernel_cache="")
+        config = Config(model=model, device=device, scheduler=scheduler, cache=CacheConfig(bytes=1024 * 4096))
+        bias = dict.fromkeys(vocabulary.end_ids, 12.0)
+        bias |= {each: 8.0 for each, piece in enumerate(vocabulary.tokens) if piece in CLOSERS}
+        return Served(vocabulary, config, build_runner, bias)
+    vocabulary = getattr(vocabularies, kind)(3)
+    device = DeviceConfig(kind="cpu", threads=1)
+    config = Config(device=device, scheduler=scheduler, cache=CacheConfig(bytes=2**16, page_tokens=4))
+
+    def build(settings: Config, pulse: Pulse) -> Loaded:
+        return load(BiasedModel(vocabulary), settings, pulse, max_len=MAX_LEN)
+
+    return Served(vocabulary, config, build, {})
+
+
+def sampling(draw: random.Random, bias: dict[int, float], most: int) -> SamplingParams:
+    rare: dict[str, Any] = {
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.02,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "min_tokens": 5,
+        "logprobs": 2,
+    }
+    chosen = {name: rare[name] for name in rare if draw.random() < 0.06}
+    return SamplingParams(
+        max_tokens=draw.choice([most] * 9 + [20]),
+        temperature=1.5,
+        seed=draw.randrange(2**31),
+        logit_bias=bias if draw.random() < 0.95 else {},
+        **chosen,
+    )
+
+
+async def answers(engine: Engine, request: Request) -> list[Answer]:
+    found = [Answer([], FinishReason.ABORT, None) for _ in range(request.choices)]
+    async with engine.admit(request.choices, 0) as ticket:
+        async for index, delta in await ticket.submit(request):
+            found[index].tokens += delta.token_ids
+            if delta.finish is not None:
+                found[index].finish, found[index].error = delta.finish, delta.error
+    return found
+
+
+def shortened(compiler: Grammars, matcher: Matcher, opening: bytes, draw: random.Random) -> bytes | None:
+    """Return bytes that end an answer, preferring closing marks; None if none were found.
+
+    opening  may have to come first
+    """
+    vocabulary = compiler.vocabulary
+    row = np.empty((1, vocabulary.words), dtype=np.int32)
+    pieces, special = vocabulary.tokens, vocabulary.special
+    single = {piece[0]: token for token, piece in enumerate(pieces) if len(piece) == 1 and token not in special}
+    ways = [(opening, 0.0, 300), (b"", 0.0, 4000), (b"", 0.1, 400), (b"", 0.4, 400)]
+    for first, wild, most in ways:
+        ahead, added = matcher.copy(), bytearray(first)
+        tokens = [single[byte] for byte in first]
+        if ahead.validate(tokens) < len(tokens):
+            continue
+        ahead.advance(tokens)
+        while len(added) < most:
+            if ahead.accepting:
+                return bytes(added)
+            (failure,) = compiler.fill([ahead], row)
+            assert failure is None, failure
+            going = [byte for byte, token in single.items() if row[0, token >> 5] >> (token & 31) & 1]
+            assert going, "a mask that allows no byte"
+            if draw.random() < wild:
+                byte = draw.choice(going)
+            elif (mark := next((mark for mark in CLOSING if mark in going), None)) is not None:
+                byte = mark
+            else:
+                byte = draw.choice([byte for byte in going if byte in PLAIN] or going)
+            added.append(byte)
+            ahead.advance([single[byte]])
+    return None
+
+
+def spelled(vocabulary: Vocabulary, tokens: list[int]) -> bytes:
+    text = b"".join(vocabulary.tokens[token] for token in tokens if token not in vocabulary.end_ids)
+    return text.removeprefix(b" ") if vocabulary.drop_space else text
+
+
+class Proof:
+    """Serves rounds of random requests, and counts.
+
+    found  outcomes by name
+    wrong  what broke a promise: constraint, answer, reason
+    """
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self.found: Counter[str] = Counter()
+        self.wrong: list[tuple[str, str, str]] = []
+        self._kind = kind
+        self._draw = random.Random(f"{kind} {seed}")
+
+    async def run(self, constraints: int, depth: int) -> None:
+        target, metrics, offload, trial = served(self._kind), Metrics(), Offload(), Trial()
+        config = target.config
+        service = GrammarService(GrammarConfig(), offload, trial, metrics)
+        service.serve(lambda: target.vocabulary)
+        grammars = Grammars(service, target.vocabulary)
+        device = DeviceConfig(kind="cpu", threads=1, depth=depth, kernel_cache=config.device.kernel_cache)
+        config = Config(model=config.model, device=device, scheduler=config.scheduler, cache=config.cache)
+        engine = Engine(config, LocalExecutor(config, target.build), metrics, grammars=grammars)
+        try:
+            async with running(engine):
+                for _ in range(max(1, constraints // ROUND)):
+                    await self._round(engine, grammars, target)
+                self.found["preemptions"] += engine.core.scheduler.preemptions
+            nothing_is_left(engine)
+        finally:
+            trial.close()
+            offload.close()
+
+    async def _round(self, engine: Engine, grammars: Grammars, target: Served) -> None:
+        draw = self._draw
+        cases = [draw_case(draw) for _ in range(ROUND)]
+        failing = [case.constraint for case in cases if draw.random() < 0.04]
+        grammars.failing = {each: (draw.randint(1, 9), draw.random() < 0.5) for each in failing}
+
+        def request(constraint: Constraint | None, most: int) -> Request:
+            prompt = tuple(draw.randrange(200, 500) for _ in range(draw.choice([1, 3, 20])))
+            wants = (Generate(sampling(draw, target.bias, most), target.vocabulary.end_ids),)
+            choices = draw.choice([1, 1, 1, 2, 3])
+            return Request(id="r", prompt=prompt, wants=wants, choices=choices, constraint=constraint)
+
+        asked = [request(case.constraint, case.tokens) for case in cases]
+        neighbours = [request(None, 60) for _ in range(6)]
+        outcomes = await asyncio.gather(*(answers(engine, r) for r in (*asked, *neighbours)), return_exceptions=True)
+        for case, outcome in zip(cases, outcomes, strict=False):
+            self.found["constraints"] += 1
+            if isinstance(outcome, GrammarFailed):
+                self.found["refused"] += 1
+                self.found[f"refused {type(case.constraint).__name__}"] += 1
+            elif isinstance(outcome, BaseException):
+                self._wrong(case, "", f"not a refusal: {outcome!r}")
+            else:
+                compiled = await grammars.service.compile(case.constraint)
+                broken = case.constraint in grammars.failing
+                await asyncio.to_thread(self._check, case, outcome, grammars, compiled, broken)
+        for outcome in outcomes[ROUND:]:
+            self.found["neighbours"] += 1
+            if isinstance(outcome, BaseException):
+                self.wrong.append(("neighbour", "", repr(outcome)))
+        alone = await asyncio.gather(*(answers(engine, each) for each in neighbours))
+        for asked_alone, together, apart in zip(neighbours, outcomes[ROUND:], alone, strict=True):
+            if together != apart:
+                self.wrong.append(("neighbour", repr(asked_alone), f"{together} differs from {apart}"))
+
+    def _check(self, case: Case, given: list[Answer], compiler: Grammars, grammar: Grammar, failing: bool) -> None:
+        vocabulary = compiler.vocabulary
+        for answer in given:
+            text = spelled(vocabulary, answer.tokens)
+            shown = text.decode(errors="replace")
+            if answer.finish is FinishReason.ERROR:
+                expected = failing and isinstance(answer.error, (GrammarFailed, RequestFailed))
+                self.found["failed on purpose" if expected else "failed"] += 1
+                if not expected:
+                    self._wrong(case, shown, f"failed: {answer.error!r}")
+                continue
+            self.found["finished" if answer.finish is FinishReason.STOP else "cut"] += 1
+            try:
+                if answer.finish is not FinishReason.STOP:
+                    assert answer.finish is FinishReason.LENGTH
+                    matcher = grammar.matcher()
+                    matcher.advance(answer.tokens)
+                    try:
+                        rest = shortened(compiler, matcher, case.opening, self._draw)
+                    except GrammarFailed:  # a limit
+                        rest = None
+                    if rest is None:
+                        self.found["no short end found"] += 1
+                        continue
+                    text = b"".join(vocabulary.tokens[token] for token in answer.tokens) + rest
+                    text = text.removeprefix(b" ") if vocabulary.drop_space else text
+                    shown = text.decode(errors="replace")
+                case.judge(text.decode())
+            except Exception as error:
+                self._wrong(case, shown, f"{answer.finish.value}: {type(error).__name__}: {str(error)[:300]}")
+
+    def _wrong(self, case: Case, text: str, reason: str) -> None:
+        self.found["wrong"] += 1
+        self.wrong.append((repr(case.constraint), text, reason))
+
+    def check(self) -> None:
+        print(self._kind, dict(sorted(self.found.items())))
+        assert not self.wrong, "\n".join([f"{len(self.wrong)} wrong, such as", *map(str, self.wrong[:8])])
+        finished, cut = self.found["finished"], self.found["cut"]
+        share = 0.8 if finished + cut > 300 else 0.65
+        assert finished >= share * (finished + cut)
+        assert self.found["no short end found"] <= 0.3 * cut + 1
+
+
+async def prove(kind: str, constraints: int, depths: Sequence[int], seed: int) -> None:
+    proof = Proof(kind, seed)
+    for depth in depths:
+        await proof.run(constraints // len(depths), depth)
+    proof.check()
+
+
+@pytest.mark.parametrize(("kind", "depth"), list(zip(MODELS, (2, 1, 2, 1), strict=True)))
+async def test_answers_keep_their_constraints_and_change_no_neighbour(kind: str, depth: int):
+    await prove(kind, 32, [depth], seed=1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(10_000)
+@pytest.mark.parametrize("kind", MODELS)
+async def test_many_answers_keep_their_constraints_and_change_no_neighbour(kind: str):
+    total = 10_000 if os.environ.get("INFD_SOAK") else 400
+    await prove(kind, int(total * SHARES[kind]), [1, 2], seed=2)
