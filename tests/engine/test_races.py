@@ -396,8 +396,8 @@ def held() -> dict[str, int]:
     gc.collect()
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
-        # One moves weights to large pages whenever they have been read, and ends by itself.
-        "threads": len([thread for thread in threading.enumerate() if thread.name != "infd-settling"]),
+        # After each load a thread collapses the weights into large pages, and then ends.
+        "threads": len([thread for thread in threading.enumerate() if thread.name != "infd-collapsing"]),
         "tasks": len(asyncio.all_tasks()),
         **Counter(kind.__name__ for kind in map(type, gc.get_objects()) if kind in {Arena, HostWeights, LowRank}),
     }
