@@ -241,7 +241,7 @@ def _objection(source: str) -> str | None:
     try:
         return vetting.templates.objection(_parser().parse(source))
     except TemplateSyntaxError:
-        return None  # compiling reports the error
+        return None  # the compilation reports the error
     except Exception as error:
         return f"it cannot be parsed: {_short(error)}"
 

@@ -30,7 +30,7 @@ LAZY: Final = 2**10  # bytes of an iterator and its frames
 OBJECT: Final = 2**8  # bytes of a namespace, a macro, a cycler
 CHARACTER: Final = 96  # bytes of a one-character string and its entry in a list
 WORD: Final = 44  # most bytes per character of a text split at white space
-NUMBER: Final = 2**11  # most characters of one field of a format, besides its values
+FORMAT_FIELD: Final = 2**11  # most characters that one field of a format string adds to its value's own text
 ESCAPED: Final = 5  # most characters of an escaped character: &#34;
 STRFTIME: Final = 256  # most characters for one character of a date's format
 UNSIZED: Final = 2**16  # assumed length of an iterator; jinja's range has less than twice as many items
@@ -191,7 +191,7 @@ def pay_to_format(fuel: Fuel, form: str, values: object) -> None:
     if isinstance(values, Mapping):  # a format string may name a value many times
         cost *= max(1, form.count("%("))
     _check_printed(cost)
-    fuel.burn_for_text(len(form) + form.count("%") * NUMBER + cost * growth(form))
+    fuel.burn_for_text(len(form) + form.count("%") * FORMAT_FIELD + cost * growth(form))
 
 
 def pay_to_fill(fuel: Fuel, form: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -200,7 +200,7 @@ def pay_to_fill(fuel: Fuel, form: str, args: tuple[Any, ...], kwargs: Mapping[st
     cost = fields * walk(fuel, (args, kwargs))
     if "!" in form or not all(isinstance(value, str) for value in (*args, *kwargs.values())):
         _check_printed(cost)
-    fuel.burn_for_text(len(form) + fields * NUMBER + cost * growth(form))
+    fuel.burn_for_text(len(form) + fields * FORMAT_FIELD + cost * growth(form))
 
 
 def check_braces(form: str) -> None:

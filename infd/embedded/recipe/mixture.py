@@ -35,7 +35,7 @@ class Mixture(Struct, frozen=True, kw_only=True):
     sums      rows of sums
     copies    rows of words to copy
     styled    with a system message that requests a style
-    beside    with tools offered but not needed
+    beside    conversations that offer tools but do not need them
     """
 
     subjects: Mapping[Draw, float]

@@ -19,6 +19,6 @@ class ChoiceState(Struct, eq=False):
     admitted: float
     submitted: float
     prompt_tokens: int  # 0 for later choices of the same prompt
-    started: float | None = None  # first planned
+    started: float | None = None  # when the choice was first planned
     first: float | None = None  # first token
     last: float = 0.0  # latest token

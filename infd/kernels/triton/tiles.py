@@ -2,7 +2,8 @@
 
 If the device has room for more programs than there are tiles, each tile's keys are divided into splits of similar
 length, computed in parallel and merged: for a few decoding sequences, or a short prompt after a long prefix. The host
-divides by its upper bounds of lengths; for captured steps the device divides by true lengths (`apportion.py`).
+computes the splits from upper bounds of the sequences' lengths; in captured steps the device computes them from the
+true lengths (`apportion.py`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from infd.models.parameter import Parameter, Source
 if TYPE_CHECKING:
     from infd.models.blueprint import Blueprint
 
-# Suffixes of (key scale, value scale) behind the attention module's name, in the spellings of quantization tools.
+# Suffixes that quantization tools append to the attention module's name: (key scale, value scale).
 SPELLINGS = (
     ("k_scale", "v_scale"),
     ("attn.k_scale", "attn.v_scale"),

@@ -53,7 +53,8 @@ class Head:
         self._weight = tied or blueprint.matrix({f"{name}.weight": dims.vocab}, dims.hidden, family)
         self._target = blueprint.adaptable({name: dims.vocab}, dims.hidden)
         self._scale, self._softcap = scale, softcap
-        changed = scale != 1 or softcap is not None  # in a narrower type, likely tokens would become equally likely
+        # Rounding to a narrower dtype would make the largest logits equal.
+        changed = scale != 1 or softcap is not None
         self.dtype = torch.float32 if changed else self._weight.form.wide
 
     def __call__(self, hidden: Tensor, adapters: PassAdapters | None) -> Tensor:

@@ -212,7 +212,7 @@ class Bank(Arenas, Protocol):
         """Return the allocatable bytes."""
 
     def held(self) -> int:
-        """Return the allocated bytes: of the whole device, but on a CPU of this process alone."""
+        """Return the bytes that all processes have allocated on the device; on a CPU, only this process's bytes."""
 
     def trim(self) -> None:
         """Release memory that allocators cache for later steps."""

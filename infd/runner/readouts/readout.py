@@ -58,7 +58,7 @@ class Readout(Protocol):
     narrows: ClassVar[bool]
 
     def stage(self, joins: Sequence[Join]) -> None:
-        """Store this readout's parameters of joining rows."""
+        """Store this readout's parameters for the rows of joining sequences."""
 
     def select(self, spans: Sequence[Span], offsets: Sequence[int]) -> list[int]:
         """Return the tokens to read, as ascending indices into the packed step; span i begins at offsets[i]."""

@@ -207,7 +207,7 @@ class HermesParser:
 
 
 def _read(block: str) -> tuple[str, str] | None:
-    """Return the name and the arguments of a complete block, None if the block is not a call."""
+    """Return the name and arguments of a complete block's call, None if the block is not a call."""
     try:
         call = msgspec.json.decode(block, type=_Block)
         arguments = bytes(call.arguments).decode()
