@@ -50,10 +50,12 @@ TYPES = {
 ALL = frozenset().union(*TYPES.values())
 NUMBER = TYPES["number"]
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
-# Dates of which 29 February is in a leap year; the engine's formats have that day in every year.
+# Dates from year 1 on with 29 February in leap years only. llguidance's formats have that day in every year, and a year
+# 0, which many libraries' dates lack.
+_YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _LEAP_DAYS = (
-    "^([0-9]{4}-(0[13-9]|1)|[0-9]{4}-02-([01]|2[0-8])"
-    "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
+    f"^({_YEAR}-(0[13-9]|1)|{_YEAR}-02-([01]|2[0-8])"
+    "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)-02-29)"
 )
 KEYWORD_TYPES = {
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), NUMBER),

@@ -365,7 +365,8 @@ class Proof:
         finished, cut = self.found["finished"], self.found["cut"]
         share = 0.8 if finished + cut > 300 else 0.65
         assert finished >= share * (finished + cut)
-        assert self.found["no short end found"] <= 0.3 * cut + 1
+        if cut > 30:  # of few answers, the share without a short end is chance
+            assert self.found["no short end found"] <= 0.3 * cut
 
 
 async def prove(kind: str, constraints: int, depths: Sequence[int], seed: int) -> None:

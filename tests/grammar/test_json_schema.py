@@ -445,8 +445,12 @@ def test_february_has_29_days_in_leap_years_only(beside: dict[str, Any]):
         "2023-12-31",
         "2023-11-31",
         "2023-02-30",
+        "0000-05-31",
+        "0000-02-29",
+        "0004-02-29",
+        "0010-05-31",
     ]
-    kept = ["2024-02-29", "2000-02-29", "2023-02-28", "2023-12-31"]
+    kept = ["2024-02-29", "2000-02-29", "2023-02-28", "2023-12-31", "0004-02-29", "0010-05-31"]
     assert [day for day in days if accepts(date, day)] == kept
     assert [day for day in days if accepts(moment, day + "T00:00:00Z")] == kept
 
