@@ -74,7 +74,7 @@ class _TokenizerInit(ctypes.Structure):
     )
 
 
-_DEFAULTS = {  # of llguidance 1.x; other numbers mean another layout
+_DEFAULTS = {  # of llguidance 1.x; if the values read differ, the layout of the struct has changed
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,

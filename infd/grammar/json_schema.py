@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 # A converted schema is True, False, or a dict of one of these shapes: {"$ref": name}, {"allOf": [...]},
 # {"anyOf": [...]}, {"oneOf": [...], "beside": ..., "at": path}, or a leaf: type, enum and the keywords of
-# KEYWORD_TYPES. `notIn` lists strings that are excluded, `notPrefix` their beginnings; both end as a pattern.
+# KEYWORD_TYPES. `notIn` lists excluded strings; `notPrefix` lists prefixes, and excludes every string with
+# a listed prefix. Both are finally converted to a `pattern`.
 Schema = Any
 
 DRAFTS = {"draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020}

@@ -67,7 +67,7 @@ def checked(grammar: str, limits: Limits, schema: Callable[[Any], Any]) -> str:
 def without_specials(grammar: str) -> str:
     """Return a Lark grammar in which every token given by name or number is token 0, which every vocabulary has.
 
-    The library refuses a token that the vocabulary lacks before it compiles the rest.
+    llguidance refuses a grammar with a token missing from the vocabulary, without compiling its other rules.
     """
     return _TOKEN.sub(lambda match: "<[0]>" if match.lastgroup == "special" else match[0], grammar)
 

@@ -37,8 +37,8 @@ class Vocabulary(Struct, frozen=True, eq=False):
     tokens      bytes that each id adds within a text; empty: the id has no token and is never allowed
     special     ids that no text spells: allowed only where a grammar names them
     end_ids     ids that end an answer
-    columns     number of logits; at least that of tokens, ids beyond which are never allowed
-    encode      text to ids, without special tokens, on any thread; for what a grammar forces
+    columns     number of logits, at least len(tokens); ids from len(tokens) on are never allowed
+    encode      text to ids, without special tokens, on any thread
     drop_space  whether the decoder drops a space that begins an answer
     """
 
@@ -56,7 +56,7 @@ class Vocabulary(Struct, frozen=True, eq=False):
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What is counted before a constraint is compiled; `trial` ends what these do not bound."""
+    """Limits on a constraint's size, checked before compilation. `trial` stops slow compilations."""
 
     text_bytes: int = 2**18  # of the constraint's texts together
     properties: int = 1000  # of all objects of a schema together

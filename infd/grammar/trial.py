@@ -48,12 +48,12 @@ class Trial:
             raise GrammarFailed("compiling the constraint takes too much memory", code="grammar_too_large") from error
 
     def close(self) -> None:
-        """End the process and its task."""
+        """Stop the process and its task."""
         self._worker.close()
 
 
 def needed(grammars: list[dict[str, Any]]) -> bool:
-    """Return whether grammars of the library are of a kind that fuel and counting may not bound."""
+    """Return whether compiling these llguidance grammars may take time that neither fuel nor `Limits` bounds."""
     todo: list[Any] = [each.get("json_schema") or each["lark_grammar"] for each in grammars]
     while todo:
         value = todo.pop()
