@@ -130,9 +130,14 @@ def _key(value: Any) -> Any:
             return (_type_of(value), value)
         case int() | float():
             return ("number", value)
-        case list():
+        case list() | tuple():
             return ("array", tuple(_key(v) for v in value))
     return ("object", frozenset((k, _key(v)) for k, v in value.items()))
+
+
+def _among(schemas: list[Any], schema: Any) -> bool:
+    """Return whether a list holds a schema. Python's `in` would find an enum of 1 among enums of true."""
+    return any(other == schema and _key(other) == _key(schema) for other in schemas)
 
 
 def _named(atoms: frozenset[str]) -> list[str]:
@@ -713,7 +718,7 @@ class _Rewriting:
                 return False
             if part is not True:
                 for p in part.get("allOf", [part]):
-                    if p not in flat:
+                    if not _among(flat, p):
                         self._joined(flat, p)
         if any(p is False for p in flat):
             return False
@@ -778,7 +783,7 @@ class _Rewriting:
             if part is True:
                 return True
             if part is not False:
-                flat += [p for p in part.get("anyOf", [part]) if p not in flat]
+                flat += [p for p in part.get("anyOf", [part]) if not _among(flat, p)]
         self._made += len(flat)
         if self._made > NODES:
             raise failed((), "rewriting it has too many alternatives", "grammar_too_large")

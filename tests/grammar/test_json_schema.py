@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from infd.errors import GrammarFailed
@@ -322,6 +322,8 @@ def check_exact(schema: Any, documents: list[Any], seed: int) -> bool:
 
 
 @settings(max_examples=150, deadline=None)
+@example({"const": 1, "allOf": [{"const": True}]}, [1, True], 0)
+@example({"const": 0, "anyOf": [{"const": False}, {"const": 0}]}, [0, False], 0)
 @given(SCHEMAS, st.lists(DOCUMENTS, max_size=8), st.integers(0, 99))
 def test_random_schemas_are_kept_exactly_or_refused(schema: Any, documents: list[Any], seed: int):
     check_exact(schema, documents, seed)
