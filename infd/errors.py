@@ -1,4 +1,4 @@
-"""Every deliberate error, with the HTTP status or exit code it becomes.
+"""Every error that infd raises deliberately, with its HTTP status or exit code.
 
 InfdError
 ├── RequestError           the client can change the request or retry; carries an HTTP status
@@ -22,7 +22,7 @@ InfdError
 │   ├── RequestTimeout     504
 │   ├── Aborted            503, aborted by an operator
 │   ├── ServerStopped      503, with Retry-After
-│   ├── UnknownVersion     505, of HTTP; the connection is closed
+│   ├── UnknownVersion     505, an unknown HTTP version; the connection is closed
 │   └── Internal           500, our bug; the message names the request id
 ├── AdapterExists          another adapter is loaded under the name
 ├── AdapterTooLarge        the adapter exceeds the free memory for adapters
@@ -267,7 +267,7 @@ class TextFailed(InfdError):
 
 
 class RequestFailed(InfdError):
-    """An accepted request ended with an error of infd; the terminal event of its stream."""
+    """infd failed an accepted request. The terminal event of the request's stream carries the error."""
 
 
 class WrongState(InfdError):

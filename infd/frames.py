@@ -26,7 +26,7 @@ def frame(message: Any) -> bytes:
 
 
 def body_length(header: bytes | bytearray | memoryview) -> int:
-    """Return the length that a frame's first HEADER bytes give. Raises FrameTooLarge."""
+    """Return the length that a frame's first HEADER bytes state. Raises FrameTooLarge."""
     return _checked(_LENGTH.unpack_from(header)[0])
 
 
@@ -39,7 +39,7 @@ class Reader:
         self._received = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Append bytes; yield the messages that they complete. Raises FrameTooLarge, msgspec.MsgspecError."""
+        """Append bytes; yield the completed messages. Raises FrameTooLarge, msgspec.MsgspecError."""
         self._received += data
         begin = 0
         try:

@@ -20,8 +20,8 @@ class Residency(Enum):
     """Whether a part is in memory.
 
     LOADED    usable by steps
-    RELEASED  returned to the system; wake reads it from disk
-    PARKED    returned by the device, copied to host memory until wake
+    RELEASED  returned to the system; wake reads weights from disk, and allocates an empty cache
+    PARKED    copied to host memory, and released on the device, until wake
     INVALID   in memory, but a load failed midway
     """
 

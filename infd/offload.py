@@ -49,7 +49,7 @@ class Offload:
         self._apart = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-apart")
         self._interrupt = interrupt
         self._awaited = 0  # calls of `apart` that have not returned
-        self._lock = threading.Lock()  # of _running
+        self._lock = threading.Lock()  # guards _running
         self._running: _Call | None = None
 
     async def __call__(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -61,11 +61,11 @@ class Offload:
         return await asyncio.get_running_loop().run_in_executor(self._short, partial(work, *args, **kwargs))
 
     def grammars(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
-        """Run `work` on the thread for grammars, after the work already given to that thread."""
+        """Run `work` on the thread for grammars, after that thread's queued work."""
         return asyncio.get_running_loop().run_in_executor(self._grammars, partial(work, *args, **kwargs))
 
     def masks(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
-        """Run `work` on the thread for masks, after the work already given to that thread."""
+        """Run `work` on the thread for masks, after that thread's queued work."""
         return asyncio.get_running_loop().run_in_executor(self._masks, partial(work, *args, **kwargs))
 
     async def apart(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -43,7 +43,7 @@ class JsonSchema(Struct, frozen=True, tag="json_schema"):
     schema         JSON text of the schema
     whitespace     whether a little white space is allowed between the document's tokens
     lenient        keywords that cannot be enforced are ignored instead of refused
-    coerce_one_of  oneOf means anyOf where its branches cannot be shown to exclude each other
+    coerce_one_of  oneOf means anyOf where its subschemas cannot be shown to exclude each other
     """
 
     schema: str
@@ -114,7 +114,7 @@ class AfterThought(Struct, frozen=True, tag="after_thought"):
 class CallSyntax(Struct, frozen=True):
     """How a family of models writes calls: begin call (between call)* end.
 
-    call     one call, with $name and then $arguments, a JSON object, once each
+    call     the syntax of a call: contains $name once, then $arguments, a JSON object, once
     trigger  beginning of the first call, which no other text contains
     marks    parts of these texts that may be single tokens of the vocabulary; then no other tokens spell the part
     """

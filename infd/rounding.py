@@ -2,7 +2,7 @@
 
 
 def ceil_div(number: int, divisor: int) -> int:
-    """Return how many parts of `divisor` hold `number`."""
+    """Return number / divisor, rounded up."""
     return -(-number // divisor)
 
 

@@ -1,4 +1,4 @@
-"""Open untrusted files, beneath the directories that untrusted names may reach.
+"""Open untrusted files, and confine untrusted names to permitted directories.
 
 An entry of a checkpoint's directory may be a pipe, which must not block the start, and a claimed size must not be
 allocated before it is checked.
@@ -13,7 +13,7 @@ from typing import Final
 
 from infd.errors import CheckpointError
 
-SMALL_BYTES: Final = 2**26  # of a JSON file; the index of a large model has a few MiB
+SMALL_BYTES: Final = 2**26  # most bytes of a JSON file; the index of a large model has a few MiB
 
 
 class Root:

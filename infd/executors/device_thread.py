@@ -1,4 +1,4 @@
-"""The device thread: the only place where torch runs.
+"""The device thread, the only thread that calls torch.
 
 Steps start strictly in order: forward, permission to sample, sample. On a GPU both halves only launch work. The waiter
 (`waiter.py`) reports when the GPU has finished a step; then the device thread reads the step's result. A plan that
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[Any]
 
 
-IDLE_S = 0.05  # wait without work before idle work starts
+IDLE_S = 0.05  # seconds without a message before idle work starts
 
 
 class DeviceStep:
@@ -79,7 +79,7 @@ class DeviceCall:
     def run(self) -> None:
         try:
             outcome = self._work()
-        except Exception as error:  # the call's future raises it
+        except Exception as error:  # the call's future raises the error
             self._done(None, error)
         else:
             self._done(outcome, None)
@@ -124,7 +124,7 @@ class DeviceThread:
         self._backlog: deque[DeviceStep | DeviceCall] = deque()
         self._begun: tuple[DeviceStep, Forwarded] | None = None  # the step that is launched but not yet sampled
         self._unread: deque[LaunchedStep] = deque()
-        self._received = 0  # number of steps
+        self._received = 0  # number of steps received
         self._failed: DeviceStep | None = None
         self._failure: Exception | None = None
 
@@ -142,7 +142,7 @@ class DeviceThread:
         def report(launched: LaunchedStep, error: Exception | None) -> None:
             self.inbox.put(StepFinished(launched, error))
 
-        with runner.active(), Waiter(wait, report, runner.attend) as waiter:
+        with runner.active(), Waiter(wait, report, runner.prepare_to_wait) as waiter:
             while True:
                 if self._begun is None and not self._unread:
                     self._rest(idle, quiet)
@@ -215,7 +215,7 @@ class DeviceThread:
             return
         try:
             yield True
-        except Exception as error:  # the step's future raises it
+        except Exception as error:  # the step's future raises the error
             self._failed, self._failure = step, runner.diagnose(error)
             self._answer(step, self._failure)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from infd.scheduler.plan import StepPlan
 
 STEP_TOKENS = 2048
-SEED_FACTOR, POSITION_FACTOR = 0x9E3779B1, 0x85EBCA77  # odd and large: hashes of neighbours are far apart
+SEED_FACTOR, POSITION_FACTOR = 0x9E3779B1, 0x85EBCA77  # odd and large: neighbours have distant hashes
 
 
 class Sizes(Protocol):
@@ -136,7 +136,7 @@ class NullExecutor:
         return AdapterFacts(config.base_model_name_or_path or "", config.r, size, files.stamp())
 
     def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:
-        """No-op: no weights are held."""
+        """No-op: this executor stores no weights."""
 
     def describe(self) -> dict[str, Any]:
         return {

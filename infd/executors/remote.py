@@ -32,7 +32,7 @@ START: Final = 0  # `call` number of wire.Start
 
 
 class WorkerProcess(Protocol):
-    """The process of the worker, as asyncio.subprocess.Process."""
+    """The methods of asyncio.subprocess.Process that RemoteExecutor calls on the worker."""
 
     async def wait(self) -> int:
         """Wait for the process to end; return its exit code, or the negative number of the signal that ended it."""

@@ -40,7 +40,7 @@ class Forward(Struct, tag=True):
 
 
 class Sample(Struct, tag=True):
-    """mask: int32 [rows, ceil(vocab / 32)], as bytes."""
+    """Let a step sample. mask: bytes of int32 [rows, ceil(vocab / 32)]; None: all tokens."""
 
     step: int
     mask: bytes | None = None

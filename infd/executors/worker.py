@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Build = Callable[[wire.Start, Progress], Executor]
 
 BEAT_S: Final = 0.25  # between two reports of the pulse
-LEVELS: Final = (1, 2)  # of sleep
+LEVELS: Final = (1, 2)  # levels of sleep
 
 
 def local(start: wire.Start, progress: Progress) -> Executor:
@@ -118,7 +118,7 @@ class Worker:
         """Send a call's result or its exception."""
         try:
             value = await work
-        except Exception as error:  # the caller's `_call` raises it
+        except Exception as error:  # the caller's `_call` raises the error
             if not isinstance(error, InfdError):
                 logging.getLogger("infd.executors").exception("a call failed")
             self.connection.send(wire.Raised(call, self._state(), Fault.of(error)))
@@ -160,7 +160,7 @@ def main(build: Build = local) -> None:
         signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(serve(socket.socket(fileno=int(sys.argv[-1])), build))
-        os._exit(code)  # a device thread that is stuck in native code never ends
+        os._exit(code)  # skips cleanup, which a device thread stuck in native code could block
 
 
 def _bitmask(mask: bytes, rows: int) -> Any:

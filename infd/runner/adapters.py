@@ -100,7 +100,7 @@ class DeviceSlots:
         return None if lora is None else CapturedRows(self, lora)
 
     def update_weights(self) -> int:
-        """Update `weights` to the loaded adapters; return a generation number, changed if captures became invalid."""
+        """Update `weights` to the loaded adapters; return a generation number; a larger number invalidates captures."""
         if self._changed and self._captured is not None:
             targets = {target: None for changes in self._loaded.values() for target in changes}
             replaced = {}
@@ -134,7 +134,7 @@ class AdaptedRows:
     """Implements `models.base.PassAdapters` for uncaptured steps, whose slots are known on the host."""
 
     def __init__(self, loaded: DeviceSlots, lora: Lora, slots: Array) -> None:
-        """slots: [rows]"""
+        """slots: [rows], the slot of each row's adapter; 0: the model itself"""
         self._loaded = loaded
         self._lora = lora
         self._slots = slots

@@ -9,7 +9,8 @@ import torch
 
 from infd.errors import DeviceLost, OutOfMemory, StepTooLarge
 
-# Message parts of allocators that do not raise torch.OutOfMemoryError: torch's on a CPU, CUDA, Triton, cuBLAS.
+# Parts of error messages of allocators that raise other errors than torch.OutOfMemoryError: torch's on a CPU, CUDA's,
+# Triton's, cuBLAS's.
 WORDS: Final = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 
 

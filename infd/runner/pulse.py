@@ -1,7 +1,7 @@
 """Count the device thread's progress, so that a watchdog can distinguish a long step from a stuck step.
 
-A beat is also a cancellation point: between two layers, or between two pieces
-of a checkpoint.
+Each beat, between two layers or two pieces of a checkpoint, is also a
+cancellation point.
 """
 
 from __future__ import annotations

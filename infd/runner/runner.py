@@ -64,7 +64,7 @@ class Runner:
         instance: Instance,
         graphs: Graphs | None = None,
     ) -> None:
-        """graphs: captures decoding steps; None: every kernel of every step is launched."""
+        """graphs: captures decoding steps; None: no step is captured."""
         self.instance = instance
         self.adapters = instance.adapters
         self._model = instance.model
@@ -127,9 +127,9 @@ class Runner:
         self._pulse.beat()
         return pending
 
-    def attend(self) -> None:
+    def prepare_to_wait(self) -> None:
         """Prepare the calling thread to wait for the device."""
-        self._staging.attend()
+        self._staging.prepare_to_wait()
 
     def spin(self, seconds: float) -> None:
         """Make waits poll the device for `seconds` before they sleep until the device's interrupt."""

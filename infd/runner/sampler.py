@@ -48,7 +48,7 @@ class SampledPositions(Struct):
     row_ids: Array
     positions: Array
 
-    def some(self, subset: Array, index: Tensor) -> SampledPositions:
+    def select(self, subset: Array, index: Tensor) -> SampledPositions:
         """Select sampled positions by index: `subset` [n] on the host, `index` [n] its copy on the device."""
         rows, ends = self.rows.index_select(0, index), self.ends.index_select(0, index)
         return SampledPositions(rows, ends, self.row_ids[subset], self.positions[subset])
@@ -65,10 +65,10 @@ class Shaping(NamedTuple):
     stages: Array
     allowed: Array | None
 
-    def some(self, subset: Array, index: Tensor) -> Shaping:
-        """Select positions, see SampledPositions.some."""
+    def select(self, subset: Array, index: Tensor) -> Shaping:
+        """Select positions, see SampledPositions.select."""
         allowed = None if self.allowed is None else self.allowed[subset]
-        return Shaping(self.at.some(subset, index), self.stages[subset], allowed)
+        return Shaping(self.at.select(subset, index), self.stages[subset], allowed)
 
 
 class Likeliest(NamedTuple):
@@ -185,7 +185,7 @@ class Sampler:
             return self._choose_shaped(logits.float(), verdict, shaping)
         index = self._rows.upload(subset)
         selected, sound = logits.index_select(0, index).float(), verdict.index_select(0, index)
-        replaced = self._choose_shaped(selected, sound, shaping.some(subset, index))
+        replaced = self._choose_shaped(selected, sound, shaping.select(subset, index))
         for whole, values in zip((tokens, verdict), replaced, strict=True):
             whole.index_copy_(0, index, values)
         return tokens, verdict

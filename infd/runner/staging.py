@@ -1,8 +1,8 @@
 """Copy arrays between host and device without synchronizing them.
 
 A GPU copies asynchronously, from and to pinned memory. A pinned buffer belongs to one step. It is reused after the
-event at the end of its step has occurred and the step's results are read. The host waits for a step by this event
-alone. On a CPU nothing is copied.
+event at the end of its step has occurred and the step's results are read. The host waits for no other event. On a CPU
+nothing is copied.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Staging(Protocol):
     def end(self) -> StagingBuffer | None:
         """End a step; return the buffer of its results, for `wait` and `release`; None if nothing is copied."""
 
-    def attend(self) -> None:
+    def prepare_to_wait(self) -> None:
         """Prepare the calling thread to wait."""
 
     def wait(self, buffer: StagingBuffer) -> None:
@@ -149,7 +149,7 @@ class Shared:
     def end(self) -> None:
         """Return None: results are not copied."""
 
-    def attend(self) -> None:
+    def prepare_to_wait(self) -> None:
         """No-op: `wait` is never called."""
 
     def wait(self, buffer: StagingBuffer) -> None:
@@ -202,7 +202,7 @@ class Pinned:
     def end(self) -> StagingBuffer:
         return self._end(self._current())
 
-    def attend(self) -> None:
+    def prepare_to_wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # otherwise waiting would create a context on the first GPU
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # by default the kernel ends sleeps 50 us late

@@ -40,7 +40,7 @@ class Paced:
     def active(self):
         return nullcontext()
 
-    def attend(self):
+    def prepare_to_wait(self):
         self.attending.append(current_thread().name)
 
     def diagnose(self, error):

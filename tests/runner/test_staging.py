@@ -289,7 +289,7 @@ def test_a_wait_for_a_gpu_makes_that_gpu_current(monkeypatch):
     current = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     second = torch.device("cuda", 1)
-    thread = Thread(target=Pinned(second, lambda size: None, lambda: None).attend)
+    thread = Thread(target=Pinned(second, lambda size: None, lambda: None).prepare_to_wait)
     thread.start()
     thread.join()
     assert current == [second]

@@ -1,8 +1,8 @@
 """Allocate weights and cache in arenas, whose memory can be released and restored at the same addresses.
 
 An arena is one range of addresses, divided from the front into tensors. A bank is a device's memory: it reports free
-bytes and allocates arenas. A CPU's bank is defined here: pages are committed at the first touch, so unused cache
-occupies no memory. A GPU's bank is in `vram.py`.
+bytes and allocates arenas. This file defines the CPU's bank, `vram.py` the GPU's. A CPU's system commits pages at the
+first touch, so unused cache occupies no memory.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Anonymous:
 
 
 class Allocated:
-    """A torch allocation. It cannot be released in place: it is freed with its last tensor."""
+    """A torch allocation, which cannot be released in place: torch frees the memory with its last tensor."""
 
     large = 0
 
@@ -180,7 +180,7 @@ class Parked(Protocol):
     """Host memory for a copy of an arena's content."""
 
     def fetch(self) -> None:
-        """Copy the content to the host. Raises OutOfMemory, DeviceLost; a partial copy must still be dropped."""
+        """Copy the content to the host. Raises OutOfMemory, DeviceLost; callers `drop` a partial copy."""
 
     def put_back(self) -> None:
         """Copy the content back to the arena, after `Arena.restore`. Raises DeviceLost."""
@@ -234,7 +234,7 @@ class Bank(Arenas, Protocol):
 
 
 class HostBank:
-    """A CPU's memory: the host's."""
+    """The bank of a CPU: the host's memory."""
 
     sleep_refusal = ""
     dedicated = False

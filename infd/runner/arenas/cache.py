@@ -25,7 +25,7 @@ class CacheSpec(Struct, frozen=True):
     """The layout and tensors of a model's cache, without the number of pages.
 
     layout   the page groups; the i-th layer of each group uses slot i of a page
-    tensors  of a slot
+    tensors  the tensors of one slot of a page
     """
 
     layout: CacheLayout
@@ -33,7 +33,7 @@ class CacheSpec(Struct, frozen=True):
 
     @property
     def slots(self) -> int:
-        """The slots of a page: the number of layers of the largest group."""
+        """Number of slots of a page: the number of layers of the largest group."""
         return max((len(group.layers) for group in self.layout.groups), default=0)
 
     @property
@@ -42,7 +42,7 @@ class CacheSpec(Struct, frozen=True):
 
     @property
     def alignment_bytes(self) -> int:
-        """The most bytes of an arena that alignment leaves unused."""
+        """Upper bound of the bytes of an arena that alignment leaves unused."""
         return ALIGNMENT * len(self.tensors) * self.slots
 
     def arena_bytes(self, pages: int) -> int:
@@ -67,9 +67,9 @@ class CacheSpec(Struct, frozen=True):
 
 
 def scaled(pages: KeyValuePages, scales: Tensor | None) -> KeyValuePages:
-    """Set the scales of an fp8 cache: keys and values are divided by them before they are rounded.
+    """Return pages with the scales of an fp8 cache: a write divides keys and values by their scale before it rounds.
 
-    scales  [2, K] float32: scale of keys and scale of values, by head; None: all scales are 1
+    scales  [2, K] float32: the scales of keys, then of values, by head; None: all scales are 1
     """
     if pages.k.dtype is not FLOAT8:
         return pages

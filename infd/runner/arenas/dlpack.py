@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KINDS: Final = MappingProxyType({"cpu": 1, "cuda": 2})  # DLDeviceType
 UNSIGNED: Final = 1  # DLDataTypeCode
-NAME: Final = b"dltensor"  # of an unconsumed capsule
+NAME: Final = b"dltensor"  # name of an unconsumed capsule
 
 
 class _Managed(ctypes.Structure):
@@ -57,7 +57,7 @@ def tensor_at(address: int, size: int, device: torch.device, owner: object) -> T
     """
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
-    # The deleter must not be Python: torch may free a tensor on any thread, and while an exception is raised.
+    # The deleter is C's free, not a Python function: torch may call it on any thread, and while an exception is raised.
     place = libc.malloc(ctypes.c_size_t(ctypes.sizeof(_Managed)))
     ctypes.memset(place, 0, ctypes.sizeof(_Managed))
     managed = _Managed.from_address(place)

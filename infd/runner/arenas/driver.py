@@ -27,7 +27,7 @@ class Driver:
     """
 
     def __init__(self, bindings: Any, ordinal: int) -> None:
-        """bindings: cuda.bindings.driver"""
+        """bindings: the module cuda.bindings.driver"""
         self.names = bindings
         self.ordinal = ordinal
 
@@ -50,7 +50,7 @@ class Driver:
 
 
 def find(device: torch.device) -> Driver | str:
-    """Return the driver of a GPU that can map memory at reserved addresses, or the reason for its absence."""
+    """Return the driver of a GPU that can map memory at reserved addresses; otherwise the reason why it cannot."""
     if torch.version.hip is not None:
         return "this torch is built for ROCm, whose driver infd does not call"
     try:

@@ -29,17 +29,17 @@ GPUS: Final = (
     Path("/dev/nvidiactl"),
     Path("/dev/kfd"),
     Path("/dev/dxg"),
-)  # device nodes; a usable GPU has one
+)  # device nodes; one exists if a GPU is usable
 SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # loaded size per byte of 16-bit checkpoint
 WORTHWHILE: Final = 2**26  # bytes; less memory is populated in negligible time
 CGROUPS = Path("/sys/fs/cgroup")
 
-STRETCH: Final = 16 * LARGE_PAGE  # bytes populated per call; between two calls the thread waits for the interpreter
-SLOW_S: Final = 0.002  # ten times the time of a free large page; exceeded only if the system compacts memory
-PATIENCE: Final = 2  # stretches of slow large pages after which small pages are used
+STRETCH: Final = 16 * LARGE_PAGE  # bytes populated per call; after it the thread waits for the interpreter's lock
+SLOW_S: Final = 0.002  # ten times the time for a free large page; only compacting memory takes longer
+PATIENCE: Final = 2  # slow stretches after which small pages are used
 
 LAST: Final = 19  # lowest priority of nice(2)
-PACE_S: Final = 0.25  # interval of pieces while steps are computed
+PACE_S: Final = 0.25  # seconds between two pieces while steps are in flight
 
 
 class Mapping:
@@ -118,7 +118,7 @@ class Populating:
             start, size = mapping.first + self.held, min(STRETCH, self._size - self.held)
             if slow < PATIENCE:
                 mapping.advise(start, mmap.MADV_HUGEPAGE, size)
-            began = time.thread_time()  # waits for the interpreter do not count
+            began = time.thread_time()  # excludes waits for the interpreter's lock
             mapping.touch(start, size)
             slow += time.thread_time() - began > SLOW_S * size / LARGE_PAGE
             with self._more:
@@ -209,7 +209,7 @@ def kind(config: Config) -> str | None:
 
 
 def headstart(config: Config) -> Headstart | None:
-    """Start to populate memory for the weights if a CPU computes and at most half the free memory is needed.
+    """Start to populate memory for the weights if a CPU computes and the weights need at most half the free memory.
 
     Returns None if a GPU may compute, the weights are small, or files or memory cannot be read or mapped.
     """

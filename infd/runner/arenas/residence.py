@@ -128,7 +128,7 @@ class Residence:
         return Residency.PARKED
 
     def wake(self, parts: Collection[MemoryPart]) -> None:
-        """Restore `parts`. Raises CheckpointError, OutOfMemory, DeviceLost; no part is restored then."""
+        """Restore `parts`. Raises CheckpointError, OutOfMemory, DeviceLost; after an error no part is restored."""
         missing = self.memory.released & set(parts)
         try:
             if MemoryPart.CACHE in missing:
@@ -182,7 +182,7 @@ class Residence:
             self._collapsing = Collapsing(self.weights.collapse, self.quiet)
 
     def _stop_collapsing(self) -> None:
-        """Stop moving the weights into large pages, because the move would allocate released memory."""
+        """Stop moving the weights into large pages; after a release, the move would allocate their memory again."""
         if self._collapsing is not None:
             self._collapsing.stop()
             self._collapsing = None

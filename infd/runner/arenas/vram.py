@@ -62,8 +62,8 @@ def _unusable(bank: GpuBank) -> str | None:
         if tensor.item() != 0 or tensor.fill_(7).item() != 7:
             return "mapped memory does not return the bytes written to it"
     except OutOfMemory:
-        return None  # allocating the weights' arena raises OutOfMemory again
-    except Exception as error:  # torch's or the driver's; TorchBank needs no mapped memory
+        return None  # no memory for the trial: allocating the weights' arena raises OutOfMemory again
+    except Exception as error:  # any error of torch or the driver; the daemon can use TorchBank instead
         return f"torch rejects mapped memory ({error})"
     return None
 
@@ -124,7 +124,7 @@ class Addresses:
 
 
 class _Backing:
-    """The memory mapped to a range of addresses. A separate object, which outlives Addresses until the range is freed.
+    """The memory mapped to a range of addresses. Outlives its Addresses until the range is freed.
 
     mapped  bytes of each piece, by offset
     """
@@ -133,7 +133,7 @@ class _Backing:
         self.mapped: dict[int, int] = {}
         self._driver = driver
         self._first = first
-        self._handles: list[Any] = []  # to be released
+        self._handles: list[Any] = []  # handles not yet released
 
     def map(self, offset: int, length: int, kind: Any) -> None:
         self._handles.append(self._driver("cuMemCreate", length, kind, 0))

@@ -68,7 +68,7 @@ class Decoding:
         """plain, adapted: steps without and with adapters, by ascending size; `adapted` may be empty."""
         self._graphs = graphs
         self._clock = clock
-        self._capture_s = 0.0  # total
+        self._capture_s = 0.0  # seconds spent on all captures
         self._plain, self._adapted = plain, adapted
         self._rows = instance.rows
         self._slots = instance.adapters
@@ -136,7 +136,8 @@ class Decoding:
         try:
             step.capture(self._graphs)
         except Exception as error:  # CUDA's, torch's or a library's; steps are computed without graphs
-            # Captured sizes stay. Lack of memory would also fail all larger sizes, another error probably all sizes.
+            # Captured sizes stay. If memory ran out, larger sizes would fail too; after another error, probably all
+            # other sizes.
             short, by_size = lacks_memory(error), self._adapted if step in self._adapted else self._plain
             others = [each for each in by_size if not each.captured and (each.size > step.size or not short)]
             for each in {step, *others}:

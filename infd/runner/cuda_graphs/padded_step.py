@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-PATIENCE = 8  # uncaptured steps of a size before a step waits for the size's capture
-RETRY = 4096  # like PATIENCE, after a failed capture; multiplied by GROWTH per further failure
-GROWTH = 4
+PATIENCE = 8  # uncaptured steps of a size after which the next step waits for the capture
+RETRY = 4096  # uncaptured steps after a failed capture, before the next attempt
+GROWTH = 4  # factor of RETRY per further failure
 
 
 class Computed(NamedTuple):

@@ -78,7 +78,7 @@ class Reading(Protocol):
         """Issue the work that needs the step's mask."""
 
     def download(self, staging: Staging) -> None:
-        """Start copies to the host. Required before another step is issued."""
+        """Start copies to the host. Called before another step is issued."""
 
     def read(self, result: StepResult) -> None:
         """Write the output into the step's result. Called after the device has finished the step."""

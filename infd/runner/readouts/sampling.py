@@ -52,7 +52,7 @@ class Samples(Reading):
         self._sampled: Sampled | None = None
 
     def sample(self, mask: Array | None) -> None:
-        """mask: int32 [N, ceil(vocab / 32)]."""
+        """Sample the tokens. mask: int32 [N, ceil(vocab / 32)] bitmask; None: all tokens."""
         assert self._unsampled is not None
         (logits, positions, likeliest), self._unsampled = self._unsampled, None
         self._sampled = self._sampler(logits, positions, mask, likeliest)
@@ -82,7 +82,7 @@ class Samples(Reading):
 
 
 class Sampling(Readout):
-    """Computes `request.Generate`. Its parameters are stored in `Rows`, on the device."""
+    """Computes `request.Generate`. `Rows` stores the sampling parameters on the device."""
 
     narrows: ClassVar[bool] = True
 

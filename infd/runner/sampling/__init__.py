@@ -9,8 +9,8 @@
 The token is then the argmax, or a random sample by the kernel family `draw`:
 temperature, min-p, top-k, top-p, noise.
 
-Each stage is a function of the logits, [n, vocab] float32, of the rows that
-request it and of their parameters; `runner/sampler.py` selects the rows. Stages
+Each stage is a function of logits [n, vocab] float32 and of parameters, both of
+the rows that request the stage; `runner/sampler.py` selects the rows. Stages
 2 to 6 change the logits in place; 2 and 6, which read a whole vocabulary, are
 also kernels of the family `draw`.
 """

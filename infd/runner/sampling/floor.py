@@ -10,4 +10,5 @@ if TYPE_CHECKING:
 
 def forbid(logits: Tensor, row: Tensor, token: Tensor) -> None:
     """Set the logit of token[i] in row[i] to -inf; row and token are [E] int64, logits [N, vocab]."""
-    logits.index_put_((row, token), logits.new_full((), float("-inf")))  # on the device: a copy would synchronize
+    # The device creates -inf: a copy from the host would synchronize.
+    logits.index_put_((row, token), logits.new_full((), float("-inf")))

@@ -3,7 +3,7 @@
 1. propose  measures the memory of steps, and chooses the cache's size and the largest step
 2. settle   builds the serving runner with these sizes
 3. warm     runs the first steps, and captures decoding steps
-Then the duration of steps is measured, or read from the calibration file.
+`assemble` then measures the duration of steps, or reads it from the calibration file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from infd.runner.arenas.residence import ModelArenas, Residence
 from infd.runner.cuda_graphs.capture import CudaGraphs
 from infd.runner.start.budget import draw_up, on_host
 from infd.runner.start.cache_size import size_cache
-from infd.runner.start.calibration import LEAST, MOST, calibrate, choose_spin, holds
+from infd.runner.start.calibration import LEAST, MOST, calibrate, choose_spin, still_valid
 from infd.runner.start.calibration_file import CalibrationFile
 from infd.runner.start.trial import TrialPlans, TrialRunner
 from infd.scheduler.layout import Capacity
@@ -171,7 +171,7 @@ def _calibrated(trial: TrialRunner, settings: SchedulerConfig, file: Calibration
     """
     stored = None if file is None else file.find()
     source = ""
-    if file is not None and stored is not None and max(stored.step_tokens) <= most and holds(stored, trial):
+    if file is not None and stored is not None and max(stored.step_tokens) <= most and still_valid(stored, trial):
         calibration, source = stored, f", measured by an earlier start; remove {file.path} to measure again"
     else:
         calibration = calibrate(trial, settings, most)

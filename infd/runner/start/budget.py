@@ -116,7 +116,7 @@ def draw_up(runners: Runners, bank: Bank, weights: Arena, *, most: int, graphs: 
         share=config.device.memory_utilization,
         weights=weights.size,
         footprint=footprint,
-        # Decoding counts twice: a step's tensors in the graphs' pool, and in torch's cache.
+        # Decoding counts twice: its tensors occupy the graphs' pool, and torch's cache.
         graphs=2 * footprint.decoding + captured * max(footprint.graph, GRAPH_BYTES) if config.device.graphs else 0,
     )
 
@@ -134,7 +134,7 @@ def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs
         wide = TrialPlans(layout, pages=pages, rows=rows, max_model_len=2)  # one prompt token and one sampled token
         scored = LIKELIEST if layout.divisible else None  # scored tokens' logits also need memory
         plan = long.plan(min(tokens, long.room), scored)
-        run(runner, plan)  # first: allocates workspaces that stay allocated
+        run(runner, plan)  # before the measurement: allocates workspaces that stay allocated
         step = bank.peak(partial(run, runner, plan))
         decoding = bank.peak(partial(run, runner, wide.plan(rows)))
         graph = bank.retained(runner.idle)

@@ -79,7 +79,7 @@ def choose_spin(trial: TrialRunner) -> float:
     runner, chunks = trial.runner, trial.plans.chunked(FIRST, WAYS[0])
     if not chunks or not runner.overlaps:
         return 0.0
-    runner.attend()
+    runner.prepare_to_wait()
     for plan in chunks:
         trial.run(plan)
 
@@ -109,7 +109,7 @@ def calibrate(trial: TrialRunner, settings: SchedulerConfig, most: int) -> Calib
     return Calibration(shortest, *sizes, cost)
 
 
-def holds(calibration: Calibration, trial: TrialRunner) -> bool:
+def still_valid(calibration: Calibration, trial: TrialRunner) -> bool:
     """Return whether the shortest step's duration is within ALIKE of the calibration's.
 
     A longer step means a slower or busy machine, a shorter step a machine that was busy during the calibration.
@@ -154,7 +154,7 @@ def _within(seconds: float, durations: dict[int, float]) -> int:
 
 
 def score_cost(trial: TrialRunner, shortest: float) -> int:
-    """Return the cost of a scored token, in tokens of a step: scoring adds logits and their sorting.
+    """Return the cost of a scored token, in tokens of a step: scoring also computes and sorts logits.
 
     shortest  see `shortest_s`
     """

@@ -2,7 +2,7 @@
 
 The file is stored beside the compiled kernels. A calibration's key is a digest of the model, the settings, infd, torch,
 the kernels, the machine and the number of threads. A start without an entry for its key measures steps. A start with an
-entry checks the duration of the shortest step (`calibration.holds`).
+entry checks the duration of the shortest step (`calibration.still_valid`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CalibrationFile:
     ) -> CalibrationFile | None:
         """Return the file, with the key of a model; None if calibrations are not stored.
 
-        described  config.json
+        described  content of config.json
         tokens     tokens of the largest step that can be measured
         """
         if not config.device.kernel_cache:

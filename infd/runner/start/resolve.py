@@ -1,4 +1,4 @@
-"""Decide implementation, dtype and longest sequence from settings, config.json and the kind of device, or refuse.
+"""Decide implementation, dtype and longest sequence from settings, config.json and the kind of device.
 
 Imports no torch, so that `infd start` decides before loading, and `infd config check` without loading.
 """
@@ -62,7 +62,7 @@ def resolve(
 ) -> Resolved:
     """Decide implementation, dtype and longest sequence. Raises CheckpointError, ConfigError.
 
-    described  config.json
+    described  content of config.json
     kind       kind of device, "cpu" or "cuda"; None: not yet known
     """
     own = registry.is_implemented(described)
@@ -90,8 +90,8 @@ def candidates(config: Config) -> Mapping[str, Sequence[Candidate]]:
 def choose_dtype(configured: str, described: Mapping[str, Any], kind: str | None) -> str | None:
     """Return the dtype of weights and activations: the requested dtype, or the default.
 
-    The default on a GPU is the checkpoint's; on a CPU bfloat16 if it is native and the checkpoint has 16 bits, else
-    float32.
+    The default on a GPU is the checkpoint's dtype; on a CPU bfloat16 if the processor multiplies it natively and the
+    checkpoint's dtype has 16 bits, else float32.
 
     Returns None if the kind of device decides and is unknown.
     """

@@ -31,7 +31,7 @@ class Runners:
     """Builds runners of one model.
 
     rows        number of rows of each runner
-    spec        the form of each runner's cache
+    spec        layout and tensors of each runner's cache
     workspaces  the kernels' scratch memory, shared by all runners
     """
 
@@ -50,7 +50,7 @@ class Runners:
     ) -> tuple[Runner, Arena]:
         """Return a runner for sequences of at most `max_len` tokens, and the arena of its cache.
 
-        purpose  the arena's, as named by OutOfMemory
+        purpose  the arena's purpose, which OutOfMemory names
 
         Raises OutOfMemory.
         """

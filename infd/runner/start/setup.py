@@ -51,7 +51,7 @@ def set_up(
 ) -> ModelSetup:
     """Build a checkpoint's model. Raises CheckpointError, ConfigError, DeviceMissing.
 
-    device  whose kernels are chosen
+    device  the device for which kernels are chosen
     memory  device of the tensors; differs from `device` only in `infd warm`, which computes nothing
     """
     described = checkpoint.config

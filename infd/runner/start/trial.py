@@ -25,7 +25,7 @@ TRIALS = 5  # most steps per size
 ENOUGH_S = 0.05  # seconds measured per size, after which no further step of the size is run
 FIRST = 4  # tokens of the first step, in which torch and kernels initialize
 LENGTHS = (1537, 200)  # tokens of two prompts; only the first prompt's attention is split over programs
-WAYS = (  # ways of sampling; kernels differ by the logits' dtype: float32 after any change except a mask
+WAYS = (  # call every sampling kernel; kernels differ by the logits' dtype: float32 after any change except a mask
     SamplingParams(max_tokens=1, temperature=0.0),
     SamplingParams(max_tokens=1, temperature=1.0),
     SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9),
@@ -99,7 +99,7 @@ class TrialPlans:
         return Join(row, [0] * tokens, tokens, wants, tables, 0), page
 
     def _alone(self) -> int:
-        """Return the tokens of a single sequence that fit while no page behind a window is freed."""
+        """Return the most tokens of a single sequence that keeps the pages behind its windows."""
         return self._pages // len(self._groups) * min(group.page_tokens for group in self._groups)
 
 

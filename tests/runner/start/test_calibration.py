@@ -24,7 +24,7 @@ class Paced:
         self.overlaps = overlaps
         self._slept, self._spun = slept, spun
 
-    def attend(self):
+    def prepare_to_wait(self):
         self.attended = True
 
     def spin(self, seconds):
