@@ -41,10 +41,10 @@ class Engine:
     metrics    counters and histograms
     events     recent events
     lifecycle  the current state
-    adapters   which adapters are served under which names
+    adapters   the served adapters, by name
     core       scheduler, step loop and choices in flight
     admission  the tickets of all requests
-    control    pause, resume, sleep, wake
+    control    pauses, resumes, sleeps and wakes the engine
     """
 
     def __init__(

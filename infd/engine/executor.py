@@ -58,16 +58,16 @@ class Executor(Protocol):
         """Return the parts that a sleep of this level releases."""
 
     async def sleep(self, level: int) -> int:
-        """Release the cache's memory after the steps issued so far, at level 2 the weights' too.
+        """Release the cache's memory after the steps issued so far; at level 2 also the weights' memory.
 
         At level 1 a GPU's weights move to host memory, if they fit. Returns the bytes freed: of device memory, on a
         CPU of the process's memory.
         """
 
     async def wake(self, parts: Collection[MemoryPart]) -> None:
-        """Restore these parts: the cache empty, the weights from host memory or their files.
+        """Restore `parts`: the cache empty, the weights from host memory or their files.
 
-        Raises StartError; no part is restored then, and `wake` may be called again.
+        If it raises StartError, no part is restored, and `wake` may be called again.
         """
 
     async def load_weights(self, path: str) -> None:

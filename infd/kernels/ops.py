@@ -54,7 +54,7 @@ class Choice(NamedTuple):
 
 
 class Ops:
-    """The implementation of each kernel family, chosen when a model or a runner first asks for it.
+    """The implementation of each kernel family, chosen when a model or a runner first requests it.
 
     The modules of other families are never imported.
     """
@@ -62,8 +62,8 @@ class Ops:
     def __init__(self, choose: Callable[[str], Choice], fixed: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Set up, without choosing an implementation.
 
-        choose  called once with each family that is asked for; raises DeviceMissing
-        fixed   implementations by family, which need no choice
+        choose  called once with each requested family; raises DeviceMissing
+        fixed   implementations by family, that are already chosen
         """
         self._choose = choose
         self._fixed = fixed

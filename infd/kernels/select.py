@@ -126,7 +126,7 @@ def _reference(place: str, name: str = "reference", kinds: tuple[str, ...] = ())
     return Candidate(name=name, place=f"infd.kernels.reference.{place}", kinds=kinds)
 
 
-# FlashInfer stays behind Triton until both are measured on a GPU; `preferring` reverses the order.
+# FlashInfer comes after Triton until both are measured on a GPU; `preferring` reverses the order.
 CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
     {
         "attention": (

@@ -27,7 +27,7 @@ class PassAdapters(Protocol):
 
 
 def _unwatched() -> None:
-    """Count no heartbeat."""
+    """No-op, for a pass whose progress is not counted."""
 
 
 class Batch(Struct, kw_only=True):
@@ -78,7 +78,7 @@ class Model(Protocol):
 
     least_rows       smallest T, and smallest N of `logits`, at which results do not depend on T or N to the last bit
     skips_unsampled  whether the last layer can compute the sampled tokens alone; if False, Batch.sampled is always None
-    logits_dtype     dtype of `logits`: float32, or the activations' if the head's product returns that
+    logits_dtype     dtype of `logits`: float32, or the activations' dtype if the head's product returns it
     """
 
     vocab_size: int

@@ -38,7 +38,7 @@ _GEMMA3 = MappingProxyType(
     }
 )
 # By architecture, the defaults of transformers' config class. An explicit null overrides a default.
-UNSAID: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "Gemma2ForCausalLM": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         "Gemma3ForCausalLM": _GEMMA3,
@@ -160,11 +160,11 @@ def architecture(config: Mapping[str, Any]) -> str:
 def decoder(config: Mapping[str, Any]) -> Settings:
     """Return the decoder's settings, completed with its architecture's defaults. Raises CheckpointError.
 
-    A multimodal config.json holds the decoder's settings in its table `text_config`.
+    A multimodal config.json contains the decoder's settings in its table `text_config`.
     """
     settings = Settings(config)
     own = settings.table("text_config") if "text_config" in settings else settings
-    return own.over(UNSAID.get(architecture(config), {}))
+    return own.over(DEFAULTS.get(architecture(config), {}))
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str | None:
@@ -203,7 +203,7 @@ def context_length(config: Mapping[str, Any]) -> int:
 
 
 def is_bounded(config: Mapping[str, Any]) -> bool:
-    """Return whether `context_length` is a limit; not with dynamic rope, whose angles adapt to any length."""
+    """Return whether `context_length` is a limit; False for dynamic rope, whose angles adapt to any length."""
     return rope_parameters(decoder(config)).string("rope_type") != "dynamic"
 
 

@@ -34,7 +34,7 @@ def refuse_encoders(settings: Settings) -> None:
 
 
 class Gemma2(Decoder):
-    """Gemma2ForCausalLM."""
+    """The decoder of Gemma2ForCausalLM."""
 
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         refuse_encoders(settings)

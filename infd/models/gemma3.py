@@ -25,7 +25,7 @@ SIGHT = tuple(f"{root}{part}." for root in ("", "model.") for part in ("vision_t
 
 
 class Gemma3(Decoder):
-    """Gemma3ForCausalLM, and the decoder of Gemma3ForConditionalGeneration."""
+    """The decoder of Gemma3ForCausalLM and of Gemma3ForConditionalGeneration."""
 
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         refuse_encoders(settings)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Glm4(Decoder):
-    """Glm4ForCausalLM."""
+    """The decoder of Glm4ForCausalLM."""
 
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         dims = Dimensions.read(settings)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Granite(Decoder):
-    """GraniteForCausalLM."""
+    """The decoder of GraniteForCausalLM."""
 
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         dims = Dimensions.read(settings)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Llama(Decoder):
-    """LlamaForCausalLM."""
+    """The decoder of LlamaForCausalLM."""
 
     def __init__(self, settings: Settings, blueprint: Blueprint, *, window: int | None = None) -> None:
         """Declare the model. `window` bounds every layer's attention, in tokens. Raises CheckpointError."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Mistral(Llama):
-    """MistralForCausalLM."""
+    """The decoder of MistralForCausalLM."""
 
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         window = settings.integer("sliding_window") if "sliding_window" in settings else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Olmo2(Decoder):
-    """Olmo2ForCausalLM."""
+    """The decoder of Olmo2ForCausalLM."""
 
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         dims = Dimensions.read(settings)

@@ -1,4 +1,4 @@
-"""The weights that a model declares before any of them has storage.
+"""The weights that a model declares before memory is allocated for them.
 
 A parameter names the checkpoint tensors that fill its rows; `weights/` loads them. Layers declare their parameters on
 a Blueprint (`blueprint.py`) while the model is built, so the list is complete once the last layer exists.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Phi3(Decoder):
-    """Phi3ForCausalLM."""
+    """The decoder of Phi3ForCausalLM."""
 
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         dims = Dimensions.read(settings)

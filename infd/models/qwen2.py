@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Qwen2(Decoder):
-    """Qwen2ForCausalLM."""
+    """The decoder of Qwen2ForCausalLM."""
 
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         dims = Dimensions.read(settings)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Qwen3(Decoder):
-    """Qwen3ForCausalLM."""
+    """The decoder of Qwen3ForCausalLM."""
 
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         dims = Dimensions.read(settings)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class AdapterSlots(Resource):
-    """Slots 1..slots, and how many running sequences use each adapter."""
+    """Slots 1..slots, and the number of running sequences that use each adapter."""
 
     passable: ClassVar[bool] = True
 
@@ -76,7 +76,7 @@ class AdapterSlots(Resource):
                 self.drop(load.adapter)
 
     def drop(self, adapter: Adapter) -> int | None:
-        """Empty the slot of an unused adapter and return its number; None if it is not loaded."""
+        """Empty the slot of an unused adapter and return the slot; None if the adapter is not loaded."""
         slot = self._slots.pop(adapter, None)
         if slot is not None:
             assert adapter not in self._users, f"{adapter} is in use"

@@ -27,7 +27,7 @@ class Cache(Resource):
     """The KV cache: the pages of all running sequences, and the unreferenced pages of the prefix index.
 
     pool         reference counts of pages
-    index        which page holds which prefix
+    index        the pages of cached prefixes
     page_tokens  tokens of the smallest page of any group; 0 without groups
     """
 
@@ -47,7 +47,7 @@ class Cache(Resource):
     # Admission
 
     def uses_prefix_cache(self, seq: Sequence) -> bool:
-        """Return whether a waiting sequence may use cached pages. Scoring needs logits, which no page holds."""
+        """Return whether a waiting sequence may use cached pages. Scoring needs logits, which no page contains."""
         return self._prefix_caching and not seq.scoring
 
     def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
@@ -93,7 +93,7 @@ class Cache(Resource):
         self._running -= 1
 
     def _find(self, seq: Sequence) -> tuple[int, Tables]:
-        """Return how many tokens of a sequence are cached, and the pages that hold them."""
+        """Return the number of a sequence's cached tokens, and the pages that contain them."""
         if not self.uses_prefix_cache(seq):
             return 0, [[] for _ in self._groups]
         hit, tables = longest_hit(seq, self._layout, self.index), []
@@ -177,7 +177,7 @@ class Cache(Resource):
             self._forget(fresh.pop(seq, ()))
 
     def forget(self) -> int:
-        """Un-index every page; return how many there were."""
+        """Un-index every page; return the number of pages un-indexed."""
         self._unsettled.clear()
         return self.pool.forget_all()
 

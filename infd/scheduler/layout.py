@@ -114,7 +114,7 @@ class CacheLayout(Struct, frozen=True):
 class Capacity(Struct, frozen=True, kw_only=True):
     """The executor's limits, known once the model is loaded.
 
-    pages           page ids 1..pages may be granted; page 0 is scratch: padding is written there, and never used
+    pages           page ids 1..pages may be granted; page 0 is scratch: receives padding, and is never read
     rows            most running sequences
     step_tokens     token budget of a step
     mixed_tokens    token budget of a step that also decodes; None: step_tokens

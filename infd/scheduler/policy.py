@@ -1,9 +1,8 @@
 """Decide the order of the queue.
 
-Priority is a head start in the queue, not a class: each level of priority is
-worth `patience` arrivals. A bounded number of later requests, of any priority,
-can therefore overtake a request, and its place never changes while it waits,
-runs or is preempted.
+Each level of priority moves a request by `patience` arrivals in the queue. A
+bounded number of later requests, of any priority, can therefore overtake a
+request. A request's place never changes while it waits, runs or is preempted.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from infd.scheduler.sequence import QueuePlace, Sequence
 
-LEVELS = 100  # of priority, on each side of 0
+LEVELS = 100  # levels of priority on each side of 0
 
 
 class Policy:
@@ -40,8 +39,8 @@ def by_place(seq: Sequence) -> QueuePlace:
 def split_decoding(running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
     """Return the running sequences that decode (one token to compute), and the other sequences, both in order.
 
-    Decoding sequences draw first on a step's token budget: prompts fill the
-    remaining tokens, so a prompt never pauses a stream.
+    Decoding sequences use a step's token budget first, and prompts the rest, so
+    a prompt never pauses a stream.
     """
     decoding: list[Sequence] = []
     others: list[Sequence] = []

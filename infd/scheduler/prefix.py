@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PrefixIndex:
-    """Which page holds which prefix, per group. A page is indexed at most once."""
+    """The page of each cached prefix, per group. A page is indexed at most once."""
 
     def __init__(self) -> None:
         self._pages: dict[tuple[int, bytes], int] = {}

@@ -1,6 +1,6 @@
 """The limited resources that a running sequence holds.
 
-Admission iterates over the resources and names none of them. A further
+Admission iterates over the resources without knowing their types. A further
 resource (state slots, an encoder's budget) is one class, one entry of
 `Scheduler.resources`, and a field of Sequence for the sequence's share.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Resource(Protocol):
-    """Taken when a sequence is admitted, released when it finishes or is preempted.
+    """A resource that a sequence takes when admitted, and releases when it finishes or is preempted.
 
     Steps run in order, so a released share may be taken in the very next plan.
     A resource defines only the methods that it needs.

@@ -91,7 +91,7 @@ class Scheduler:
         self.adapters = AdapterSlots(max_adapters, max_adapters_per_step)
         # In the order of admission's checks: the cheapest first, since most plans admit no sequence.
         self.resources: tuple[Resource, ...] = (self.budget, self.rows, self.adapters, self.cache)
-        self.preemptions = 0  # for lack of pages
+        self.preemptions = 0  # of sequences, because pages ran out
         self.undone = 0  # steps rolled back
         self.prefix_queries = 0  # prompt tokens looked up in the cache
         self.prefix_hits = 0  # prompt tokens found in the cache
@@ -323,7 +323,7 @@ class Scheduler:
                 return
 
     def _start(self, step: Scheduled, seq: Sequence, position: int) -> None:
-        """Move a sequence from its position in `waiting` to `running`, and add its first span."""
+        """Move a sequence from `position` in `waiting` to `running`, and add its first span."""
         plan = step.plan
         del self.waiting[position]
         insort(self.running, seq, key=by_place)

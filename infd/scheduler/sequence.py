@@ -1,4 +1,4 @@
-"""One choice of one request, as the scheduler sees it."""
+"""The scheduler's state of one choice of a request."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Sequence:
         self.indexed = 0  # leading tokens whose full pages are in the prefix index
         self.prompt_cached: int | None = None  # prompt tokens found in the cache when the sequence first ran
         self.finish: FinishReason | None = None
-        self.failure: BaseException | None = None  # if finish is ERROR
+        self.failure: BaseException | None = None  # the error, if finish is ERROR
 
     def set_regime(self, regimes: Regimes) -> None:
         """Choose the regime of a waiting sequence by the tokens known now."""

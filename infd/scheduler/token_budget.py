@@ -18,7 +18,7 @@ MANY_STARTING: Final = 8  # if more requests wait for their first token, crowded
 
 
 class TokenBudget(Resource):
-    """The token budget of a step. Admission takes no tokens of the budget: each span draws on `remaining`.
+    """The token budget of a step. Admission takes no tokens; each span reduces `remaining`.
 
     limit      tokens of the next step: Capacity.step_tokens, halved when a step did not fit into memory
     remaining  tokens of the step being planned that are not yet spent

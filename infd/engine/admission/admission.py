@@ -1,4 +1,4 @@
-"""Admit requests: reserve places, wait at the gate, prepare, queue; end them when their callers leave."""
+"""Admit requests: reserve places, wait at the gate, prepare, queue. End the requests whose callers leave."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infd.grammar.protocol import Grammar, Grammars
     from infd.request import Adapter, Constraint, Request
 
-BYTES_PER_TOKEN: Final = 4  # estimates a body's prompt tokens until `QueueBudget.exchange` counts them
+BYTES_PER_TOKEN: Final = 4  # to estimate a body's prompt tokens until `QueueBudget.exchange` counts them
 
 
 class Admission:

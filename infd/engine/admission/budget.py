@@ -1,6 +1,6 @@
 """Bound the queue: the choices and the prompt tokens that may wait.
 
-A request reserves its places before it is read, and exchanges them for its real size when it is queued.
+A request's reservation is made before its body is read, and exchanged for its real size when the request is queued.
 """
 
 from __future__ import annotations

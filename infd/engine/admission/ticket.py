@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Times(Struct, frozen=True):
-    """When a ticket's first choice reached each stage, and when its latest token came (monotonic seconds).
+    """When a ticket's first choice reached each stage, and when its latest token was delivered (monotonic seconds).
 
     None: not yet.
     """

@@ -87,11 +87,11 @@ class LifecycleControl:
         return self._set_target(Target(state=State.SLEEPING, mode=mode, new=new, level=level, by_itself=by_itself))
 
     def wake(self, parts: frozenset[MemoryPart] = ALL) -> Transition:
-        """Restore these parts; once all are restored, return to the state before the sleep. Raises WrongState."""
+        """Restore `parts`; once all memory is restored, return to the state before the sleep. Raises WrongState."""
         return self._restore_and_set_target(parts, self._before_sleep)
 
     def resume(self, parts: frozenset[MemoryPart] = ALL) -> Transition:
-        """Restore these parts; once all are restored, enter READY. Raises WrongState."""
+        """Restore `parts`; once all memory is restored, enter READY. Raises WrongState."""
         return self._restore_and_set_target(parts, Target())
 
     def load_weights(self, path: str) -> Transition:
@@ -156,7 +156,7 @@ class LifecycleControl:
             self.sleep(level=self._settings.idle_sleep_level, by_itself=True)
 
     def stop(self) -> bool:
-        """Cancel all transitions of an engine that drains or has failed. Return whether steps are, and stay, held."""
+        """Cancel all transitions of an engine that drains or has failed. Return whether steps remain held."""
         for task in (self._transition_task, self._load_task):
             if task is not None:
                 task.cancel()

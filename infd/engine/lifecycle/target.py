@@ -1,4 +1,4 @@
-"""The state operators want the engine to be in, and the transition to it."""
+"""The state that operators requested last, and the transition to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEW_REQUESTS: Final = {"hold": "new requests are held", "reject": "new requests 
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """The wanted state.
+    """The requested state.
 
     mode       what happens to requests in flight: they are aborted, finish first, or are frozen
     new        what happens to new requests meanwhile: the gate holds them, or refuses them

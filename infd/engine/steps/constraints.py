@@ -82,7 +82,7 @@ class Constraints:
     """The matchers of the constrained choices in flight; len() counts the choices."""
 
     def __init__(self, vocab_size: int, grammars: Grammars | None, telemetry: Telemetry) -> None:
-        """grammars: of the matchers; None: no choice is constrained."""
+        """grammars: fill the masks; None: no choice is constrained."""
         self._words = ceil_div(vocab_size, 32)
         self._grammars = grammars
         self._telemetry = telemetry
@@ -99,8 +99,8 @@ class Constraints:
         """Remove the matcher of a choice that has ended. Does nothing if the choice has no matcher."""
         self._constrained.pop(seq, None)
 
-    def concern(self, step: Scheduled) -> bool:
-        """Whether the step samples a constrained choice."""
+    def applies_to(self, step: Scheduled) -> bool:
+        """Return whether the step samples a constrained choice."""
         return bool(self._constrained) and any(True for _ in self._sampled(step))
 
     def fill(self, step: Scheduled) -> asyncio.Future[Filled]:

@@ -1,4 +1,5 @@
 """The step loop: plan, issue and commit steps, so that the device always has work.
+
 On a result: commit, plan the next step, issue it, and only then deliver the
 tokens, so that the device never waits for readers. A step with constrained
 choices is issued like any other, but samples only once its mask is filled.
@@ -166,7 +167,7 @@ class StepLoop:
                 continue
             if step is None:
                 return
-            issued = Issued(step, self._executor.forward(step.plan), self._clock(), self._constraints.concern(step))
+            issued = Issued(step, self._executor.forward(step.plan), self._clock(), self._constraints.applies_to(step))
             self._in_flight.append(issued)
             self._sample()
             self._on_plan(issued)

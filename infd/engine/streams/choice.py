@@ -20,5 +20,5 @@ class ChoiceState(Struct, eq=False):
     submitted: float
     prompt_tokens: int  # 0 for later choices of the same prompt
     started: float | None = None  # when the choice was first planned
-    first: float | None = None  # first token
-    last: float = 0.0  # latest token
+    first: float | None = None  # when the first token was delivered
+    last: float = 0.0  # when the latest token was delivered

@@ -1,4 +1,4 @@
-"""Deliver outcomes to streams without holding up the event loop.
+"""Deliver outcomes to streams without blocking the event loop.
 
 A delivery usually includes the write to the reader's socket. After about a
 millisecond of deliveries the remaining outcomes wait for the loop's next turn.

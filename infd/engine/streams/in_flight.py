@@ -1,4 +1,4 @@
-"""Follow every choice from the queue to its one terminal event, and deliver its tokens."""
+"""Queue choices, deliver their tokens, and end each choice with one terminal event."""
 
 from __future__ import annotations
 

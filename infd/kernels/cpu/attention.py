@@ -62,7 +62,7 @@ class Layer(ctypes.Structure):
 
 
 class PagedAttention:
-    """The attention family."""
+    """Implements families.attention.Attention."""
 
     def __init__(self, library: Library | None = None) -> None:
         library = library or Library()
@@ -80,7 +80,7 @@ class PagedAttention:
 
 
 class Int8PagedAttention(PagedAttention):
-    """The attention family over an int8 cache."""
+    """Implements families.attention.Attention over an int8 cache."""
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         return row_bytes(size), torch.int8
@@ -94,7 +94,7 @@ class Plan:
 
     def __init__(self, batch: AttentionBatch, attend: Callable[..., None], write: Callable[..., None]) -> None:
         offsets = np.array(batch.offsets, dtype=np.int64)
-        self._batch, self._offsets = batch, offsets  # keeps alive the memory that `step` points to
+        self._batch, self._offsets = batch, offsets  # keeps alive the memory to which `step` points
         self.slots, self._page_tokens = batch.slots, batch.page_tokens
         self.step = Step(
             tokens=len(batch.slots),
@@ -134,7 +134,7 @@ class Plan:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        if sinks is not None:  # no model of infd's own has sinks yet
+        if sinks is not None:  # no model that infd implements has sinks yet
             plan = reference.PagedAttention().prepare(self._batch)
             return plan.run(q, pages, scale=scale, softcap=softcap, sinks=sinks)
         q = _packed_heads(q)

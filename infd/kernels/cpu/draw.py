@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Draw:
-    """The draw family. The reference implementation applies penalties."""
+    """Implements families.draw.Draw. The reference implementation applies penalties."""
 
     penalize_repetition = staticmethod(shaping.penalize_repetition)
     penalize_answer = staticmethod(shaping.penalize_answer)
@@ -26,7 +26,7 @@ class Draw:
         self._draw = library.kernel("draw", POINTER, INT, INT, POINTER, INT, *(POINTER,) * 8)
         self._largest = library.kernel("largest", POINTER, INT, INT, INT, POINTER, POINTER)
         self._forbid = library.kernel("forbid", POINTER, INT, INT, POINTER, INT, POINTER, INT)
-        self._hashed = torch.empty(0, dtype=torch.int32)  # token hashes of the vocabulary size seen last
+        self._hashed = torch.empty(0, dtype=torch.int32)  # hashes of all token ids, for the latest vocabulary size
 
     def forbid(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         if logits.dtype is not torch.float32:

@@ -39,10 +39,10 @@ class FillProgress(ctypes.Structure):
 
 
 class Fill:
-    """Fills parts, on all OpenMP threads of the calling thread."""
+    """Fills parts, on the OpenMP threads of the calling thread."""
 
     def __init__(self, library: Library | None = None, turn_s: float = TURN_S) -> None:
-        """Raises NativeMissing."""
+        """Load the native code. Raises NativeMissing."""
         library = library or Library()
         self._fill = library.kernel("fill", POINTER, INT, POINTER, ctypes.c_double)
         self._turn_s = turn_s

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-PANEL = 64  # outputs
+PANEL = 64  # outputs in a panel
 FLOATS = {torch.bfloat16: "bf16", torch.float32: "float"}
 HALF = (torch.bfloat16,)
 
@@ -67,7 +67,7 @@ class Panels:
         self.wide = torch.float32
 
     def rows(self, storage: Tensor, first: int, count: int) -> None:
-        """Return None: panels hold no checkpoint rows."""
+        """Return None: panels do not contain checkpoint rows unchanged."""
 
     def place(self, storage: Tensor, first: int, rows: Tensor) -> None:
         pack = self._kernels.pack

@@ -36,7 +36,7 @@ class _Group(ctypes.Structure):
 
 
 class Lora:
-    """The adapters family."""
+    """Implements families.adapters.Lora."""
 
     def __init__(self, library: Library | None = None) -> None:
         self._add = (library or Library()).kernel(

@@ -1,6 +1,6 @@
 """Several decoder layers in one native call: `native/stack.cpp`.
 
-It calls the kernels that the layers' own code calls one by one, so results are equal. If any product's form is not
+The call runs the kernels that the layers' own code calls one by one, so results are equal. If any product's form is not
 Addressable, the layers run their own code.
 """
 
@@ -91,7 +91,7 @@ class NoAddress(Exception):
 
 
 class Stack:
-    """The stack family."""
+    """Implements families.stack.Stack."""
 
     def __init__(self, library: Library | None = None) -> None:
         self._compute = (library or Library()).kernel("stack", POINTER, INT, POINTER, POINTER, POINTER, INT, INT)
@@ -108,7 +108,7 @@ class Stacked:
 
     def __init__(self, compute: Callable[..., None], layers: Sequence[LayerRecipe]) -> None:
         self._compute = compute
-        self._recipes = layers  # keeps alive the weights that the structures point to
+        self._recipes = layers  # keeps alive the weights to which the structures point
         self._layers = (Layer * len(layers))(*map(_layer, layers))
         self._cache: Sequence[KeyValuePages] | None = None
 

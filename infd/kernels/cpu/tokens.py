@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Norm:
-    """The norm family."""
+    """Implements families.norm.Norm."""
 
     def __init__(self, library: Library | None = None) -> None:
         library = library or Library()
@@ -64,7 +64,7 @@ class Norm:
 
 
 class Rope(RopeFamily):
-    """The rope family."""
+    """Implements families.rope.Rope."""
 
     def __init__(self, library: Library | None = None) -> None:
         self._rotate = (library or Library()).kernel(
@@ -96,7 +96,7 @@ class Rope(RopeFamily):
 
 
 class Activation:
-    """The activation family."""
+    """Implements families.activation.Activation."""
 
     def __init__(self, library: Library | None = None) -> None:
         library = library or Library()

@@ -50,9 +50,9 @@ class Lora(Protocol):
     """
 
     def add(self, y: Tensor, x: Tensor, groups: Sequence[tuple[Tensor, LowRank]], upload: Upload | None = None) -> None:
-        """Add x A^T B^T to y [T, out], in place; x [T, in]; accumulated in x's dtype or a wider one.
+        """Add x A^T B^T to y [T, out], in place; x [T, in]; accumulated in x's dtype or a wider dtype.
 
-        x, A and B have one dtype; y has that dtype, or float32.
+        x, A and B share a dtype; y has the same dtype, or float32.
         """
 
     def add_rows(

@@ -41,7 +41,7 @@ class AttentionBatch(Struct, kw_only=True):
     """
 
     page_tokens: int
-    window: int | None  # tokens that a query sees, its own included; None: all
+    window: int | None  # tokens to which a query attends, its own included; None: all
     starts: list[int]  # [S]
     counts: list[int]  # [S]
     offsets: list[int]  # [S + 1]

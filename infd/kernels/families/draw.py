@@ -49,18 +49,18 @@ class History(NamedTuple):
 
 
 class Draw(Protocol):
-    """From logits to tokens.
+    """Changes logits, and samples tokens from them.
 
     Penalties and masks change `rows` [n] int64, ascending, of logits [N, vocab] in place: penalties float32, masks any
-    floating-point dtype. The likeliest and sampled tokens are found in logits of any floating-point dtype, as in the
-    same logits in float32.
+    floating-point dtype. The likeliest and sampled tokens for logits of any floating-point dtype equal those for the
+    logits converted to float32.
     """
 
     def forbid(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         """Set the logits of tokens whose bit is 0 to -inf. bits [n, ceil(vocab / 32)] int32, lowest bit first."""
 
     def penalize_repetition(self, logits: Tensor, rows: Tensor, history: History, penalty: Tensor) -> None:
-        """Divide positive logits of the sequence's tokens by penalty [n], and multiply negative ones by it."""
+        """Divide positive logits of the sequence's tokens by penalty [n], and multiply negative logits by penalty."""
 
     def penalize_answer(
         self, logits: Tensor, rows: Tensor, history: History, presence: Tensor, frequency: Tensor
@@ -68,7 +68,7 @@ class Draw(Protocol):
         """Subtract from each generated token's logit: presence [n], plus frequency [n] for each occurrence."""
 
     def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each row's largest logit [N] float32, and the first token [N] int64 that has it.
+        """Return each row's largest logit [N] float32, and the first token [N] int64 with this logit.
 
         For a row with a NaN, returns NaN and the first token with a NaN.
         """

@@ -39,7 +39,7 @@ class Form(Protocol):
 
     shape, dtype  of `storage`, the tensor that stores the matrix; its contents are arbitrary until placed
     least_rows    smallest number of rows at which a product's row does not depend on the number of rows; see LEAST_ROWS
-    wide          dtype of `wide` products: float32, or the activations' if float32 would take another pass
+    wide          dtype of `wide` products: float32, or the activations' dtype if float32 needs another pass
     """
 
     @property
@@ -52,7 +52,7 @@ class Form(Protocol):
     def wide(self) -> torch.dtype: ...
 
     def rows(self, storage: Tensor, first: int, count: int) -> Tensor | None:
-        """Return the view of `storage` that takes checkpoint rows [count, in] unchanged, or None: use `place`."""
+        """Return the view of `storage` that stores checkpoint rows [count, in] unchanged; None: use `place`."""
 
     def place(self, storage: Tensor, first: int, rows: Tensor) -> None:
         """Store checkpoint rows [n, in], floating-point and contiguous, as the matrix's rows from `first` on."""

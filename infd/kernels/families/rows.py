@@ -53,5 +53,5 @@ class RowKernels(Protocol):
     def append(self, state: BatchState, row: Tensor, end: Tensor, token: Tensor) -> None:
         """Append sampled tokens to rows, each at position `end`; row, end, token [N] int64.
 
-        The result is undefined for a row that occurs twice; only the padding row may.
+        Only the padding row may occur twice; its content is then undefined.
         """

@@ -49,7 +49,7 @@ class SampledLayers(Protocol):
 
 
 class Stack(Protocol):
-    """The stack family."""
+    """Fuses decoder layers into one call."""
 
     def build(self, layers: Sequence[LayerRecipe]) -> Stacked | None:
         """Return the layers as one call, or None if the implementation cannot compute them all."""

@@ -1,9 +1,9 @@
 """Paged attention by FlashInfer.
 
-Steps with prompts use its prefill kernel, which takes any mix of query lengths. Steps that only decode use XQA, which
-needs no plan (`device_state.py`), or else the planned decode kernel (`wrappers.py`); `captured.py` has captured steps.
-Delegated to Triton: unsupported head sizes, sinks in prompts or planned decoding, and writes to an fp8 cache. Cases
-that occur are reported in `infdctl ops`.
+Steps with prompts use FlashInfer's prefill kernel, which supports any mix of query lengths. Steps that only decode use
+XQA, which needs no plan (`device_state.py`), or else the planned decode kernel (`wrappers.py`); `captured.py`
+implements captured steps. Delegated to Triton: unsupported head sizes, sinks in prompts or planned decoding, and writes
+to an fp8 cache. Cases that occur are reported in `infdctl ops`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class PagedAttention:
-    """The attention family."""
+    """Implements families.attention.Attention."""
 
     def __init__(
         self, package: Any = None, other: Other | None = None, *, backend: str = "auto", planned: bool = False
@@ -77,7 +77,10 @@ class PagedAttention:
 
 
 class Float8PagedAttention(PagedAttention):
-    """The attention family over an fp8 cache. Only the fa2 prefill kernel reads it with queries of another dtype."""
+    """Implements families.attention.Attention over an fp8 cache.
+
+    Only the fa2 prefill kernel reads an fp8 cache with queries of another dtype.
+    """
 
     def __init__(self, package: Any = None, other: Other | None = None) -> None:
         super().__init__(package, other or Float8Other(), backend="fa2")
@@ -122,5 +125,5 @@ class Plan(Steps):
         else:
             queries = torch.tensor(batch.offsets, dtype=torch.int32)
             plan(wrapper, params, keys, keys.pages(batch), batch, queries, causal=True)
-        free.lend(wrapper, self, batch.table.device)
+        free.mark_used(wrapper, self, batch.table.device)
         return wrapper

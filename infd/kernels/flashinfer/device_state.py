@@ -30,7 +30,7 @@ SHARING = 32  # most query heads for each key head that XQA supports
 
 
 class DeviceState:
-    """The workspace, and the wrappers that use it. Allocated once, because captured graphs hold its addresses."""
+    """The workspace, and the wrappers that use it. Allocated once, because captured graphs contain its addresses."""
 
     def __init__(
         self,
@@ -135,7 +135,8 @@ class DeviceState:
     def append(self, k: Tensor, v: Tensor, pages: KeyValuePages, slots: Tensor, sequence: Tensor) -> None:
         """Write k and v [T, K, D] to slots [T] int32.
 
-        The call describes one sequence of all pages in order, in which a slot is a position.
+        FlashInfer's kernel writes to positions of sequences. The call describes all pages as one sequence, so slots are
+        positions.
 
         sequence  [T] int32 zeros: the sequence of each token
         """
@@ -145,7 +146,7 @@ class DeviceState:
         )
 
     def _whole(self, pages: KeyValuePages) -> tuple[Tensor, Tensor, Tensor]:
-        """Return `append`'s one sequence: page ids, their bounds, and the number of tokens on the last page."""
+        """Return all pages as one sequence: page ids, their bounds, and the number of tokens on the last page."""
         (count, _, size, _), device = pages.k.shape, pages.k.device
         if (count, size) not in self._wholes:
             every = torch.arange(count, dtype=torch.int32, device=device)

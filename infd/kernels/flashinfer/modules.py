@@ -1,8 +1,8 @@
 """Compile FlashInfer's modules for a model ahead of time, without loading them or computing anything.
 
-Modules are stored below the directory given to `keep`, by FlashInfer's version and GPU. FlashInfer builds each with
-ninja, which skips up-to-date modules and locks the build. The CUDA norms are used, because FlashInfer's CuTe norms are
-compiled anew in each process.
+Modules are stored below the directory given to `keep`, by FlashInfer's version and GPU. FlashInfer builds each module
+with ninja, which skips up-to-date modules and locks the build. The CUDA norms are used, because FlashInfer's CuTe norms
+are compiled anew in each process.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def _build(spec: Any, note: Callable[[str, bool, float], object]) -> Unloaded:
     return Unloaded()
 
 
-def _cause(said: str) -> str:
-    """Return the first errors of compiler or linker in the output `said`, or its last lines if there are none."""
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("ninja: ")]
+def _cause(output: str) -> str:
+    """Return the first errors of compiler or linker in `output`, or its last lines if there are none."""
+    lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("ninja: ")]
     errors = [line for line in lines if "error:" in line or "cannot find" in line]
     return "; ".join(line[:LONGEST] for line in (errors[:2] or lines[-2:]))
 

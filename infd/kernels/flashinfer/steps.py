@@ -1,4 +1,4 @@
-"""The code common to captured and uncaptured steps: choosing each layer's kernel.
+"""Choose each layer's kernel, in captured and uncaptured steps.
 
 The choice depends on the layer, the step and the cache; unsupported cases are delegated to Triton and recorded. An fp8
 cache has one scale for each head: queries are multiplied by the keys' scales, the result by the values' scales.

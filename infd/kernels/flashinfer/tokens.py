@@ -1,7 +1,7 @@
 """The elementwise families (norm, rope, activation) by FlashInfer.
 
-Its kernels load 16 bytes at a time. Delegated to Triton: unaligned rows, norms with an offset other than 0 and 1, and
-rope with unsupported sizes.
+FlashInfer's kernels load 16 bytes at a time. Delegated to Triton: unaligned rows, norms with an offset other than 0 and
+1, and rope with unsupported sizes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Norm:
-    """The norm family."""
+    """Implements families.norm.Norm."""
 
     def __init__(self, package: Any = None, other: NormFamily | None = None) -> None:
         package = package or import_module("flashinfer")
@@ -69,7 +69,7 @@ class Norm:
 
 
 class Rope(RopeFamily):
-    """The rope family. The cache write takes a second launch; Triton's `enter` takes one launch for both."""
+    """Implements families.rope.Rope. The cache write is a second launch; Triton's `enter` is one launch."""
 
     def __init__(self, package: Any = None, other: RopeFamily | None = None) -> None:
         self._turn = (package or import_module("flashinfer")).apply_rope_with_cos_sin_cache
@@ -99,7 +99,7 @@ class Rope(RopeFamily):
 
 
 class Activation:
-    """The activation family."""
+    """Implements families.activation.Activation."""
 
     def __init__(self, package: Any = None, other: ActivationFamily | None = None) -> None:
         package = package or import_module("flashinfer")
@@ -109,19 +109,19 @@ class Activation:
         self.refused = self._delegation.refused
 
     def silu_mul(self, x: Tensor) -> Tensor:
-        return self._gate(self._silu, x) if self._takes(x) else self._other.silu_mul(x)
+        return self._gate(self._silu, x) if self._supports(x) else self._other.silu_mul(x)
 
     def gelu_tanh_mul(self, x: Tensor) -> Tensor:
-        return self._gate(self._gelu_tanh, x) if self._takes(x) else self._other.gelu_tanh_mul(x)
+        return self._gate(self._gelu_tanh, x) if self._supports(x) else self._other.gelu_tanh_mul(x)
 
     def _gate(self, activate: Any, x: Tensor) -> Tensor:
         out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype, device=x.device)
         activate(x, out=out)
         return out
 
-    def _takes(self, x: Tensor) -> bool:
-        """Return whether the activation kernels support x [T, 2n]; they take no strides."""
-        taken = x.is_contiguous() and loadable(x)
-        if not taken:
+    def _supports(self, x: Tensor) -> bool:
+        """Return whether the activation kernels support x [T, 2n]: contiguous and aligned."""
+        supported = x.is_contiguous() and loadable(x)
+        if not supported:
             self._delegation.note("unaligned gates")
-        return taken
+        return supported

@@ -1,4 +1,4 @@
-"""FlashInfer's planned kernels: planning a wrapper for a step, and reusing wrappers.
+"""Plan FlashInfer's wrappers for steps, and reuse wrappers.
 
 Lengths come from the host's bounds, which are exact without speculative decoding.
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.attention import AttentionBatch
 
-SOME = (1, 2, 3)  # query heads per key head at which tensor cores do not help: reading keys is the bottleneck
+SOME = (1, 2, 3)  # query heads per key head at which tensor cores do not help: reading keys takes most of the time
 
 
 class Wrapper(Protocol):
@@ -123,11 +123,11 @@ def recorded(device: torch.device) -> torch.cuda.Event | None:
     return event
 
 
-class Lent(NamedTuple):
-    """A wrapper, the plan that uses it, and the event recorded after the plan's copy."""
+class PlannedWrapper(NamedTuple):
+    """A wrapper, the object that uses its plan, and the event recorded after the plan's copy."""
 
     wrapper: Wrapper
-    borrower: weakref.ref[Any]
+    user: weakref.ref[Any]
     copied: torch.cuda.Event | None
 
 
@@ -136,16 +136,16 @@ class Wrappers:
 
     def __init__(self, make: Callable[[], Wrapper]) -> None:
         self._make = make
-        self._lent: list[Lent] = []
+        self._planned: list[PlannedWrapper] = []
 
     def take(self) -> Wrapper:
         """Return a free wrapper, or create a wrapper."""
-        for i, (wrapper, borrower, copied) in enumerate(self._lent):
-            if borrower() is None and (copied is None or copied.query()):
-                del self._lent[i]
+        for i, (wrapper, user, copied) in enumerate(self._planned):
+            if user() is None and (copied is None or copied.query()):
+                del self._planned[i]
                 return wrapper
         return self._make()
 
-    def lend(self, wrapper: Wrapper, borrower: Any, device: torch.device) -> None:
-        """Record that `borrower` uses a wrapper that was just planned."""
-        self._lent.append(Lent(wrapper, weakref.ref(borrower), recorded(device)))
+    def mark_used(self, wrapper: Wrapper, user: Any, device: torch.device) -> None:
+        """Record that `user` uses a wrapper that was just planned, until `user` is freed."""
+        self._planned.append(PlannedWrapper(wrapper, weakref.ref(user), recorded(device)))

@@ -35,7 +35,7 @@ QUERY_BLOCK = 256  # bounds the mask's size, and lets early queries of a long sp
 
 
 class PagedAttention:
-    """The attention family."""
+    """Implements families.attention.Attention."""
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         return size, dtype
@@ -53,14 +53,14 @@ class PagedAttention:
 
 
 class Float8PagedAttention(PagedAttention):
-    """The attention family over an fp8 cache with one scale for each head."""
+    """Implements families.attention.Attention over an fp8 cache with one scale for each head."""
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         return size, FLOAT8
 
 
 class Int8PagedAttention(PagedAttention):
-    """The attention family over an int8 cache; gathered pages are dequantized."""
+    """Implements families.attention.Attention over an int8 cache; gathered pages are dequantized."""
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         return int8.row_bytes(size), torch.int8

@@ -1,4 +1,4 @@
-"""The elementwise families, linear, vocabulary and stack in plain torch, with as few calls as possible."""
+"""The elementwise families, linear, vocabulary and stack in plain torch, with few calls."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Plain(Struct, frozen=True):
 
 
 class Matrices:
-    """The linear and vocabulary families."""
+    """Implements families.matrices.Matrices over unquantized weights."""
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Plain:
         return Plain((outputs, inputs), dtype)
 
 
 class Norm:
-    """The norm family."""
+    """Implements families.norm.Norm."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         if offset:  # in float32: weight + offset is near 1, where bfloat16 would lose most bits of a small weight
@@ -66,7 +66,7 @@ class Norm:
 
 
 class Rope(RopeFamily):
-    """The rope family."""
+    """Implements families.rope.Rope."""
 
     def __call__(
         self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
@@ -84,14 +84,14 @@ class Rope(RopeFamily):
 
 
 class Stack:
-    """The stack family: every layer runs its own code."""
+    """Implements families.stack.Stack: every layer runs its own code."""
 
     def build(self, layers: Sequence[LayerRecipe]) -> None:
         return None
 
 
 class Activation:
-    """The activation family."""
+    """Implements families.activation.Activation."""
 
     def silu_mul(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)

@@ -82,7 +82,7 @@ class QuantizedMatrix(Struct, frozen=True):
 
 
 class Matrices:
-    """The linear and vocabulary families over int4 weights."""
+    """Implements families.matrices.Matrices over int4 weights."""
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> QuantizedMatrix:
         return QuantizedMatrix(outputs, inputs, dtype)

@@ -89,7 +89,7 @@ class QuantizedMatrix(Struct, frozen=True):
 
 
 class Matrices:
-    """The linear and vocabulary families over int8 weights."""
+    """Implements families.matrices.Matrices over int8 weights."""
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> QuantizedMatrix:
         return QuantizedMatrix(outputs, inputs, dtype)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Lora:
-    """The adapters family."""
+    """Implements families.adapters.Lora."""
 
     def add(self, y: Tensor, x: Tensor, groups: Sequence[tuple[Tensor, LowRank]], upload: Upload | None = None) -> None:
         for rows, low in groups:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RowKernels:
-    """The rows family."""
+    """Implements families.rows.RowKernels."""
 
     def gather_inputs(self, state: BatchState, inputs: DecodeInputs) -> None:
         row, position = inputs.row, inputs.position

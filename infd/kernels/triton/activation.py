@@ -31,7 +31,7 @@ def gate(x, out, x_row, SIZE: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.conste
 
 
 class Activation:
-    """The activation family."""
+    """Implements families.activation.Activation."""
 
     def silu_mul(self, x: Tensor) -> Tensor:
         return _launch(x, tanh=False)

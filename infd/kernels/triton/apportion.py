@@ -1,4 +1,4 @@
-"""Split the keys of captured attention steps on the device, where the true lengths are.
+"""Split the keys of captured attention steps on the device, since only the device has the true lengths.
 
 A captured step has a fixed grid of the largest possible number of splits: one per span, plus as many as
 the device computes in parallel. In each step splits are distributed in proportion to keys, as `tiles.py` does on the

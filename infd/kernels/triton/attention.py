@@ -261,7 +261,7 @@ def merge(
 
 
 class PagedAttention:
-    """The attention family."""
+    """Implements families.attention.Attention."""
 
     def __init__(self, programs: int | None = None, tilings: Tilings | None = None) -> None:
         """Set up; by default with the tilings measured on the first step's device.
@@ -292,7 +292,7 @@ class PagedAttention:
 
 
 class Float8PagedAttention(PagedAttention):
-    """The attention family over an fp8 cache."""
+    """Implements families.attention.Attention over an fp8 cache."""
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         return size, FLOAT8
@@ -419,7 +419,7 @@ class CapturedPlan(Plan):
         self._apportioned: list[Apportioned] = []
 
     def refill(self, starts: list[int]) -> None:
-        """Do nothing: the device reads the positions itself."""
+        """No-op: the device reads the positions."""
 
     def begin(self) -> None:
         for each in self._apportioned:

@@ -1,4 +1,4 @@
-"""Block sizes of attention, and whether they fit a GPU's shared memory. This does not import triton.
+"""Block sizes of attention, and whether they fit a GPU's shared memory. Imports no triton.
 
 The memory needed is an upper estimate; `tests/kernels/triton/test_compiling.py` compares the estimate with the
 compilers' figures.
@@ -34,7 +34,7 @@ class Gpu(NamedTuple):
     name             the driver's name for the GPU; empty if the GPU is not installed
     multiprocessors  number of multiprocessors
     shared           bytes of shared memory available to one program
-    amd              an AMD GPU, which holds queries in registers
+    amd              whether this is an AMD GPU, whose kernels keep queries in registers
     """
 
     name: str = ""

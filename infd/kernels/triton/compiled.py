@@ -103,7 +103,7 @@ def aimed_at() -> tuple[str, torch.device | None] | None:
 def compiling(gpu: GPUTarget, device: torch.device | None = None) -> Iterator[None]:
     """Within the block, launches compile kernels for `gpu` and run nothing; tensors need no storage.
 
-    device  that GPU, if it is installed
+    device  of the target GPU, if it is installed
     """
     run, drivers = triton.JITFunction.run, triton.runtime.driver
 

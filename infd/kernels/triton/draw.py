@@ -254,7 +254,7 @@ def draw(
 
 
 class Draw:
-    """The draw family."""
+    """Implements families.draw.Draw."""
 
     forbid = staticmethod(shaping.forbid)
     penalize_repetition = staticmethod(shaping.penalize_repetition)

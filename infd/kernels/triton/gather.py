@@ -10,7 +10,7 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 1024  # pages per program, more than most sequences have
+BLOCK = 1024  # pages per program; most sequences have fewer pages
 
 
 @triton.jit(do_not_specialize=["table_span"])

@@ -210,7 +210,7 @@ class Weights(NamedTuple):
 
     @property
     def kind(self) -> tl.dtype:
-        """Return the dtype of A and B, as Triton's."""
+        """Return the dtype of A and B, as a Triton dtype."""
         return KINDS[self.dtype]
 
     @property
@@ -220,7 +220,7 @@ class Weights(NamedTuple):
 
 
 class Lora:
-    """The adapters family."""
+    """Implements families.adapters.Lora."""
 
     def __init__(self) -> None:
         self._tiles: OrderedDict[tuple[int, ...], Tiles] = OrderedDict()
@@ -263,7 +263,7 @@ class Lora:
 
 
 class CapturedLora:
-    """LoRA for captured steps of one batch size. Rows and tiles have fixed addresses. Implements CapturedLora."""
+    """LoRA for captured steps of one batch size. Implements families.adapters.CapturedLora at fixed addresses."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._size = size
@@ -306,7 +306,7 @@ class SlotWeights:
     def __init__(
         self, by_slot: Sequence[LowRank | None], outputs: Sequence[int], *, table: bool, upload: Upload
     ) -> None:
-        """outputs: outputs of each module of the product."""
+        """outputs: number of outputs of each module of the product."""
         self._is_table = table
         self._parts = len(outputs)
         described = self._describe(by_slot)

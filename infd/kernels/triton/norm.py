@@ -59,7 +59,7 @@ def rms_norm(
 
 
 class Norm:
-    """The norm family."""
+    """Implements families.norm.Norm."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         return _launch(x, None, weight, eps, offset)[0]

@@ -24,7 +24,7 @@ def installed() -> bool:
 
 
 def why_not(device: torch.device, oldest: tuple[int, int] = OLDEST) -> str | None:
-    """Return the reason, or None. oldest: lowest compute capability of NVIDIA GPUs supported."""
+    """Return why Triton's kernels are unavailable, or None. oldest: least compute capability of an NVIDIA GPU."""
     if device.type != "cuda":
         return f"runs on a GPU, not on {device.type}"
     if not installed():

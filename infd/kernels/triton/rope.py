@@ -159,7 +159,7 @@ def rotate(
 
 
 class Rope:
-    """The rope family."""
+    """Implements families.rope.Rope."""
 
     def __call__(
         self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False

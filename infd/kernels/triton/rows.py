@@ -68,7 +68,7 @@ def append(tokens, length, rows, ends, new, count, tokens_row, BLOCK: tl.constex
 
 
 class RowKernels:
-    """The rows family."""
+    """Implements families.rows.RowKernels."""
 
     def gather_inputs(self, state: BatchState, inputs: DecodeInputs) -> None:
         groups = [*enumerate(zip(inputs.page_tokens, inputs.tables, inputs.slots, strict=True))]

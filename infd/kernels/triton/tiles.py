@@ -53,7 +53,7 @@ class Shape(NamedTuple):
     shared    number of query heads per key head
     head      head size
     dtype     of queries
-    narrow    the cache has a narrower dtype, so that keys are converted, which takes registers
+    narrow    whether the cache has a narrower dtype: converting keys needs registers
     """
 
     kv_heads: int
@@ -79,7 +79,7 @@ class Shape(NamedTuple):
         return Tiling(fit(few, gpu=gpu) or few, fit(many, gpu=gpu) or many)
 
     def _few(self) -> Blocks:
-        """Return blocks for few queries: with many keys, since reading keys takes most of the time."""
+        """Return blocks for few queries: many keys per block, since reading keys takes most of the time."""
         if self.dtype is torch.float32:
             return Blocks(self.least_rows, 32, 8, 2)
         if self.block_head > 128:

@@ -134,8 +134,8 @@ def page_groups(windows: Sequence[int | None], page_tokens: int) -> tuple[PageGr
     """Group the layers, given each layer's window, by the tokens they cache; the full-attention group comes first.
 
     A page has one slot for each layer of the largest group. One large windowed group beside a small full group would
-    therefore waste most of each full-attention page, and these pages live longest. So windowed layers are split into
-    groups no larger than the full group, unless that needs more than MOST_GROUPS.
+    therefore waste most of each full-attention page, and sequences keep these pages longest. So windowed layers are
+    split into groups no larger than the full group, unless that needs more than MOST_GROUPS.
     """
     layers_of: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):

@@ -44,7 +44,7 @@ class Head:
         scale: float = 1.0,
         softcap: float | None = None,
     ) -> None:
-        """Declare the weight, unless `tied` is the embedding's, which is then shared, never copied.
+        """Declare the weight; if `tied` is the embedding's weight, share it without a copy.
 
         scale    multiplies the logits
         softcap  bounds the scaled logits: softcap * tanh(logit / softcap)

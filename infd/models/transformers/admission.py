@@ -1,6 +1,6 @@
 """Decide from config.json alone whether transformers can compute a model, and name the reason if not.
 
-Nothing is built here, and only the installed transformers' code is ever run.
+This module builds no model, and runs no code but that of the installed transformers.
 """
 
 from __future__ import annotations

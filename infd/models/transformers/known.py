@@ -64,20 +64,20 @@ def require(config: Mapping[str, Any]) -> None:
         raise CheckpointError(reason)
 
 
-def reasons(name: str, said: Callable[[str], Any]) -> Iterator[str]:
-    """Yield the obstacles to serving decoder `name`; `said` returns a setting, or None if the config lacks it."""
-    if said("is_encoder_decoder"):
+def reasons(name: str, setting: Callable[[str], Any]) -> Iterator[str]:
+    """Yield the obstacles to serving decoder `name`; `setting` returns a setting by its key; None: absent."""
+    if setting("is_encoder_decoder"):
         yield "it is an encoder with a decoder; infd serves decoders"
-    if name in BIASED or said("alibi"):
+    if name in BIASED or setting("alibi"):
         yield "it adds position biases to attention scores (ALiBi), which infd's attention does not"
     if name in RECURRENT:
         yield "it has a recurrent state; infd's pages hold only keys and values of attention"
-    layer_types = said("layer_types")
+    layer_types = setting("layer_types")
     others = sorted(set(layer_types) - ATTENDING) if isinstance(layer_types, (list, tuple)) else []
     if others:
         kinds = ", ".join(map(str, others))
         yield f"it has layers of type {kinds}; infd's pages hold only keys and values of attention"
-    for kind in sorted(_rope_kinds(said("rope_parameters") or said("rope_scaling")) & STEP_WIDE_ROPE):
+    for kind in sorted(_rope_kinds(setting("rope_parameters") or setting("rope_scaling")) & STEP_WIDE_ROPE):
         yield f"transformers scales rope type {kind!r} by a step's longest sequence, so its neighbours would change"
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class TransformersModel:
     """A decoder of transformers. Implements `base.Model`."""
 
-    skips_unsampled = False  # transformers' layers cannot drop tokens half-way
+    skips_unsampled = False  # transformers' last layer cannot drop tokens after attention
 
     def __init__(self, config: Mapping[str, Any], blueprint: Blueprint) -> None:
         """Build the model that config.json describes, and survey it. Raises CheckpointError if infd cannot serve it."""
@@ -44,7 +44,7 @@ class TransformersModel:
         surveyed = survey(self._head, self._decoder)
         self._head.config._attn_implementation = attention.NAME
         self._head.config.pad_token_id = (
-            None  # else some models search each step for padding, to warn of a missing mask
+            None  # any other value makes some models search each step for padding, to warn of a missing mask
         )
         _compute_tables(self._head, blueprint.device)
         self.unread = declare(self._head, blueprint)

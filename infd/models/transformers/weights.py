@@ -1,8 +1,8 @@
 """Declare the tensors of a transformers model as parameters, so that infd's loader fills them in infd's arena.
 
-Checkpoints may use old names, and store one tensor for each expert where the module has one for all. transformers has a
-table of these conversions; this module applies the table in reverse, so that each stored tensor is read directly into
-its rows, without a second copy.
+Checkpoints may use old names, and store one tensor for each expert where the module stores one for all experts.
+transformers has a table of these conversions; this module applies the table in reverse, so that each stored tensor is
+read directly into its rows, without a second copy.
 """
 
 from __future__ import annotations

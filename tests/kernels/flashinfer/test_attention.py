@@ -87,7 +87,7 @@ def test_a_backend_may_be_chosen_for_prompts(make):
     attention, _ = make(backend="fa2")
     case = Case(MIX, head=64)
     assert case.error(attention) < 1e-5
-    (lent,) = attention._state.prompts._lent
+    (lent,) = attention._state.prompts._planned
     assert lent.wrapper.backend == "fa2"
 
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from infd.kernels.reference.drawing.truncation import Candidates
 
-BLOCK = 4  # rows at a time on a CPU, so that their noise stays in its cache
+BLOCK = 4  # rows at a time on a CPU, so that their noise stays in the CPU's cache
 
 
 def among_all(logits: Tensor, keys: Tensor, hashed: Tensor) -> Tensor:
-    """Return a token [n] int64 of logits [n, vocab], given row keys [n, 2] and the hashes of all tokens [vocab]."""
+    """Sample a token [n] int64 of logits [n, vocab], given row keys [n, 2] and the hashes of all tokens [vocab]."""
     chosen = keys.new_empty(len(logits), dtype=torch.int64)
     block = len(logits) if logits.is_cuda else BLOCK
     for first in range(0, len(logits), block):
@@ -30,6 +30,6 @@ def among_all(logits: Tensor, keys: Tensor, hashed: Tensor) -> Tensor:
 
 
 def among(candidates: Candidates, keys: Tensor) -> Tensor:
-    """Return a token [n] int64 of the candidates, with the noise that `among_all` computes for these tokens."""
+    """Sample a token [n] int64 of the candidates, with the noise that `among_all` computes for these tokens."""
     noise = gumbel(keys, token_hash(candidates.tokens))
     return candidates.tokens.gather(1, noise.add_(candidates.logits).argmax(-1, keepdim=True))[:, 0]

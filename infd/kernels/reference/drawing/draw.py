@@ -1,6 +1,6 @@
 """Sample tokens, sorting only as many of a row's logits as its limits need.
 
-On a GPU the host waits for the sort if rows have limits, to learn whether the sorted logits suffice.
+On a GPU the host waits for the sort if rows have limits, because the host decides whether the sorted logits suffice.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ WIDER = 16  # growth factor if WIDTH logits do not suffice; sorting a whole row 
 
 
 class Draw:
-    """The draw family."""
+    """Implements families.draw.Draw."""
 
     forbid = staticmethod(shaping.forbid)
     penalize_repetition = staticmethod(shaping.penalize_repetition)
     penalize_answer = staticmethod(shaping.penalize_answer)
 
     def __init__(self) -> None:
-        self._hashed = torch.empty(0, dtype=torch.int32)  # token hashes of the vocabulary size seen last
+        self._hashed = torch.empty(0, dtype=torch.int32)  # hashes of all token ids, for the latest vocabulary size
 
     def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         values, tokens = logits.max(-1)

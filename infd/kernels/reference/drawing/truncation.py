@@ -1,7 +1,7 @@
 """Limit sampling to the likeliest tokens: min-p, then top-k, then top-p of the remaining tokens.
 
-Each limit becomes a smallest logit to keep, found among the row's largest logits; a whole row is sorted only if these
-do not suffice. Equally likely tokens are kept or dropped together, so the result depends on the row alone.
+Each limit becomes a smallest logit to keep, found among the row's largest logits; a whole row is sorted only if
+these logits do not suffice. Equally likely tokens are kept or dropped together, so the result depends on the row alone.
 """
 
 from __future__ import annotations
