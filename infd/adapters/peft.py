@@ -1,8 +1,9 @@
 """Read PEFT's adapter_config.json, and refuse features that infd does not compute.
 
-A field that would change the result is refused by name. The tensors decide which
-modules an adapter changes: a regular expression in `target_modules` is never
-run. `rank_pattern` and `alpha_pattern` must not contain regular expressions.
+infd refuses fields that would change the result, by name. The tensors decide
+which modules an adapter changes: infd never runs a regular expression in
+`target_modules`, and refuses regular expressions in `rank_pattern` and
+`alpha_pattern`.
 """
 
 from __future__ import annotations
@@ -102,32 +103,32 @@ class PeftConfig(Struct):
 
     def rank(self, module: str) -> int:
         """Return the configured rank of a module of the base model."""
-        return _of(self.rank_pattern, module, self.r)
+        return _value_for(module, self.rank_pattern, self.r)
 
     def scale(self, module: str, rank: int) -> float:
         """Return the scale of a module's low-rank update."""
-        return _of(self.alpha_pattern, module, self.lora_alpha) / (sqrt(rank) if self.use_rslora else rank)
+        return _value_for(module, self.alpha_pattern, self.lora_alpha) / (sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str) -> bool:
-        """Return whether target_modules lists `module`, or is a regular expression, which is not run."""
+        """Return whether target_modules lists `module`; True if target_modules is a regular expression."""
         names = self.target_modules
-        return not isinstance(names, list) or any(_names(name, module) for name in names)
+        return not isinstance(names, list) or any(_matches(name, module) for name in names)
 
     def unmet(self, modules: Iterable[str]) -> list[str]:
         """Return the listed target modules that match none of `modules`."""
-        names, held = self.target_modules, list(modules)
+        names, present = self.target_modules, list(modules)
         if not isinstance(names, list):
             return []
-        return [name for name in names if not any(_names(name, module) for module in held)]
+        return [name for name in names if not any(_matches(name, module) for module in present)]
 
 
-def _of(pattern: Mapping[str, N] | None, module: str, otherwise: N) -> N:
-    """Return the value of the first pattern that names `module`, else `otherwise`."""
-    return next((value for key, value in (pattern or {}).items() if _names(key, module)), otherwise)
+def _value_for(module: str, pattern: Mapping[str, N] | None, default: N) -> N:
+    """Return the value of the first key in `pattern` that matches `module`, else `default`."""
+    return next((value for key, value in (pattern or {}).items() if _matches(key, module)), default)
 
 
-def _names(key: str, module: str) -> bool:
-    """Return whether `key` is `module` or a suffix after a dot; with a leading `^` only if it is `module`."""
+def _matches(key: str, module: str) -> bool:
+    """Return whether `key` equals `module` or a suffix of `module` after a dot; `^module` excludes suffixes."""
     name = key.replace("\\.", ".")
     return module == name.removeprefix("^") or (not name.startswith("^") and module.endswith("." + name))
 

@@ -77,7 +77,7 @@ class AdapterReader:
         stamp: tuple[tuple[int, ...], ...],
     ) -> HostWeights:
         shapes = [shape for each in changes.values() for change in each for shape in (change.a.shape, change.b.shape)]
-        # An upper bound: stacked factors are aligned once, not each.
+        # An upper bound: stacked factors share one alignment, but the sum counts an alignment for each.
         size = sum(prod(shape) * self._dtype.itemsize + ALIGNMENT for shape in shapes)
         if size > room:
             raise AdapterTooLarge(size, room)
@@ -113,9 +113,9 @@ class AdapterReader:
         return b.copy_(exact.mul_(change.scale))
 
 
-def _finite(held: Tensor) -> bool:
+def _finite(values: Tensor) -> bool:
     """Return whether all values are finite. aminmax propagates NaN, 30 times faster than isfinite().all()."""
-    return all(bool(extreme.isfinite()) for extreme in held.aminmax())
+    return all(bool(extreme.isfinite()) for extreme in values.aminmax())
 
 
 def _require_finite(stored: StoredTensor, held: Tensor) -> None:

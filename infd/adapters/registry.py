@@ -72,9 +72,9 @@ class _Entry:
 class Adapters:
     """The adapters of one engine, by name.
 
-    read     reads an adapter: Executor.read_adapter
+    read     Executor.read_adapter, which reads an adapter into host memory
     forget   called with each adapter whose weights are evicted or freed
-    freed    called with each name once no request uses an unloaded adapter of this name
+    freed    called with the name of an unloaded adapter once no request uses an adapter unloaded under this name
     events   records loads, evictions and unloads
     """
 
@@ -91,7 +91,7 @@ class Adapters:
     ) -> None:
         """Start without adapters.
 
-        host_bytes  most host memory for adapters' weights
+        host_bytes  maximum host memory for adapters' weights
         patience    requests for adapters in memory that may pass a request waiting for memory
         reserved    served names of the model, refused for adapters
         """
@@ -206,7 +206,7 @@ class Adapters:
         return entry.adapter
 
     def keep(self, adapter: Adapter) -> None:
-        """Pin an adapter in memory for one more user."""
+        """Pin an adapter in memory once more, for another choice."""
         entry = self._by_adapter.pop(adapter)
         entry.pins += 1
         self._by_adapter[adapter] = entry
@@ -238,7 +238,7 @@ class Adapters:
     async def _acquire_if_it_fits(self, name: str) -> Adapter | None:
         """Return the adapter `name` pinned, read again if evicted; None while adapters in use occupy its memory."""
         async with self._reading:
-            entry = self._entry(name)  # another request may have changed the entry before this one got the lock
+            entry = self._entry(name)  # may have changed while this request waited for the lock
             if entry.stored:
                 try:
                     await self._read_again(entry)
@@ -269,7 +269,7 @@ class Adapters:
         self._record("read again", entry)
 
     async def _make_room(self, adapter: Adapter, root: str | None) -> AdapterFacts:
-        """Read an adapter, evicting as many unused adapters as it needs. The caller holds _reading."""
+        """Read an adapter, evicting unused adapters until it fits. The caller must have locked `_reading`."""
         try:
             return await self._read(adapter, root, self.host_bytes - self.bytes)
         except AdapterTooLarge as error:

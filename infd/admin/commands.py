@@ -61,7 +61,7 @@ REFUSALS: Final = MappingProxyType(
 
 
 class AdminContext(Struct, frozen=True):
-    """The objects and settings that verb handlers act on.
+    """The objects and settings that verb handlers use.
 
     model      served name of the model
     drain      starts draining, as TERM does, and returns at once; idempotent
@@ -79,7 +79,7 @@ class AdminContext(Struct, frozen=True):
 
 
 class Verb(Struct, frozen=True):
-    """One verb.
+    """One verb: an operation of the admin socket.
 
     handler  called with an instance of `arguments`, decoded from JSON body, query and path
     """

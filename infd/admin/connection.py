@@ -63,11 +63,11 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             self._first_request_due = None
 
     def cancel_on_close(self, task: asyncio.Task[Any] | None) -> None:
-        """Cancel `task`, which writes an answer, when the connection closes. None: cancel none."""
+        """Cancel `task`, which writes an answer, when the connection closes. None: cancel no task."""
         self._cancelled_on_close = task
 
     def drop(self) -> None:
-        """Close at once, without an answer."""
+        """Close the connection at once, without an answer."""
         self._forget()
         if self._stream is not None:
             self._stream.abort()

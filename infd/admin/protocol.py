@@ -1,9 +1,9 @@
 """Arguments and answers of the admin socket, shared by the server and `infdctl`.
 
-Answers are JSON objects. Within /v1 answer fields are added, never renamed or
-removed, and readers skip unknown fields, so that an older `infdctl` reads a
-newer daemon. Arguments are strict: a daemon refuses unknown fields rather than
-ignore part of a command.
+Answers are JSON objects. Within /v1, new versions add answer fields and neither
+rename nor remove any; readers skip unknown fields, so that an older `infdctl`
+reads a newer daemon's answers. A daemon refuses arguments with unknown fields,
+so that no part of a command is ignored.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Captured(Struct):
     with_adapters  sizes captured for steps with adapters
     to_come        number of sizes not captured yet
     failed         sizes whose capture failed and will be retried
-    capture_s      time spent capturing
+    capture_s      seconds spent on captures
     """
 
     captured: list[int]
@@ -58,7 +58,7 @@ class Captured(Struct):
 
 
 class LargePages(Struct):
-    """Weights on a CPU in large pages: `bytes` moved so far, `of` all bytes; `ended`: no more will move."""
+    """Weights moved into large pages on a CPU: `bytes` so far, `of` in total; `ended`: infd moves no further bytes."""
 
     bytes: int
     of: int
@@ -69,8 +69,8 @@ class Status(Struct):
     """State, load and limits of the daemon.
 
     model             served name
-    since             Unix time at which the state was entered
-    running, waiting  choices; waiting_tokens: prompt tokens of the waiting choices
+    since             Unix time of the change to `state`
+    running, waiting  numbers of choices; waiting_tokens: prompt tokens of the waiting choices
     held              waiting requests held until resume
     weights           loaded, released (asleep), parked (asleep, in host memory) or invalid (a load failed midway)
     kv_cache          loaded or released
@@ -80,12 +80,12 @@ class Status(Struct):
     steps             steps run; last_step_age_s: None before the first
     accepted          choices accepted; terminal: choices ended, by finish reason
     max_model_len, step_tokens, rows    limits in force; 0 until the model is loaded
-    device, dtype     where and in which type the model is computed; empty until it is loaded
+    device, dtype     device and data type of the model's computation; empty until the model is loaded
     quantization      format into which weights were quantized while loading
     vocabulary        format of embedding and head, if it differs from the other weights'
-    cache_dtype       type of cached keys and values
-    graphs            captured decoding steps; None where none are captured
-    large_pages       None where weights are not moved into large pages
+    cache_dtype       data type of cached keys and values
+    graphs            captured decoding steps; None: decoding steps are not captured
+    large_pages       None: weights are not moved into large pages
     apart             template and tokenizer components that run in the worker process, with reasons
     """
 
@@ -147,7 +147,7 @@ class Requests(Struct):
 class Selection(Struct):
     """The implementation chosen for a kernel family, and the refused implementations with reasons.
 
-    Family "grammar" is the library that compiles constraints.
+    The row of family "grammar" names the library that compiles constraints.
     """
 
     family: str
@@ -189,7 +189,7 @@ class Pause(Struct, forbid_unknown_fields=True):
 
     mode    requests in flight are aborted, finish first ("wait"), or freeze ("keep")
     new     new requests wait within the queue's bounds ("hold") or get 503; null: 503 with mode "abort", else hold
-    wait_s  longest wait of the answer for the transition's end; null: no limit
+    wait_s  maximum seconds for which the answer waits for the transition's end; null: no limit
     """
 
     mode: Literal["abort", "wait", "keep"] = "wait"
@@ -258,13 +258,13 @@ class TransitionResult(Struct):
 
 
 class ResetPrefixCache(Struct, forbid_unknown_fields=True):
-    """Forget cached prefixes. `running`: also recompute running requests; else they keep their pages."""
+    """Drop cached prefixes. `running`: also recompute running requests; else running requests keep their pages."""
 
     running: bool = False
 
 
 class PrefixCacheReset(Struct):
-    """`pages` were forgotten; `preempted` choices are recomputed."""
+    """`pages` left the prefix cache; `preempted` choices are recomputed."""
 
     pages: int
     preempted: int
@@ -274,7 +274,8 @@ class LoadLora(Struct, forbid_unknown_fields=True):
     """Serve the adapter in directory `path`, beneath lora.root, as `name`.
 
     in_place  replace an adapter already loaded under the name
-    wait_s    longest wait of the answer, after loading, for requests that use the replaced adapter; null: no limit
+    wait_s    maximum seconds for which the answer, after loading, waits until no request uses the replaced adapter;
+              null: no limit
     """
 
     name: str
@@ -284,7 +285,10 @@ class LoadLora(Struct, forbid_unknown_fields=True):
 
 
 class UnloadLora(Struct, forbid_unknown_fields=True):
-    """Stop serving adapter `name`. `wait_s`: longest wait of the answer for its last requests; null: no limit."""
+    """Stop serving adapter `name`.
+
+    wait_s  maximum seconds for which the answer waits until no request uses the adapter; null: no limit
+    """
 
     name: str
     wait_s: Seconds | None = 0.0
@@ -295,7 +299,7 @@ class LoraRow(Struct):
 
     state       ready; stored: weights are read again on the next request; leaving: unloaded but still in use
     base        base model named in the adapter's config
-    bytes       host memory of its weights now
+    bytes       host memory that the weights occupy now
     generation  unique per load
     requests    choices that use the adapter
     """
@@ -311,7 +315,7 @@ class LoraRow(Struct):
 
 
 class Loras(Struct):
-    """Loaded adapters. `bytes` of host memory are used, of at most `host_bytes`."""
+    """Loaded adapters. Their weights occupy `bytes` of host memory; the limit is `host_bytes`."""
 
     loras: list[LoraRow]
     bytes: int
@@ -322,7 +326,7 @@ class LoraChanged(Struct):
     """Result of a load or unload.
 
     changed   false if the adapter was loaded, or unloaded, already
-    done      the previous adapter of this name is freed; else it is freed after the last of `requests` choices
+    done      the previous adapter of this name is freed; else it is freed when the last of `requests` choices ends
     took_s    from the verb's arrival to the answer
     generation, rank, bytes  of the adapter now loaded under the name; 0 if none
     """
@@ -353,7 +357,7 @@ class Event(Struct, rename={"message": "told"}):
 
     seq      consecutive number; a daemon's first event is 1
     time     Unix time
-    kind     state, verb (a verb's caller and arguments), rest (its result), weights, adapter, step, request
+    kind     state, verb (a verb's caller and arguments), rest (the verb's result), weights, adapter, step, request
     message  for people; named `told` in JSON
     facts    values that depend on `kind`
     dropped  events before this one that were discarded unread

@@ -50,7 +50,7 @@ class AdminServer:
         access: Access | None = None,
         identify: Callable[[HasOptions], Peer] = peer_of,
     ) -> None:
-        """Set up; `start` listens.
+        """Create the server without listening; see `start`.
 
         access    permitted users and groups; None: this process's user, root and infd's groups
         identify  reads a connection's credentials; tests substitute another user's
@@ -65,7 +65,7 @@ class AdminServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self, path: str | Path, *, private: bool = False) -> None:
-        """Listen on `path`; with `private` its directory must be accessible to this user alone.
+        """Listen on `path`; with `private` the directory of `path` must be accessible to this user alone.
 
         Raises SocketTaken, or ConfigError if the socket cannot be bound.
         """
@@ -167,7 +167,7 @@ async def _refuse_unknown(request: web.Request) -> web.Response:
 
 
 async def _answer_expectation(request: web.Request) -> web.Response | None:
-    """Answer an Expect header: 100 Continue, or 417. HTTP/1.0 has no Expect."""
+    """Answer an Expect header: 100 Continue, or 417. HTTP/1.0 does not define Expect."""
     if request.version < HttpVersion11:
         return None
     if request.headers["Expect"].lower() != _CONTINUE:
@@ -179,7 +179,7 @@ async def _answer_expectation(request: web.Request) -> web.Response | None:
 
 @web.middleware
 async def _mark_busy(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Mark the connection busy while its request is answered, so that it is not dropped as idle."""
+    """Mark the connection busy while its request is answered, so that the connection is not dropped as idle."""
     client = connection.of(request)
     client.request_begun()
     try:

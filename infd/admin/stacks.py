@@ -31,7 +31,7 @@ def thread_stacks() -> list[Stack]:
 
 
 def _awaited(coroutine: Any) -> Iterator[str]:
-    # Task.get_stack() shows a suspended task's outermost frame only; this chain leads to the innermost.
+    # Task.get_stack() returns only the outermost frame of a suspended task; awaited objects lead to the inner frames.
     while coroutine is not None:
         for kind, inner in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
             frame = getattr(coroutine, f"{kind}_frame", None)

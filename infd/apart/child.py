@@ -1,9 +1,9 @@
 """The worker's loop: receive a task, run it, reply, until the daemon closes the connection.
 
-The kernel ends this process at a task's limit (SIGALRM), when the daemon closes its standard input or ends (SIGIO), and
-before any other process if memory runs out. Neither signal has a handler, so no task can delay them.
-(PR_SET_PDEATHSIG would end this process with the thread that started it. SIGIO is not enabled on the connection,
-because the kernel may signal a message after this process has read the message.)
+The kernel kills this process at a task's limit (SIGALRM), when the daemon exits or closes this process's standard input
+(SIGIO), and before any other process if memory runs out. Neither signal has a handler, so no task can delay a signal.
+(PR_SET_PDEATHSIG would kill this process when the thread that started the process ends. SIGIO is not enabled on the
+connection, because the kernel may signal a message after this process has read the message.)
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 # Bytes of private writable memory (RLIMIT_DATA). RLIMIT_AS would count reserved address space.
 MEMORY: Final = 4 * 2**30
-MAX_CHARACTERS: Final = 500  # of the message of an unexpected error
+MAX_CHARACTERS: Final = 500  # limit on the message of an unexpected error
 
 
 def serve(tasks: Any, run: Callable[[Any], Any]) -> None:
-    """Run tasks of a msgspec type for the parent process, over the descriptor in the first argument."""
+    """Run the parent process's tasks, of msgspec type `tasks`, received over the descriptor in the first argument."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    _end_with_standard_input()
+    _signal_at_end_of_input()
     for limit, value in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_CORE, 0)):
         with suppress(ValueError, OSError):  # a lower limit is set already
             resource.setrlimit(limit, (value, value))
@@ -53,8 +53,8 @@ def serve(tasks: Any, run: Callable[[Any], Any]) -> None:
                 return
 
 
-def _end_with_standard_input() -> None:
-    """Let the kernel end this process at the end of its standard input, on which no data arrives."""
+def _signal_at_end_of_input() -> None:
+    """Let the kernel kill this process at the end of standard input, on which no data arrives."""
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([0], [], [], 0)[0]:  # standard input has ended already

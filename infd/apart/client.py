@@ -1,4 +1,4 @@
-"""The daemon's end of a worker: one process, started with the first task, ended at a task's limit."""
+"""The daemon's side of a worker: one process, started with the first task and killed at a task's limit."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# Added to a task's limit. The process enforces the limit itself, but not before it has started, nor while stopped.
+# Seconds after a task's limit until the daemon kills the process, which enforces the limit itself unless it is still
+# starting, or is stopped by a signal.
 PATIENCE_S: Final = 60.0
 _LOG: Final = logging.getLogger("infd.apart")
 
 
 class Worker:
-    """Runs one task at a time. Any thread but the event loop's may ask; `ask` blocks.
+    """Runs one task at a time. `ask` blocks: not for the event loop's thread.
 
-    reasons  for operators: components (tokenizer, chat templates) that run in the process, each with the reason
+    reasons  components (tokenizer, chat templates) that run in the process, each with the reason, for operators
     """
 
     def __init__(self, module: str) -> None:
-        """module: the program of the process, which calls `child.serve`."""
+        """`module` is the program of the process; the program calls `child.serve`."""
         self._module = module
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -45,7 +46,7 @@ class Worker:
         self.reasons: dict[str, str] = {}
 
     def ask(self, task: Struct, reply: type[R], *, seconds: float) -> R:
-        """Return the result of a task.
+        """Run a task, for at most `seconds`, and return the result.
 
         Raises InvalidRequest and CheckpointError as the task raised them, TooCostly after `seconds`, TextFailed for any
         other error and for a task that ended the process.
@@ -67,19 +68,19 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The process id, None if no process runs."""
+        """The id of the running process, None if no process runs."""
         process = self._process
         return None if process is None else process.pid
 
     def interrupt(self) -> None:
-        """End the process, so that the running task raises TextFailed. Any thread may call."""
+        """Kill the process, so that the running task raises TextFailed. Thread-safe."""
         process = self._process
         if process is not None:
             self._interrupted = True
             process.kill()
 
     def close(self) -> None:
-        """End the process and its task. Later tasks raise TextFailed."""
+        """Kill the process. The running task and later tasks raise TextFailed."""
         self._closed = True
         process = self._process
         if process is not None:
@@ -120,7 +121,7 @@ class Worker:
             if code == -signal.SIGALRM:
                 raise TooCostly(f"took more than {message.seconds:g} s") from None
             raise TextFailed(f"a checkpoint's text ended its worker ({_named(code)})") from None
-        except BaseException:  # the next task would receive this task's reply
+        except BaseException:  # in a reused process the next task would receive this task's reply
             self._end()
             raise
         if reply.fault is not None:

@@ -54,15 +54,15 @@ class Turn(Struct, frozen=True, omit_defaults=True):
     content: str
 
 
-class Words(Struct, frozen=True):
-    """New text of an answer."""
+class AnswerPart(Struct, frozen=True):
+    """New text of an answer: part of the thought, of the content, or of both."""
 
     thought: str = ""
     content: str = ""
 
 
 class Ending(Struct, frozen=True):
-    """The end of an answer, as reported by the server."""
+    """The end of an answer: finish_reason, number of tokens, and tokens per second; None: not reported."""
 
     finish: str = ""
     tokens: int | None = None
@@ -109,10 +109,10 @@ class _Models(Struct):
 
 
 class ChatClient:
-    """One server, at http://, https:// or unix:/path; a trailing /v1 is optional."""
+    """Client of the server at an http://, https:// or unix:/path URL; a trailing /v1 is optional."""
 
     def __init__(self, url: str, key: str = "") -> None:
-        """Raises UsageError."""
+        """Parse `url`, without connecting. Raises UsageError for another kind of URL."""
         self.url = url
         self._headers = {"Content-Type": "application/json"}
         if key:
@@ -142,8 +142,8 @@ class ChatClient:
         finally:
             connection.close()
 
-    def ask(self, messages: Sequence[Turn], options: dict[str, Any]) -> Generator[Words | Ending]:
-        """Yield the parts of the answer; closing the iterator cancels the request. Raises NotAnswered."""
+    def ask(self, messages: Sequence[Turn], options: dict[str, Any]) -> Generator[AnswerPart | Ending]:
+        """Yield the parts of the answer, then its end. Closing the iterator cancels the request. Raises NotAnswered."""
         asked = {"messages": messages, "stream": True, "stream_options": {"include_usage": True}, **options}
         connection = self._connect()
         try:
@@ -156,7 +156,7 @@ class ChatClient:
         finally:
             connection.close()
 
-    def _read(self, response: http.client.HTTPResponse) -> Generator[Words | Ending]:
+    def _read(self, response: http.client.HTTPResponse) -> Generator[AnswerPart | Ending]:
         finish, tokens, tokens_s = "", None, None
         while line := response.readline(LONGEST_LINE):
             data = line.removeprefix(_DATA).strip()
@@ -176,7 +176,7 @@ class ChatClient:
                 delta = choice.delta
                 thought, content = delta.reasoning_content or delta.reasoning or "", delta.content or ""
                 if thought or content:
-                    yield Words(thought, content)
+                    yield AnswerPart(thought, content)
                 if choice.error is not None:
                     raise NotAnswered(choice.error.message)
         else:

@@ -25,7 +25,7 @@ def read_schema(file: Path) -> dict[str, Any]:
         raise UsageError(f"--schema {file}: not JSON: {error}") from error
     if not isinstance(schema, dict | bool):
         raise UsageError(f"--schema {file}: a JSON schema is an object or a boolean")
-    # The text itself: decoded and encoded again, numbers could differ.
+    # The request contains the file's text: decoding and encoding could change numbers.
     named = {"name": "answer", "schema": msgspec.Raw(text), "strict": True}
     return {"type": "json_schema", "json_schema": named}
 

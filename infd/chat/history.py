@@ -16,9 +16,9 @@ LINES: Final = 1000
 
 @contextlib.contextmanager
 def remembered(file: Path | None) -> Iterator[None]:
-    """Make the lines of `file` the history of input() within this block, and append lines typed in the block.
+    """Load `file` as the history of input() within this block, and append the lines typed in the block to the file.
 
-    Errors in reading or writing the file are ignored: a conversation works without a history.
+    Errors in reading or writing the file are ignored, because a conversation needs no history.
     """
     readline.parse_and_bind("tab: self-insert")  # by default Tab completes file names
     readline.set_history_length(LINES)

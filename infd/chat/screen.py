@@ -25,7 +25,7 @@ class Screen(Protocol):
         """Write part of an answer."""
 
     def end(self, ending: Ending | None) -> None:
-        """End an answer; None: the user stopped the answer."""
+        """Write the end of an answer; None: the user stopped the answer."""
 
     def remark(self, text: str) -> None:
         """Write a line that is not part of the conversation."""
@@ -103,5 +103,5 @@ def _summary(ending: Ending | None) -> str:
 
 
 def _cut(ending: Ending) -> str:
-    """Return why an answer is incomplete; empty if it is complete."""
+    """Return the reason why an answer is incomplete; empty for a complete answer."""
     return {"": "", "stop": "", "length": "cut off by length"}.get(ending.finish, ending.finish)

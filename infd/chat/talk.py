@@ -1,4 +1,4 @@
-"""The loop of a conversation: the user's message, then the model's answer, until the user leaves."""
+"""The loop of a conversation: the user's message, then the model's answer, until the user ends the conversation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def talk(client: ChatClient, conversation: Conversation, history: Path | None) -> int:
-    """Run a conversation: line by line on a terminal; otherwise print one answer to the whole of standard input.
+    """Run a conversation: line by line on a terminal; otherwise write one answer to all of standard input.
 
     Returns the exit code. Raises NotAnswered.
     """
@@ -39,7 +39,7 @@ def talk(client: ChatClient, conversation: Conversation, history: Path | None) -
 
 
 def _turn(client: ChatClient, conversation: Conversation, screen: Screen) -> bool:
-    """Handle one line; return False to leave. Ctrl-C discards the line."""
+    """Handle one line; return False to end the conversation. Ctrl-C discards the line."""
     try:
         line = _read()
         if line.startswith("/"):
@@ -61,30 +61,33 @@ def _turn(client: ChatClient, conversation: Conversation, screen: Screen) -> boo
 
 
 def answer(client: ChatClient, conversation: Conversation, screen: Screen) -> bool:
-    """Write the model's answer as it arrives, and append it. Return False if Ctrl-C stopped it. Raises NotAnswered."""
-    words: list[str] = []
+    """Stream the model's answer to the screen, and append the answer to the conversation. Raises NotAnswered.
+
+    Returns False if Ctrl-C stopped the answer.
+    """
+    texts: list[str] = []
     ending = None
     try:
-        with closing(client.ask(conversation.messages, conversation.options)) as coming:
-            for news in coming:
-                if isinstance(news, Ending):
-                    ending = news
+        with closing(client.ask(conversation.messages, conversation.options)) as parts:
+            for part in parts:
+                if isinstance(part, Ending):
+                    ending = part
                     continue
-                if news.thought:
-                    screen.think(news.thought)
-                if news.content:
-                    words.append(news.content)
-                    screen.say(news.content)
+                if part.thought:
+                    screen.think(part.thought)
+                if part.content:
+                    texts.append(part.content)
+                    screen.say(part.content)
     except KeyboardInterrupt:
         ending = None
     finally:
-        conversation.answered("".join(words))
+        conversation.answered("".join(texts))
     screen.end(ending)
     return ending is not None
 
 
 def _read() -> str:
-    """Return the typed line. Raises EOFError if the user leaves."""
+    """Return the typed line, with the lines that continue it. Raises EOFError on Ctrl-D."""
     lines: list[str] = []
     while (line := input("> " if not lines else ". ")).endswith("\\"):
         lines.append(line[:-1])

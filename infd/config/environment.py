@@ -58,7 +58,7 @@ def limit_thread_spinning(environ: MutableMapping[str, str]) -> None:
 
 
 class Environment(Struct, frozen=True, kw_only=True):
-    """Environment variables other than settings, interpreted.
+    """The values of environment variables other than settings.
 
     notify_socket    address of systemd's notification socket; empty: none
     watchdog_s       longest interval between watchdog pings that systemd accepts; None: no watchdog
@@ -88,7 +88,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     @classmethod
     def read(cls, environ: Mapping[str, str], *, pid: int, uid: int) -> Environment:
         """Interpret environment variables for process `pid` of user `uid`."""
-        # LISTEN_PID and WATCHDOG_PID name the process addressed: a child inherits the variables of its parent.
+        # Variables addressed to the parent process are ignored: LISTEN_PID and WATCHDOG_PID name the addressee.
         listen_fds = environ.get("LISTEN_FDS", "") if environ.get("LISTEN_PID") == str(pid) else ""
         watched = environ.get("WATCHDOG_PID", str(pid)) == str(pid)
         watchdog_us = environ.get("WATCHDOG_USEC", "") if watched else ""
@@ -98,7 +98,7 @@ class Environment(Struct, frozen=True, kw_only=True):
             runtime.append(service)
         if session := environ.get("XDG_RUNTIME_DIR"):
             runtime.append(Path(session, "infd"))
-        private = TEMPORARY / f"infd-{uid}" if uid else None  # often the only writable candidate, as under cron
+        private = TEMPORARY / f"infd-{uid}" if uid else None  # under cron, often the only writable candidate
         if private is not None:
             runtime.append(private)
         return cls(

@@ -33,7 +33,7 @@ class Assignment(Struct, frozen=True):
 
     value   typed if from TOML, else a string
     origin  file, variable or flag, for messages and `config show --origin`
-    text    `value` is a string to parse: "8000" may be a number
+    text    whether `value` is a string to parse: "8000" may be a number
     """
 
     key: str
@@ -178,7 +178,7 @@ def _nearest(key: str) -> str:
     by_name = {known.partition(".")[2]: known for known in SETTINGS}
     name = key.rpartition(".")[2]
     if name in by_name:
-        return by_name[name]  # known name, wrong table
+        return by_name[name]  # a known name in the wrong table
     for near in difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.7):
         return near
     for near in difflib.get_close_matches(name, by_name, n=1, cutoff=0.5):

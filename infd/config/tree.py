@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 Natural = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
-# Times are at most 30 years and never infinite; None stands for "no limit".
+# Times are finite, at most 30 years; None: no limit.
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)\Z")]
@@ -183,7 +183,7 @@ class DeviceConfig(Section, frozen=True, kw_only=True):
             values="auto|cpu|cuda|cuda:N|null",
         ),
     ] = "auto"
-    # OpenMP ends the process without an error if the system refuses a thread.
+    # Bounded, because OpenMP ends the process without an error if the system refuses a thread.
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None, about("compute threads on a CPU (default: cores)")
     ] = None

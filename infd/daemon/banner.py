@@ -19,15 +19,15 @@ EMBEDDED_NOTE: Final = "the small model that ships with infd; --model serves ano
 
 
 class Readiness(Struct, frozen=True):
-    """Facts announced once requests are answered.
+    """The facts that `announce_ready` announces.
 
-    addresses  bound by the HTTP endpoint
-    url        of the endpoint for a client on this machine
+    addresses  addresses that the HTTP endpoint has bound
+    url        URL of the endpoint for a client on this machine
     ready_s    seconds since the start of the process
     key        whether clients need an API key
     embedded   whether the model is the embedded model
     quantization, cache_dtype    stored type of weights and of the cache; "none" or empty: `dtype`
-    vocabulary   stored type of embedding and head, where it differs from other weights
+    vocabulary   stored type of embedding and head; empty: the type of the other weights
     """
 
     model: str
@@ -80,7 +80,7 @@ def _paint(ready: Readiness) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    table.add_row("model", Text(ready.model, "bold"))  # Text: a name may contain markup
+    table.add_row("model", Text(ready.model, "bold"))  # rich would parse markup in a str
     if ready.embedded:
         table.add_row("", EMBEDDED_NOTE)
     quantized = (f"{name} {kind}" for name, kind in ready.quantized.items())
@@ -121,7 +121,7 @@ def first_chat(ready: Readiness) -> str:
 
 def process_age_s() -> float:
     """Return the seconds since this process started, the interpreter's start included."""
-    # Field 22 of stat is the start in clock ticks since boot; the name before it may contain spaces.
+    # Field 22 of stat is the start in clock ticks since boot. Field 2, the name in parentheses, may contain spaces.
     started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / _ticks_per_second()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def check(config: Config, environment: Environment) -> list[str]:
     """Return a line for each condition that only `infd start` can check.
 
-    Raises ConfigError with a line for each reason not to start that can be found without torch.
+    Raises ConfigError with a line for each error in the settings that can be found without torch.
     """
     directory: Path | None = None
     found = Examined()

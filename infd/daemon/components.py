@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Language(Struct, frozen=True):
-    """The text side of a checkpoint, loaded."""
+    """A checkpoint's text components: tokenizer, chat template, markup syntax and sampling defaults."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -43,7 +43,7 @@ class Language(Struct, frozen=True):
     def load(cls, directory: Path, model: ModelConfig, worker: Worker) -> Language:
         """Load tokenizer, chat template and sampling defaults, in a fraction of a second.
 
-        worker  renders and tokenizes if the checkpoint's template or tokenizer was not vetted
+        worker  runs the checkpoint's template or tokenizer if `text/vetting` objects to it
 
         Raises CheckpointError, ConfigError.
         """
@@ -53,7 +53,7 @@ class Language(Struct, frozen=True):
         return cls(tokenizer, template, syntax, SamplingDefaults.read(tokenizer.files.generation_config))
 
     def vocabulary(self, capacity: Capacity) -> Vocabulary | None:
-        """Return the tokens for grammars, None if the tokenizer's decoder has no table."""
+        """Return the vocabulary for grammars, None if the tokenizer's decoder has no table."""
         tokenizer = self.tokenizer
         if (spellings := tokenizer.spellings()) is None:
             return None
@@ -96,7 +96,7 @@ def hub(config: Config, access: HubAccess) -> Hub:
 def executor(
     config: Config, environment: Environment, directory: Future[Path], progress: Callable[[int, int], None]
 ) -> Executor:
-    """Return the executor that the settings name.
+    """Return the executor that the settings select.
 
     directory  the checkpoint's directory; resolved before the executor loads
     progress   called with (bytes read, bytes to read) while weights are read

@@ -87,7 +87,7 @@ class Daemon:
         self.offload = Offload(interrupt=self.worker.interrupt)
         self.metrics = Metrics(self.names[0], compat=config.metrics.compat == "vllm")
         self.loading = self._stage(f"loading {self.names[0]}")
-        self._reading = asyncio.Event()  # reading weights, which needs no interpreter lock, has begun
+        self._reading = asyncio.Event()  # set when the device thread begins to read weights
         self.executor = executor or components.executor(config, environment, self.directory, self._on_read)
         self.trial = Trial()
         self.grammars = GrammarService(config.grammar, self.offload, self.trial, self.metrics)
@@ -176,7 +176,8 @@ class Daemon:
             tasks.create_task(self._announce(sockets, capacity, vocabulary), name="announce")
 
     async def _read_language(self) -> components.Language:
-        # The device thread first imports torch; loading the tokenizer would compete with it for the interpreter lock.
+        # The device thread imports torch, then reads weights. Loading the tokenizer would compete with the import for
+        # the interpreter lock; reading weights needs no lock.
         await self._reading.wait()
         return await self.offload(components.Language.load, self.directory.result(), self.config.model, self.worker)
 
@@ -232,13 +233,13 @@ class Daemon:
             "enable_prefix_caching": str(self.config.cache.prefix_caching),
             "cache_dtype": str(self.engine.describe().get("cache_dtype", "")),
         }
-        # Nearly all present objects live until exit, so the collector skips them. It also skips the imports' garbage,
-        # 1 MB in 13,000 objects, because a collection would hold the interpreter lock for 0.2 s.
+        # Nearly all present objects live until exit, so freeze() exempts them from collection. The imports' garbage,
+        # 1 MB in 13,000 objects, is exempted too, because collecting it would hold the interpreter lock for 0.2 s.
         gc.freeze()
         # Reference counting frees most objects, so a young collection every 700 allocations would free little.
         gc.set_threshold(20_000, 20, 20)
         gc.enable()
-        trim()  # memory freed by loading: 70 MiB with a vocabulary of 150,000 tokens
+        trim()  # returns memory freed after loading: 70 MiB with a vocabulary of 150,000 tokens
         facts = self.engine.describe()
         ready = Readiness(
             model=self.names[0],
@@ -254,7 +255,7 @@ class Daemon:
             vocabulary=str(facts.get("vocabulary", "")),
             cache_dtype=str(facts.get("cache_dtype", "")),
         )
-        if sockets.inherited:  # until now systemd's socket has queued the connections
+        if sockets.inherited:  # systemd's socket has queued connections until now
             await self.http.start(sockets.sockets)
         announce_ready(ready, banner=self._on_terminal)
         self.notifier.ready(status_line(self.engine))
@@ -290,7 +291,7 @@ class Daemon:
         return drained
 
     async def _close(self, closing: Awaitable[None]) -> None:
-        # A component that hangs must not keep the process from exiting.
+        # A component that hangs must not prevent the exit.
         try:
             async with asyncio.timeout(CLOSING_S):
                 await closing
@@ -343,7 +344,7 @@ class Daemon:
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the exception that ended the daemon: a StartError before the errors that followed from it."""
+    """Return the exception that ended the daemon: preferably a StartError, because a StartError causes other errors."""
     leaves: list[BaseException] = []
     pending: list[BaseException] = [group]
     while pending:

@@ -1,4 +1,4 @@
-"""Write to the log on a signal: on USR1 the status and every request, on QUIT the stacks."""
+"""Log the status and every request on USR1, and all stacks on QUIT."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ class Examined(Struct, kw_only=True):
     """Result of the checks.
 
     architecture  from config.json; empty: missing there
-    own           True: infd's own code computes the model; False: transformers'; None: neither
-    faults        messages with which start would refuse the checkpoint
-    unchecked     conditions that only start can check
+    own           True: infd's own code computes the model; False: transformers' code; None: neither
+    faults        messages with which `infd start` would refuse the checkpoint
+    unchecked     conditions that only `infd start` can check
     """
 
     architecture: str = ""
@@ -52,7 +52,7 @@ def examine(directory: Path, config: Config) -> Examined:
     found = Examined()
     null = config.device.kind == "null"
     found.collect(lambda: read_config(directory))
-    if found.faults:  # without config.json the other files cannot be judged
+    if found.faults:  # the checks of other files need config.json
         return found
     found.collect(lambda: components.NullSizes.read(directory) if null else _decide(found, directory, config))
     if not null:

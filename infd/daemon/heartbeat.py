@@ -67,7 +67,7 @@ class Heartbeat:
 
 
 def status_line(engine: Engine) -> str:
-    """Return `ready · 12 running · 3 waiting · KV 61%`, before that `starting · fetching org/name`."""
+    """Return a line such as `ready · 12 running · 3 waiting · KV 61%` or `starting · fetching org/name`."""
     now = engine.status()
     parts = [now.state, now.reason]
     if engine.loaded:
@@ -77,7 +77,7 @@ def status_line(engine: Engine) -> str:
 
 
 async def sample_lag(engine: Engine, metrics: Metrics) -> None:
-    """Observe how late a timer fires, while the device has work."""
+    """Record in `metrics.loop_lag` how late a timer fires, while steps run."""
     loop = asyncio.get_running_loop()
     while True:
         if not engine.busy:

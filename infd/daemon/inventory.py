@@ -1,4 +1,4 @@
-"""`infd models`: list the models on this machine, with the reason for each that infd cannot serve.
+"""`infd models`: list the models on this machine; for each model that infd cannot serve, the reason.
 
 Reads small files and safetensors headers only; fetches nothing. A model that runs on transformers' code may still
 fail at start.
@@ -36,8 +36,8 @@ class LocalModel(Struct, frozen=True, kw_only=True):
     name          argument for --model
     architecture  from config.json; empty: missing there
     bytes         size of the weight files
-    code          INFD or TRANSFORMERS, whose code computes the model; None: it cannot be served
-    reason        why it cannot be served
+    code          INFD or TRANSFORMERS, whose code computes the model; None: infd cannot serve the model
+    reason        reason why infd cannot serve the model
     unchecked     conditions that only `infd start` can check
     """
 

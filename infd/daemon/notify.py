@@ -7,7 +7,7 @@ import socket
 
 
 class Notifier:
-    """Sends to the service manager; does nothing if `address` is empty."""
+    """Sends datagrams to the service manager at `address`; sends nothing if `address` is empty."""
 
     def __init__(self, address: str) -> None:
         self._socket: socket.socket | None = None
@@ -19,7 +19,7 @@ class Notifier:
     def send(self, *lines: str) -> None:
         """Send one datagram of NAME=value lines; errors are ignored."""
         if self._socket is not None:
-            # An absent or busy manager must not end the daemon; a lost watchdog ping costs at most a restart.
+            # An absent or busy manager must not end the daemon. A lost watchdog ping causes at worst a restart.
             with contextlib.suppress(OSError):
                 self._socket.sendto("\n".join(lines).encode(), self._address)
 

@@ -21,7 +21,7 @@ DRAW_EVERY_S = 0.1
 
 
 class Stage:
-    """A stage of the start, shown while its block is open. Any thread may call the stage to report progress."""
+    """A stage of the start, shown within the stage's context. Any thread may call the stage to report progress."""
 
     def __init__(self, name: str, console: Console | None, now: Callable[[], float] = time.monotonic) -> None:
         """`console` shows a progress bar; None: log lines."""

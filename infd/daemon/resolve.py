@@ -37,7 +37,7 @@ def _on_hub(config: Config) -> bool:
 
 
 def served_names(config: Config) -> tuple[str, ...]:
-    """Return the names clients may send as `model`; responses report the first name."""
+    """Return the names that clients may send as `model`; responses report the first name."""
     if config.model.served_names:
         return config.model.served_names
     return (config.model.path if _on_hub(config) else Path(config.model.path).resolve().name,)
@@ -62,7 +62,7 @@ def keys(config: Config, environment: Environment) -> Keys:
 
 
 def grammar_engine(config: Config) -> None:
-    """Raise ConfigError for a library of structured output that cannot be had."""
+    """Raise ConfigError for a grammar library that infd does not support."""
     if config.grammar.engine == "xgrammar":
         raise ConfigError(
             "grammar.engine: xgrammar is not supported yet: it accepts documents that a schema excludes; unset it"

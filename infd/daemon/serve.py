@@ -1,4 +1,4 @@
-"""Set the process up, run the daemon in an event loop, and exit even if threads are stuck."""
+"""Configure the process, run the daemon in an event loop, and exit even if threads are stuck."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def _run(config: Config, environment: Environment) -> int:
 
 
 def _open_standard_streams() -> None:
-    # If the parent closed descriptor 1 or 2, a socket would get this number and receive the output of libraries.
+    # If the parent closed descriptor 1 or 2, a new socket would get that number, and libraries would print into it.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -67,8 +67,8 @@ def _raise_descriptor_limit() -> None:
 
 def _exit_if_threads_are_stuck(code: int) -> None:
     # The interpreter joins its threads at exit; a thread stuck in native code never ends.
-    this = threading.current_thread()
-    stuck = any(thread is not this and not thread.daemon for thread in threading.enumerate())
+    current = threading.current_thread()
+    stuck = any(thread is not current and not thread.daemon for thread in threading.enumerate())
     # Output that cannot be flushed would turn the exit code into 120.
     if not all([_flushed(sys.stdout), _flushed(sys.stderr)]) or stuck:
         logging.shutdown()

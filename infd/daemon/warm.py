@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def warm(config: Config, environment: Environment, target: str | None, *, tune: bool = False) -> int:
-    """Compile for `target`, or for this machine's GPU. Return the exit code.
+    """Compile kernels for `target`; None: for this machine's GPU. Return the exit code.
 
-    tune  measure tilings on this machine's GPU first, and keep the fastest
+    tune  first measure tilings on this machine's GPU, and compile the fastest
 
     Raises StartError.
     """
@@ -50,7 +50,7 @@ def _report(entry: Entry) -> None:
 
 
 def _directory(config: Config, environment: Environment) -> Path:
-    """Return the checkpoint's directory, fetching a hub's model first."""
+    """Return the checkpoint's directory, after fetching a hub's model."""
     if (directory := resolve.checkpoint(config)) is not None:
         return directory
     return fetch(config.model.path, components.hub(config, environment.hub), lambda done, total: None)

@@ -18,7 +18,7 @@ def path() -> Path:
 
 
 def draft() -> Path:
-    """Return the draft model's directory; it has the main model's vocabulary."""
+    """Return the draft model's directory. The draft model shares the main model's vocabulary."""
     return _HERE / "draft"
 
 

@@ -65,12 +65,12 @@ class PromptReport(Struct):
 class Answer:
     """An async iterator: each item is the list of deltas since the previous item.
 
-    Raises the error of a failed choice, unless the error concerns that choice alone and another choice is sound.
+    Raises the error of a failed choice; GrammarFailed and NothingAllowed only after all choices have failed.
 
     choices_per_prompt  choices generated for each prompt
-    reports       one per prompt; empty if the choices do not repeat their prompts
-    stop_ids      the request's stop_token_ids
-    include_stop_id  whether the answer ends with the text of the stop id
+    reports             one per prompt; empty if the choices do not repeat their prompts
+    stop_ids            the request's stop_token_ids
+    include_stop_id     whether the answer ends with the text of the stop id
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Answer:
         self._unreported = set(range(len(replies))) if reports else set()
         self._stop_ids = stop_ids
         self._include_stop_id = include_stop_id
-        self._sound = len(replies)  # choices that have not failed
+        self._unfailed = len(replies)  # number of choices that have not failed
 
     def __aiter__(self) -> Answer:
         return self
@@ -115,7 +115,7 @@ class Answer:
         return any(reply.reading is not None for reply in self._replies)
 
     def consumed_by(self, consumer: Consumer) -> AbstractContextManager[None]:
-        """Within this block, offer tokens to `consumer`, as `Choices.consumed_by` does.
+        """Pass new tokens to `consumer` within this block; see `Choices.consumed_by`.
 
         The first tokens of a choice that repeats its prompt are buffered, and returned together with the report.
         """
@@ -169,9 +169,9 @@ class Answer:
 
     def _failed(self, index: int, new: Delta) -> ChoiceDelta:
         """Return the last delta of a failed choice. Raises the choice's error if the whole answer fails."""
-        self._sound -= 1
+        self._unfailed -= 1
         error = new.error or RequestFailed("the engine gave no reason")
-        if not isinstance(error, GrammarFailed | NothingAllowed) or not self._sound:
+        if not isinstance(error, GrammarFailed | NothingAllowed) or not self._unfailed:
             raise error.with_traceback(None)  # streams may share one error object; each raises it
         reply = self._replies[index]
         delta = ChoiceDelta(index, reply.finish(), new.token_ids, new.logprobs, FinishReason.ERROR, error=error)

@@ -59,8 +59,8 @@ def application(service: Service) -> web.Application:
     routes = [
         *(web.post(path, answering(api)) for path, api in APIS.items()),
         *(web.post(f"{path}/render", rendering(api)) for path, api in APIS.items()),
-        web.get("/v1/models", models.every),
-        web.get("/v1/models/{id:.+}", models.one),
+        web.get("/v1/models", models.list_models),
+        web.get("/v1/models/{id:.+}", models.show_model),
         web.post("/tokenize", tokens.tokenize),
         web.post("/detokenize", tokens.detokenize),
         web.get("/livez", health.live),
@@ -81,7 +81,7 @@ def application(service: Service) -> web.Application:
 
 
 class HttpServer:
-    """The endpoint. It may listen before a model is loaded; set `served` after loading."""
+    """The HTTP endpoint. `start` may be called before a model is loaded; set `served` after loading."""
 
     def __init__(self, engine: Engine, config: Config, metrics: Metrics, keys: Keys, offload: Offload) -> None:
         self.service = Service(engine, config, metrics, keys, offload)

@@ -1,8 +1,8 @@
 """Receive a request's body and decode it.
 
-The size is checked first, then nesting and types (`json_body`). Each chunk extends the body's deadline by the time that
-the chunk takes at the slowest permitted pace (`server.body_pace`). The sum of all bodies being received is also
-bounded, because a body is received before its request is queued.
+`read` checks the size; `json_body` then checks nesting and types. Each chunk extends the body's deadline by the time
+that the chunk takes at the slowest permitted pace (`server.body_pace`). The total size of all bodies being received is
+bounded too, because the queue's limit does not count requests whose bodies are incomplete.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
     ) -> web.StreamResponse:
         """Answer a request that the parser refused before it reached a route, and close the connection."""
         if isinstance(exc, ConnectionError):
-            raise exc  # the client has gone: no response, no log record
+            raise exc  # the client has disconnected: no response, no log record
         if status != InvalidRequest.status or request.writer.output_size:
             return super().handle_error(request, status, exc, message)
         refusal = exc if isinstance(exc, InvalidHttp) else _parser_error(message or "")

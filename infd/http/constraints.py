@@ -1,6 +1,6 @@
 """Convert the fields that constrain the generated text to a `Constraint`.
 
-Other servers' names for constraints are accepted too. A request may set one constraint.
+Fields of other servers' APIs are accepted too. A request may set at most one constraint.
 """
 
 from __future__ import annotations

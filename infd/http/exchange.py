@@ -32,7 +32,7 @@ class Events(Protocol):
     def write(self, events: bytes) -> None: ...
 
     async def send(self, events: bytes) -> None:
-        """Send events; wait for a slow reader. Raises ConnectionError if the client has gone."""
+        """Send events; wait for a slow reader. Raises ConnectionError if the client has disconnected."""
 
     async def send_pieces(self, events: Pieces) -> None:
         """Send events too large to be joined. No other bytes are sent between the pieces."""

@@ -22,7 +22,7 @@ _LOG = logging.getLogger("infd.http")
 def translate(error: Exception, exchange: Exchange) -> RequestError:
     """Return a RequestError unchanged; log any other error, and return Internal in its place.
 
-    `error` loses its traceback, which would keep the handler's frames alive.
+    Clears the traceback of `error`, because a traceback keeps the handler's frames alive.
     """
     if isinstance(error, RequestError):
         return without_frames(error)

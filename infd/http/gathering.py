@@ -77,12 +77,12 @@ class Gathering:
                 for choice in sorted(siblings, key=_Choice.merit, reverse=True)[:returned]
             ]
         for choice in choices:
-            choice.encode_logprobs(self._encode_logprobs)  # always: a choice without tokens has empty arrays
+            choice.encode_logprobs(self._encode_logprobs)  # also without tokens: the answer then has empty arrays
         return [choice.whole(index) for index, choice in enumerate(choices)]
 
 
 class _Choice:
-    """One choice, incomplete: the deltas so far."""
+    """One incomplete choice: the deltas received so far."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -122,7 +122,7 @@ class _Choice:
         self.token_ids_waiting, self._logprobs_waiting = [], []
 
     def merit(self) -> tuple[bool, float]:
-        """Return whether the choice is sound, and the mean log-probability of its generated tokens."""
+        """Return whether the choice has not failed, and the mean log-probability of its generated tokens."""
         mean = self._logprobs_sum / self._logprobs_count if self._logprobs_count else 0.0
         return self._error is None, mean
 

@@ -21,12 +21,12 @@ class Conversation(Struct, frozen=True, kw_only=True):
     body_bytes             size of the request's body
     tools                  returns the tools as dicts for the template, as `messages` does; None: no tools
     tool_names             names of the tools that an answer may call; None: text that looks like a call is content
-    max_calls              tool calls kept in one choice, further calls are dropped; None: no limit
+    max_calls              maximum tool calls in one choice, further calls are dropped; None: no limit
     constrained_calls      the constraint of tool calls; None: unconstrained
     add_generation_prompt  whether the prompt ends with the opening of an assistant message; None: true unless the
                            answer continues the final message
     continued              text of the final message, which the answer continues; None: the answer is a new message
-    effort                 reasoning effort; None: not given
+    effort                 reasoning effort; None: absent from the request
     template_variables     template variables that the request sets by name
     """
 

@@ -158,7 +158,8 @@ async def finish_headers(request: web.Request, response: web.StreamResponse) -> 
     if response.status in _RETRYABLE:
         response.headers.setdefault("Retry-After", "1")
     service.origins.set_headers(request, response)
-    ends_by_close = request.version == HttpVersion10 and response.content_length is None  # the close ends the body
+    # Without a length, HTTP/1.0 marks the end of a body by closing the connection.
+    ends_by_close = request.version == HttpVersion10 and response.content_length is None
     if ends_by_close or service.engine.lifecycle.state is State.DRAINING or connection.unread_body_too_large(request):
         response.force_close()
     if not response.keep_alive:
@@ -167,12 +168,12 @@ async def finish_headers(request: web.Request, response: web.StreamResponse) -> 
 
 
 def _raw_path(request: web.Request) -> str:
-    # The undecoded path: percent-encoding or an absolute-form target must not disguise a path as one in OPEN.
+    # The path before decoding: percent-encoding or an absolute-form target must not disguise a path as a path in OPEN.
     return request.raw_path.partition("?")[0]
 
 
 def _handler(request: web.Request) -> str:
-    """Return the name of the route. Metrics are not labelled by path: clients choose paths, without bound."""
+    """Return the route's name, a label in metrics. Paths would be unbounded labels, because clients choose them."""
     resource = request.match_info.route.resource
     return "none" if resource is None else resource.name or resource.canonical
 

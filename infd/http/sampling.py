@@ -1,6 +1,6 @@
 """Convert a request's sampling fields to SamplingParams.
 
-Configurable bounds are checked here, fixed bounds by the types of the schema. Defaults come from the model's
+This module checks configurable bounds; the schema's types check fixed bounds. Defaults come from the model's
 generation_config.json.
 """
 
@@ -192,5 +192,5 @@ def _decode(value: Raw, name: str, param: str) -> Any:
 
 
 def _equal(value: Any, known: Any) -> bool:
-    # Python's False == 0 and True == 1 do not hold in JSON.
+    # In Python False == 0 and True == 1; in JSON a boolean equals no number.
     return value == known and isinstance(value, bool) == isinstance(known, bool)

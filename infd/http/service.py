@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from infd.telemetry.metrics import Metrics
 
 
-# Default limit of a body: five characters per token, each character escaped in six bytes.
+# The default limit of a body grows with the context length: five characters per token, each escaped in six bytes.
 BODY_BYTES: Final = 2**20
 BODY_BYTES_BESIDES: Final = 2**16
 BODY_BYTES_PER_TOKEN: Final = 32
@@ -52,5 +52,5 @@ class Service(Backend):
 
 
 SERVICE = web.AppKey("service", Service)
-ERRORS = web.AppKey("errors", dict[str, Errors])  # how each API reports errors, by path
+ERRORS = web.AppKey("errors", dict[str, Errors])  # the encoder of each API's errors, by path
 EXCHANGE = web.RequestKey("exchange", Exchange)

@@ -1,9 +1,9 @@
 """Send server-sent events.
 
-Headers are sent with the first event, so that an error before the first event has its own status. If a stream has no
-event for a while, because the request is queued or the engine paused, the server sends headers, later comments. The
-server waits for a slow reader: this process buffers at most HIGH_WATER and one slice for each stream. The connection
-drops a client that stops reading (connection.py).
+The first event is sent together with the headers, so that an error before the first event has its own HTTP status.
+While a request is queued or the engine is paused, the server sends headers, and later comments as pings. The server
+waits for a slow reader: this process buffers at most HIGH_WATER and one slice for each stream. `connection.py` drops a
+client that stops reading.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PING: Final = b": ping\n\n"
 
 
 class Streams:
-    """All open event streams; one timer keeps them alive."""
+    """All open event streams; one timer sends the pings of all streams."""
 
     def __init__(self) -> None:
         self._open: set[EventStream] = set()
@@ -58,7 +58,7 @@ class Streams:
 
 
 class EventStream:
-    """A response of server-sent events. As a context manager, it leaves the registry on exit."""
+    """A response of server-sent events. Leaving the stream's context removes the stream from `Streams`."""
 
     def __init__(self, request: web.Request, registry: set[EventStream]) -> None:
         self.response = web.StreamResponse(
@@ -101,7 +101,7 @@ class EventStream:
         self._direct.write(b"%x\r\n%b\r\n" % (len(events), events))
 
     async def send(self, events: bytes) -> None:
-        """Write whole events; wait for a slow reader. Raises ConnectionError if the client has gone."""
+        """Write whole events; wait for a slow reader. Raises ConnectionError if the client has disconnected."""
         self._idle_beats = 0
         transport = self._transport or await self._begin()
         if len(events) > HIGH_WATER or transport.get_write_buffer_size():

@@ -1,4 +1,4 @@
-"""Progress bars of a library that report to a callback instead of drawing."""
+"""A replacement for a library's progress bars, which reports to a callback instead of drawing."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _PREFIX = "models--"
 
 
 def cached(access: HubAccess) -> Iterator[tuple[str, Path]]:
-    """Yield each model's name and the directory of its main revision; without a main revision, of its newest."""
+    """Yield each model's name and the directory of its main revision, or of its newest revision if main is absent."""
     from huggingface_hub import constants
 
     cache = access.cache or Path(constants.HF_HUB_CACHE)

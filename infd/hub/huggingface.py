@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, through its library's cache: cached files are not fetched again."""
+"""Fetch models of the Hugging Face hub through `huggingface_hub`, whose cache prevents repeated downloads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HuggingFace:
         from huggingface_hub import constants, logging
 
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # infd logs its own messages
-        # The library's telemetry costs a request, and lists installed packages.
+        # The library's telemetry would send a request that lists installed packages.
         constants.HF_HUB_DISABLE_TELEMETRY = True
         try:
             return Path(

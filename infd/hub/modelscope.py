@@ -1,4 +1,4 @@
-"""Models of ModelScope, through its library, which the user must install."""
+"""Fetch models of ModelScope through the `modelscope` library, which the user must install."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ModelScope:
 
 
 def _counting(progress: Progress) -> type[Any]:
-    """Return a callback class. The library creates one object per file, on any of its threads."""
+    """Return a callback class that reports to `progress`. The library creates one object per file, on any thread."""
     lock = Lock()
     done = total = 0
 

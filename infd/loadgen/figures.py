@@ -40,7 +40,7 @@ class Spread(Struct, frozen=True):
 
 
 class Requests(Struct, frozen=True):
-    """`errors` counts the failed requests by kind."""
+    """Numbers of requests; `errors`: failed requests by kind."""
 
     completed: int
     failed: int
@@ -62,7 +62,7 @@ class Throughput(Struct, frozen=True):
 
 
 class Latency(Struct, frozen=True):
-    """Latencies in milliseconds; None: nothing was measured.
+    """Latencies in milliseconds; None: no value was measured.
 
     inter_token  between consecutive text chunks of all requests; shows stalls
     per_token    per request (e2e - ttft) / (output tokens - 1); independent of the chunks' sizes
@@ -75,7 +75,7 @@ class Latency(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """Figures of a run, with the settings that repeat it."""
+    """Figures of a load run, with the settings to repeat the run."""
 
     settings: Settings
     model: str

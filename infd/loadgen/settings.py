@@ -12,11 +12,11 @@ from infd.loadgen import prompts
 class Settings(Struct, frozen=True, kw_only=True):
     """Parameters of a load run; the report repeats them.
 
-    concurrency   most requests in flight; None: no limit
-    request_rate  mean arrivals per second (Poisson); None: a request is sent when another ends
+    concurrency   maximum requests in flight; None: no limit
+    request_rate  mean arrivals per second (Poisson); None: a request is sent when another request ends
     shared        fraction of each prompt that all prompts share as a prefix, if prompts is "shared-prefix"
     warmup        requests sent first, unmeasured
-    body          extra fields for every request's body, in the server's dialect
+    body          extra fields for every request's body, sent unchecked
     """
 
     url: str

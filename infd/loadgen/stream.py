@@ -32,7 +32,7 @@ class RequestFailed(Exception):
     """A request without a complete answer.
 
     kind    class by which the report counts failures
-    status  of the HTTP response; None without one
+    status  status of the HTTP response; None: no response
     """
 
     def __init__(self, kind: str, detail: str = "", status: int | None = None) -> None:
@@ -65,7 +65,7 @@ async def measure(
 ) -> Sample:
     """Send a streaming request and read it to its end.
 
-    due  `time.perf_counter()` at which to send the request; latencies count from then, so a late send counts
+    due  time at which to send the request (`time.perf_counter()`); latencies count from `due`, even if sent later
 
     Raises RequestFailed.
     """

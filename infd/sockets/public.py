@@ -27,7 +27,7 @@ _ABSENT: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 class PublicSockets:
     """The endpoint's sockets, bound and not listening yet. The server closes them; `close` removes Unix sockets' files.
 
-    inherited  passed by systemd, which also keeps them open, so connections queue while no daemon runs
+    inherited  whether systemd passed the sockets; systemd keeps them open, so connections queue while no daemon runs
     """
 
     def __init__(self, sockets: list[socket.socket], files: list[UnixListener], *, inherited: bool = False) -> None:
@@ -38,7 +38,7 @@ class PublicSockets:
 
     @classmethod
     def bind(cls, server: ServerConfig) -> PublicSockets:
-        """Bind every host in `server.host`. Raises, with none bound, AddressUnavailable, SocketTaken, ConfigError."""
+        """Bind every host in `server.host`, or none. Raises AddressUnavailable, SocketTaken, ConfigError."""
         sockets: list[socket.socket] = []
         files: list[UnixListener] = []
         port = server.port
@@ -58,7 +58,7 @@ class PublicSockets:
                 for listener in _bind_all(host.removeprefix("[").removesuffix("]"), port, server.host):
                     undo.callback(listener.close)
                     sockets.append(listener)
-                    port = listener.getsockname()[1]  # port 0: the first host's port is used for all
+                    port = listener.getsockname()[1]  # with port 0 all hosts get the first host's port
             undo.pop_all()
         return cls(sockets, files)
 
@@ -110,7 +110,7 @@ def _is_local(listener: socket.socket) -> bool:
 
 
 def _bind_all(host: str, port: int, hosts: tuple[str, ...]) -> list[socket.socket]:
-    """Bind every address of `host` that this machine has. Raises AddressUnavailable, with none bound."""
+    """Bind every address of `host` that this machine has, or none. Raises AddressUnavailable."""
     bound: list[socket.socket] = []
     refused: OSError | None = None
     try:

@@ -1,9 +1,9 @@
 """Bind a Unix socket's path exclusively, and remove its file afterwards.
 
-A socket file outlives its process, so its presence does not prove a live
-server. The process that holds the lock file beside it owns the socket; a socket
-file with a free lock is stale. The lock file is never removed: otherwise two
-processes could lock two different files of the same name.
+A socket file outlives its process, so the file's presence does not prove a live
+server. The process that has locked the file PATH.lock owns the socket PATH; a
+socket whose lock is free is stale. The lock file is never removed: otherwise
+two processes could lock two different files of the same name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class UnixListener:
         purpose  name of the socket in error messages
         setting  setting that error messages advise to change
 
-        Raises SocketTaken if a live daemon holds the path, ConfigError if the path cannot be bound.
+        Raises SocketTaken if a live daemon has locked the path, ConfigError if the path cannot be bound.
         """
         self.path = Path(path)
         self._purpose = purpose

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MOST_BYTES: Final = 16 * 2**20  # fits SIGQUIT's stacks of a thousand tasks
-FLUSH_S: Final = 0.5  # less than the 2 s within which SIGINT ends the daemon
+MOST_BYTES: Final = 16 * 2**20  # enough for the stacks of a thousand tasks, which SIGQUIT logs
+FLUSH_S: Final = 0.5  # less than the 2 s within which the daemon exits after SIGINT
 
 
 def gap_record(lines: int) -> logging.LogRecord:
@@ -26,10 +26,10 @@ def gap_record(lines: int) -> logging.LogRecord:
 
 
 class Backlog:
-    """Writes pieces in order, on a daemon thread that is not joined at exit.
+    """Writes pieces of output in order, on a daemon thread that is not joined at exit.
 
-    write  writes one piece; may block; bytes are lost if it raises OSError
-    gap    returns the piece that replaces a number of dropped pieces
+    write  writes one piece; may block; a piece whose write raises OSError is lost
+    gap    returns the piece that reports a number of dropped pieces
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class Backlog:
         self._gap = gap
         self._most_bytes = most_bytes
         self._waiting: deque[bytes] = deque()
-        self._bytes = 0  # queued, or being written
-        self._dropped = 0  # since the last piece was queued
+        self._bytes = 0  # size of the pieces queued or being written
+        self._dropped = 0  # number of pieces dropped since a piece was queued
         self._changed = Condition()
         Thread(target=self._run, name="infd-log", daemon=True).start()
 
@@ -61,7 +61,7 @@ class Backlog:
     def _run(self) -> None:
         while True:
             piece = self._next()
-            with suppress(OSError):  # the reader is gone or the disk is full, so the error cannot be reported
+            with suppress(OSError):  # the reader has exited or the disk is full, so the error cannot be reported
                 self._write(piece)
             with self._changed:
                 self._bytes -= len(piece)

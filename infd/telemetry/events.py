@@ -1,7 +1,7 @@
 """Recent events of the daemon, for operators who list or follow them.
 
-A ring stores the events. A follower is a position in the ring, without a buffer: a
-slow follower misses the events that the ring dropped, and receives their number.
+A ring buffer stores the events. A follower is a position in the ring: a slow
+follower misses the events that the ring has dropped, and receives their number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Fact = str | int | float | bool | None
 Kind = Literal["state", "verb", "rest", "weights", "adapter", "step", "request"]
 
 MAX_EVENTS: Final = 1024
-LONGEST: Final = 256  # characters of one fact; some facts quote clients
+LONGEST: Final = 256  # maximum characters of one fact, because some facts quote clients
 
 
 class Event(Struct, frozen=True):
@@ -60,8 +60,8 @@ class Events:
     async def read(self, since: int = 0, *, follow: bool = False) -> AsyncGenerator[tuple[Event, int], None]:
         """Yield the events after `since`, each with the number of dropped events before it.
 
-        since   a number above the latest is from an earlier process: then all events are yielded
-        follow  wait for more, until `close`
+        since   number of an event; a number above the latest is an earlier process's, and yields all events
+        follow  continue with new events until `close`
         """
         seq = since if since <= self.last else 0
         while True:

@@ -1,8 +1,8 @@
 """Format and destination of the log.
 
-Rooms use the standard `logging` module under the names `infd.<room>`. A message
-is fixed text; clients' data goes into fields (`extra={...}`), where it cannot
-forge a line. Prompts are never logged.
+Each package logs through the standard `logging` module as `infd.<package>`. A
+message is fixed text; clients' data is logged in fields (`extra={...}`), which
+are escaped, so that no client forges a line. Prompts are never logged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def configure(config: LogConfig, journal_stream: str = "") -> None:
 
 
 def access(*, quiet: bool = False, **fields: Any) -> None:
-    """Log one answered request; with `quiet` at debug level."""
+    """Log one answered request; `quiet`: at debug level instead of info."""
     _ACCESS.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
 
 
@@ -82,7 +82,7 @@ class StandardError(logging.Handler):
         if sys.stderr is not self._stream:
             sys.stderr.write(line.decode())
             return
-        # Bypasses Python's buffer: with a buffer that cannot be flushed, the interpreter exits with 120, or hangs.
+        # Bypasses Python's buffer: if the buffer cannot be flushed, the interpreter exits with 120, or hangs.
         descriptor, rest = self._stream.fileno(), memoryview(line)
         while rest:
             try:
@@ -94,7 +94,7 @@ class StandardError(logging.Handler):
 
 
 class Plain(logging.Formatter):
-    """Formats `time LEVEL logger message key=value ...`. Continuation lines are indented: no text forges a record."""
+    """Formats `time LEVEL logger message key=value ...`. Indents continuation lines, so no text forges a record."""
 
     def format(self, record: logging.LogRecord) -> str:
         parts = [_time(record), record.levelname, record.name, super().format(record).replace("\n", "\n    ")]

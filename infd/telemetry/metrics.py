@@ -105,23 +105,23 @@ class Metrics:
         self.compat = compat
 
         self.prompt_tokens = 0
-        self.prompt_tokens_cached = 0  # the number of prompt_tokens found in the cache
+        self.prompt_tokens_cached = 0  # prompt tokens found in the cache
         self.generation_tokens = 0
         self.preemptions = 0
         self.steps_undone = 0
         self.prefix_queries = 0  # prompt tokens looked up
-        self.prefix_hits = 0  # the number of prefix_queries found in the cache
+        self.prefix_hits = 0  # prompt tokens found by look-up
         self.terminal = dict.fromkeys(("stop", "length", "abort", "error", "disconnect", "slow_reader"), 0)
         self.rejected: dict[str, int] = {}
         self.adapter_requests: dict[str, int] = {}  # ended requests, by adapter
-        self.connections = 0  # currently open
+        self.connections = 0  # open HTTP connections
         self.dropped = dict.fromkeys(("slow_headers", "slow_reader", "crowded"), 0)
 
         self.grammar_compiles = 0  # refused constraints included
-        self.grammar_compile_s = 0.0  # added to by the thread for grammars
-        self.grammar_hits = 0  # constraints found compiled
+        self.grammar_compile_s = 0.0  # changed by the compiling thread only
+        self.grammar_hits = 0  # constraints whose compiled grammar was cached
         self.grammar_cache_bytes = 0
-        self.grammar_masks = Histogram(MASK_S)  # seconds, one for each step with constrained choices
+        self.grammar_masks = Histogram(MASK_S)  # seconds of filling masks, by step with constrained choices
 
         self.http_requests: dict[tuple[str, str, str], int] = {}  # by handler, method, status
         self.http_seconds: dict[tuple[str, str], Histogram] = {}  # by handler, method
@@ -149,7 +149,7 @@ class Metrics:
         self.cache_config: dict[str, str] = {}  # constants of the cache, set when it is allocated
 
     def answered(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """Count an answered HTTP request. `handler` and `method` are names of the server's, never a client's text."""
+        """Count an answered HTTP request. The server defines all values of `handler` and `method`; clients cannot."""
         answers = (handler, method, f"{status // 100}xx")
         self.http_requests[answers] = self.http_requests.get(answers, 0) + 1
         self.http_seconds.setdefault((handler, method), Histogram(DURATION_S)).observe(seconds)

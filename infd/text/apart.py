@@ -33,7 +33,7 @@ ENCODE_S: Final = 10.0
 COMPILE_S: Final = 5.0
 LOAD_S: Final = 60.0
 CONVERT_S: Final = 300.0  # transformers is imported, which takes seconds
-MARGIN_S: Final = 1.0  # beyond a rendering's own time limit, which usually ends it
+MARGIN_S: Final = 1.0  # added to a rendering's own time limit, which usually ends the rendering
 
 
 class LoadTokenizer(Struct, tag=True):
@@ -104,7 +104,7 @@ class ApartTokenizer:
     """Implements `tokenizer.Backend` in the worker process. Blocks: not for the event loop's thread."""
 
     def __init__(self, worker: Worker, content: bytes, additions: Additions) -> None:
-        """Raises CheckpointError."""
+        """Load the tokenizer in the worker process. Raises CheckpointError."""
         self._worker = worker
         try:
             loaded = worker.keep(LoadTokenizer(content, additions), Loaded, seconds=LOAD_S)

@@ -30,10 +30,10 @@ _CONTINUING: Final = bytes(range(0x80, 0xC0))  # in UTF-8 every other byte begin
 
 
 class Bound(Struct, frozen=True):
-    """The most text that one token spells.
+    """A bound on the text of one token.
 
-    longest  characters
-    strips   whether a token may include adjacent white space of any length
+    longest  maximum characters
+    strips   whether a token may also include adjacent white space of any length
     """
 
     longest: int
@@ -98,7 +98,7 @@ def _has_all_bytes(backend: tokenizers.Tokenizer, pieces: BytePieces | TextPiece
 
 
 def _longest(table: Iterable[Piece]) -> int:
-    """Return the characters of the longest piece, at least 1."""
+    """Return the number of characters of the longest piece, at least 1."""
     longest = 1
     for piece in table:
         if isinstance(piece, bytes | str) and len(piece) > longest:  # a character has at least one byte

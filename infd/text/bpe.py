@@ -1,8 +1,8 @@
 """Load the byte-pair vocabularies that most models have, in half the time that the library takes for tokenizer.json.
 
 The library parses the whole file into a tree, builds a vocabulary from the tree, and copies the vocabulary out again,
-all under the interpreter's lock. Here msgspec parses the file, and the library receives vocabulary and merges. A file
-in another form than the library writes is left to the library's parser.
+all under the interpreter's lock. This module parses the file with msgspec, and passes vocabulary and merges to the
+library. The library parses files in another form than its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Render a conversation into a prompt of the form that the model was trained on.
 
 Renders the same bytes as transformers' `apply_chat_template`, without importing
-it. The template is untrusted code: `sandbox.py` runs the template, in a worker process
-if `vetting` objects to the template.
+transformers. The template is untrusted code: `sandbox.py` runs the template, in a
+worker process if `vetting` objects to the template.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ChatTemplate:
         return template
 
     def __bool__(self) -> bool:
-        """Return whether there is any template."""
+        """Return whether the model has a template."""
         return bool(self._sources)
 
     def render(
@@ -121,7 +121,7 @@ class ChatTemplate:
 
         messages  plain JSON values; content is text or a list of parts
         kwargs    further variables for the template; variables that the template does not read are ignored
-        limits    replace the template's own
+        limits    limits of this rendering; None: the template's
 
         Raises InvalidRequest if the template is missing, refuses the conversation or fails, TooCostly at a limit.
         """
@@ -235,7 +235,7 @@ def _parser() -> Sandbox:
 
 
 def _objection(source: str) -> str | None:
-    """Return the reason why a template may not run in this process, None if it may."""
+    """Return the reason why a template may not run in this process, or None."""
     if len(source) > vetting.templates.LONGEST:
         return f"it is longer than {vetting.templates.LONGEST} characters"
     try:

@@ -1,7 +1,8 @@
 """Read the small text files of a checkpoint, beside tokenizer.json.
 
-They hold the names of special tokens, chat templates and end ids. If two files
-disagree, transformers' choice is used, so that prompts equal the prompts of training.
+These files contain the names of special tokens, chat templates and end ids. If two
+files disagree, infd reads the file that transformers reads, so that prompts equal the
+prompts of training.
 """
 
 from __future__ import annotations

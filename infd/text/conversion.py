@@ -1,7 +1,7 @@
 """Convert tokenizers stored in files other than tokenizer.json, as transformers does.
 
-Imports transformers, which takes seconds; only few checkpoints need conversion, which runs in the worker process, not
-in the daemon.
+Imports transformers, which takes seconds, so the worker process converts, not the daemon. Few checkpoints need
+conversion.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from infd.errors import CheckpointError
 if TYPE_CHECKING:
     from pathlib import Path
 
-FEWEST: Final = 64  # fewest tokens of a real vocabulary
+FEWEST: Final = 64  # minimum size of a real vocabulary
 _VOCABULARIES: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 _SENTENCEPIECE: Final = (("sentencepiece", "sentencepiece"), ("google.protobuf", "protobuf"))  # module, package
 _TIKTOKEN: Final = (("tiktoken", "tiktoken"),)
@@ -44,14 +44,14 @@ def convert(directory: Path) -> bytes:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{without}, and transformers cannot convert {file.name}: {reason}") from error
     backend = getattr(found, "backend_tokenizer", None)
-    # A class that expects other files loads with special tokens only.
+    # A tokenizer class that expects other files loads its special tokens only.
     if not isinstance(backend, tokenizers.Tokenizer) or backend.get_vocab_size(with_added_tokens=False) < FEWEST:
         raise CheckpointError(f"{without}, and transformers' {type(found).__name__} cannot read {file.name}")
     return backend.to_str().encode()
 
 
 def _missing(file: Path) -> list[str]:
-    """Return the packages that reading a vocabulary needs and that are not installed."""
+    """Return the packages needed to read a vocabulary file that are not installed."""
     if file.suffix != ".model":
         return []
     with file.open("rb") as opened:

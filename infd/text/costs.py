@@ -1,8 +1,8 @@
 """The fuel that each step of a template costs.
 
-A step whose cost depends on its operands (comparing, searching, sorting,
-printing, repeating) is paid for before it runs; a value costs its memory, paid
-once the value exists. A structure that another structure contains twice counts twice,
+A step whose cost depends on its operands (comparing, searching, sorting, printing,
+repeating) burns its fuel before it runs. A new value burns its bytes of memory once
+the value exists. A structure that another structure contains twice counts twice,
 because printing, comparing and hashing walk both occurrences.
 """
 
@@ -25,45 +25,44 @@ if TYPE_CHECKING:
     from infd.text.fuel import Fuel
 
 STEP: Final = 64  # an iteration of a loop, a call, a filter or an operator
-NODE: Final = 8  # per iteration, each further node of a loop's body; each item of a walked list
+NODE: Final = 8  # each further node of a loop's body, per iteration; each item of a walked list
 LAZY: Final = 2**10  # bytes of an iterator and its frames
 OBJECT: Final = 2**8  # bytes of a namespace, a macro, a cycler
 CHARACTER: Final = 96  # bytes of a one-character string and its entry in a list
-WORD: Final = 44  # most bytes per character of a text split at white space
-FORMAT_FIELD: Final = 2**11  # most characters that one field of a format string adds to its value's own text
-ESCAPED: Final = 5  # most characters of an escaped character: &#34;
-STRFTIME: Final = 256  # most characters for one character of a date's format
+WORD: Final = 44  # maximum bytes per character of a text split at white space
+FORMAT_FIELD: Final = 2**11  # maximum characters that one field of a format string adds to its value's own text
+ESCAPED: Final = 5  # maximum characters of an escaped character: &#34;
+STRFTIME: Final = 256  # maximum characters for one character of a date's format
 UNSIZED: Final = 2**16  # assumed length of an iterator; jinja's range has less than twice as many items
-MAX_BITS: Final = 2**12  # of an integer
-# Characters of a printed structure: repr and JSON write up to ten characters per character, of up to four bytes each.
+MAX_BITS: Final = 2**12  # maximum size of an integer
+# Maximum cost of a printed structure: repr and JSON write up to ten characters, of up to four bytes, per character.
 LARGEST_PRINTED: Final = 2**22
 
 SCALARS: Final = (str, int, float, bool, type(None))
 _WEIGHTLESS: Final = frozenset(map(type, (1.0, True, None, range(0), {}.keys(), {}.values(), {}.items())))
-_SEARCHED_BACKWARDS: Final = frozenset(
-    ("rfind", "rindex", "rpartition", "rsplit")
-)  # time grows with the text's length times the searched word's length
+# Methods whose time grows with the text's length times the searched word's length.
+_SEARCHED_BACKWARDS: Final = frozenset(("rfind", "rindex", "rpartition", "rsplit"))
 _STRIPPED: Final = frozenset(("lstrip", "rstrip", "strip", "trim"))
 _WIDE_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*(\*|\d{3})")
 _WIDE_BRACES: Final = re.compile(r"\{[^{}]*:[^{}]*(\{|\d{3})")
 
 
-def memory(made: object) -> int:
+def memory(value: object) -> int:
     """Return the bytes of a value, excluding its items."""
-    kind = type(made)
+    kind = type(value)
     if kind is str:
-        return len(made) if made.isascii() else sys.getsizeof(made)  # type: ignore[attr-defined,arg-type]
+        return len(value) if value.isascii() else sys.getsizeof(value)  # type: ignore[attr-defined,arg-type]
     if kind is int:
-        return made.bit_length() >> 3  # type: ignore[attr-defined,no-any-return]
+        return value.bit_length() >> 3  # type: ignore[attr-defined,no-any-return]
     if kind in _WEIGHTLESS:
         return 0
-    if isinstance(made, str | list | tuple | Mapping | Set):
-        return sys.getsizeof(made)
+    if isinstance(value, str | list | tuple | Mapping | Set):
+        return sys.getsizeof(value)
     return OBJECT
 
 
 def walk(fuel: Fuel, value: object) -> int:
-    """Return the cost of walking a structure to print, compare or hash the structure. Burns fuel for its own walk."""
+    """Return the cost of printing, comparing or hashing a structure. Burns fuel for the walk that counts this cost."""
     return len(value) if isinstance(value, str) else _walk(fuel, value, {})
 
 
@@ -89,7 +88,7 @@ def _walk(fuel: Fuel, value: object, known: dict[int, int]) -> int:
 
 
 def pay_to_print(fuel: Fuel, value: object) -> None:
-    """Pay for the text of a value; text itself costs nothing."""
+    """Pay for the text of a value; a value that is text costs nothing."""
     if not isinstance(value, str):
         _check_printed(cost := walk(fuel, value))
         fuel.burn(cost)
@@ -110,7 +109,7 @@ def pay_to_compare(fuel: Fuel, left: object, right: object) -> None:
 
 
 def searchable(fuel: Fuel, item: object, items: Any) -> Any:
-    """Pay to search `items` for `item`. Returns the items to search: a list instead of an iterator."""
+    """Pay to search `items` for `item`. Returns the items to search; an iterator becomes a list."""
     match items:
         case str():
             fuel.burn(STEP + len(items))
@@ -129,7 +128,7 @@ def searchable(fuel: Fuel, item: object, items: Any) -> Any:
 
 
 def pay_to_sort(fuel: Fuel, items: object, arguments: tuple[object, ...]) -> None:
-    """Pay to compare items to each other, or to hash items, by the attribute named in `arguments` if any."""
+    """Pay to compare items with each other, or to hash items; `arguments` may name an attribute to compare or hash."""
     if isinstance(items, str):
         fuel.burn(CHARACTER * len(items))
     fuel.burn(walk(fuel, items) * (1 + length(items).bit_length()) * lookups(arguments))
@@ -145,7 +144,7 @@ def length(value: object) -> int:
 
 
 def growth(text: object) -> int:
-    """Return the factor by which a text lengthens its operands; Markup escapes operands."""
+    """Return the factor by which an operation of `text` may lengthen its operands: Markup escapes operands."""
     return ESCAPED if isinstance(text, Markup) else 1
 
 
@@ -183,29 +182,30 @@ def pay_to_indent(fuel: Fuel, text: object, arguments: tuple[object, ...]) -> No
     fuel.burn_for_text(length(text) * (1 + widest))
 
 
-def pay_to_format(fuel: Fuel, form: str, values: object) -> None:
-    """Pay for `form % values`."""
-    if _WIDE_PERCENT.search(form):
+def pay_to_format(fuel: Fuel, format_string: str, values: object) -> None:
+    """Pay for `format_string % values`."""
+    if _WIDE_PERCENT.search(format_string):
         raise SecurityError("formats too wide a field")
     cost = walk(fuel, (values,))
     if isinstance(values, Mapping):  # a format string may name a value many times
-        cost *= max(1, form.count("%("))
+        cost *= max(1, format_string.count("%("))
     _check_printed(cost)
-    fuel.burn_for_text(len(form) + form.count("%") * FORMAT_FIELD + cost * growth(form))
+    text = len(format_string) + format_string.count("%") * FORMAT_FIELD
+    fuel.burn_for_text(text + cost * growth(format_string))
 
 
-def pay_to_fill(fuel: Fuel, form: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Pay for `form.format(*args, **kwargs)`."""
-    fields = form.count("{")
+def pay_to_fill(fuel: Fuel, format_string: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Pay for `format_string.format(*args, **kwargs)`."""
+    fields = format_string.count("{")
     cost = fields * walk(fuel, (args, kwargs))
-    if "!" in form or not all(isinstance(value, str) for value in (*args, *kwargs.values())):
+    if "!" in format_string or not all(isinstance(value, str) for value in (*args, *kwargs.values())):
         _check_printed(cost)
-    fuel.burn_for_text(len(form) + fields * FORMAT_FIELD + cost * growth(form))
+    fuel.burn_for_text(len(format_string) + fields * FORMAT_FIELD + cost * growth(format_string))
 
 
-def check_braces(form: str) -> None:
+def check_braces(format_string: str) -> None:
     """Raise SecurityError for a `str.format` string with a field that may be wide."""
-    if _WIDE_BRACES.search(form):
+    if _WIDE_BRACES.search(format_string):
         raise SecurityError("formats too wide a field")
 
 
@@ -248,7 +248,7 @@ def pay_to_split(fuel: Fuel, name: str, text: str, arguments: tuple[object, ...]
 
 
 def pay_to_pad(fuel: Fuel, value: object, arguments: tuple[object, ...]) -> None:
-    """Pay for a filter or method whose arguments may hold a width, or a number of items."""
+    """Pay for a filter or method whose arguments may include a width, or a number of items."""
     widest = max((abs(number) for number in arguments if isinstance(number, int)), default=0)
     if not widest:
         return

@@ -1,7 +1,7 @@
-"""Turn ids into text as they arrive, in whole characters.
+"""Convert a stream of ids to text, in whole characters.
 
 Returned text is never revoked, and all returned texts joined are the text of all ids.
-This runs once per token of every stream.
+Every token of every stream passes through this module.
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ class WindowText:
 
     __slots__ = ("_decode", "_returned", "_returned_text", "_visible", "_window")
 
-    PATIENCE = 16  # most ids held back for an incomplete character; more than any character spans
+    PATIENCE = 16  # maximum ids held back for an incomplete character; no character spans as many
 
     def __init__(self, decode: Callable[[Sequence[int]], str], visible: Callable[[int], bool]) -> None:
-        """decode: ids to text. visible: whether an id adds text; other ids are dropped."""
+        """`decode` converts ids to text. `visible` returns whether an id adds text; other ids are dropped."""
         self._decode = decode
         self._visible = visible
         self._window: list[int] = []

@@ -24,7 +24,7 @@ class Exhausted(Exception):
 class Limits(Struct, frozen=True, kw_only=True):
     """Limits of one rendering, above the needs of legitimate prompts, whose size the request's body bounds.
 
-    output_characters  most characters of the prompt, and of any intermediate text
+    output_characters  maximum characters of the prompt, and of each intermediate text
     """
 
     output_characters: int = 32 * 2**20

@@ -1,8 +1,8 @@
 """Make each step of a template burn fuel.
 
-Jinja compiles a template to Python. Meter rewrites the syntax tree first, so that
-each operator, loop and literal that would become plain Python passes through a
-filter of this module; jinja's filters, tests and calls are wrapped.
+Jinja compiles a template to Python. Before that, Meter rewrites the syntax tree, so
+that each operator, loop and literal that would become plain Python passes through a
+filter of this module. Wrappers meter jinja's filters, tests and calls.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class MeteredContext(Context):
 
 
 class _Turns:
-    """The items of a loop; each item burns the fuel of an iteration."""
+    """The items of a loop; yielding an item burns the fuel of an iteration."""
 
     def __init__(self, fuel: Fuel, items: Any, cost: int) -> None:
         self._fuel, self._items, self._cost = fuel, items, cost
@@ -111,7 +111,7 @@ def _paid_turns(fuel: Fuel, items: Any, cost: int) -> Iterator[object]:
 
 
 def _paid_results(fuel: Fuel, items: Iterator[object]) -> Iterator[object]:
-    """Yield the results of a lazy filter; each burns fuel."""
+    """Yield the results of a lazy filter; each result burns fuel."""
     for item in items:
         fuel.burn(STEP + memory(item))
         yield item
@@ -228,7 +228,7 @@ def _parity(remainder: int) -> Callable[[Any], bool]:
 
 
 def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter so that it burns fuel. The wrapper passes on the argument that jinja gives the filter first."""
+    """Wrap a filter so that calls burn fuel. The wrapper accepts the first argument that jinja passes to the filter."""
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
     linear = name not in _NOT_LINEAR
 
@@ -262,7 +262,7 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _pay_to_filter(fuel: Fuel, name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pay before a filter runs. Returns the filter's value: a list instead of an iterator that is to be walked."""
+    """Pay before a filter runs. Returns the filter's operand; an iterator that the filter walks becomes a list."""
     arguments = (*args, *kwargs.values())
     if name in ("default", "d"):
         return value
@@ -322,7 +322,8 @@ def pay_for_operator(fuel: Fuel, operator: str, left: Any, right: Any) -> None:
             pass
         case "+", _, _:
             fuel.burn(memory(left) + memory(right))
-            if type(left) is not type(right) and isinstance(left, str) and isinstance(right, str):  # one is a Markup
+            # A Markup operand escapes the other operand.
+            if type(left) is not type(right) and isinstance(left, str) and isinstance(right, str):
                 fuel.burn_for_text((len(left) + len(right)) * costs.ESCAPED)
         case ("*", int(), int()) if left.bit_length() + right.bit_length() > MAX_BITS:
             raise SecurityError("computes too large a number")
@@ -335,7 +336,7 @@ def pay_for_operator(fuel: Fuel, operator: str, left: Any, right: Any) -> None:
 
 
 def pay_to_call(fuel: Fuel, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Pay before a function or method runs. Returns its arguments: lists or metered items instead of iterators."""
+    """Pay before a function or method runs. Returns its arguments; iterators become lists or metered items."""
     owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
     match owner:
         case None if isinstance(function, LoopContext):  # a recursive loop iterates over its argument

@@ -1,7 +1,7 @@
 """Turn one choice's token ids into text: detokenize, truncate at a stop string, parse thoughts and tool calls.
 
-The engine feeds ids as they are committed; the handler takes text at its own
-pace. Text that may begin a stop string is held back until the match completes
+The engine feeds committed ids; the handler takes text at its own pace. Text
+that may begin a stop string is held back until the match completes
 or fails, so no part of a stop string is ever sent. Stop strings are matched
 against all generated text, thoughts and calls included, before it is parsed.
 """

@@ -85,7 +85,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._limits = limits
         self._clock = clock
         self.filters["tojson"] = _tojson
-        del self.filters["urlize"], self.globals["lipsum"]  # unbounded, and no prompt needs them
+        del self.filters["urlize"], self.globals["lipsum"]  # of unbounded cost, and useless in prompts
         self.filters = meter.filters(self.filters)
         self.tests |= meter.tests(self.tests)
         self.globals["raise_exception"] = raise_exception

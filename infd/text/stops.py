@@ -32,7 +32,7 @@ class _Node:
 class StopStrings:
     """The stop strings of one request, shared by all its choices. Empty strings are ignored.
 
-    included    whether the answer's text includes the stop string that ended it
+    included    whether the answer's text includes the stop string that ended the text
     min_tokens  stop strings that complete within the first min_tokens tokens do not count
     """
 

@@ -1,8 +1,8 @@
 """Encode and decode text, with the same ids as transformers.
 
-Reads tokenizer.json with the tokenizers library; other files are converted. A
-tokenizer that `vetting` objects to runs in a worker process. Nothing changes
-after loading, so any thread may encode.
+Reads tokenizer.json with the tokenizers library, after `conversion.py` has converted
+other files to tokenizer.json. A tokenizer that `vetting` objects to runs in a worker
+process. A loaded tokenizer never changes, so any thread may encode.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Library:
 class Tokenizer:
     """A checkpoint's vocabulary.
 
-    vocab_size   one more than the largest id with a token; a model may have more rows
+    vocab_size   one more than the largest id with a token; the model's embedding may have more rows
     special_ids  ids that `skip_special_tokens` leaves out
     end_ids      ids that end an answer: of generation_config.json, config.json, the tokenizer and the chat template
     """
@@ -219,11 +219,11 @@ class Tokenizer:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a token, None if there is no such token."""
+        """Return the id of a token, None if the vocabulary lacks the token."""
         return self._backend.id_of(token)
 
     def has(self, token_id: int) -> bool:
-        """Return whether an id has a token."""
+        """Return whether the vocabulary has a token with this id."""
         return self._backend.has(token_id)
 
     def piece(self, token_id: int) -> bytes:
@@ -247,7 +247,7 @@ class Tokenizer:
 
     @property
     def drops_space(self) -> bool:
-        """Whether a space that begins an answer's tokens is not part of its text."""
+        """Whether decoding removes a space at the start of an answer."""
         return isinstance(self._pieces, TextPieces) and (self._pieces.drop_space or self._pieces.first is not None)
 
     def pieces(
@@ -255,7 +255,7 @@ class Tokenizer:
     ) -> BytePieces | TextPieces | None:
         """Return the table to decode with; None if this decoder has no table.
 
-        mark_ids  special ids that are never skipped; the last set is cached, since a model has a single set
+        mark_ids  special ids that are never skipped; the table of the last set is cached: a model has a single set
         """
         if not skip_special_tokens or self._pieces is None:
             return self._pieces
@@ -268,7 +268,7 @@ class Tokenizer:
     def detokenizer(
         self, *, skip_special_tokens: bool = True, mark_ids: frozenset[int] = frozenset()
     ) -> detokenize.Detokenizer:
-        """Start a stream of ids to text, by the fastest exact way for this tokenizer.
+        """Return a new detokenizer, for one stream: the fastest exact implementation for this tokenizer.
 
         mark_ids  special ids that are never skipped
         """

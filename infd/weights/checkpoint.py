@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # maps tensors to files of a sharded checkpoint
-HEADER_BYTES = (
-    2**25
-)  # several times the largest real header; parsing the largest header of the format would take gigabytes
+# Maximum size of a header: several times the largest real header. Parsing the format's maximum would take gigabytes.
+HEADER_BYTES = 2**25
 
 _COUNTED = re.compile(r"(\D*)(\d*)")
 

@@ -139,7 +139,7 @@ def load(
 
 
 def check(model: Loadable, checkpoint: Checkpoint) -> Places:
-    """Return the destination of each checkpoint tensor. Raises CheckpointError if checkpoint and model do not match."""
+    """Return the destination of each checkpoint tensor. Raises CheckpointError, naming every mismatched tensor."""
     places = {source.name: _Place(parameter, source) for parameter in model.parameters for source in parameter.sources}
     problems = list(_problems(model, places, checkpoint))
     if problems:
@@ -154,7 +154,7 @@ def fill(
     progress: Callable[[int, int], None] | None = None,
     natively: Fill | None = None,
 ) -> None:
-    """Read every tensor to its destination, replacing present values. Raises CheckpointError if truncated."""
+    """Read every tensor to its destination, replacing present values. Raises CheckpointError if a file is truncated."""
     total = sum(checkpoint.tensors[name].bytes for name in places)
     done = 0
 

@@ -15,7 +15,7 @@ PART_BYTES: Final = 2**19  # bytes of a part: fits a core's cache while it is re
 
 
 class Packing(Protocol):
-    """See `kernels/families/matrices.py`."""
+    """The members of `kernels.families.matrices.Packing` that this module uses."""
 
     @property
     def pack(self) -> int: ...

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from infd.chat import commands
-from infd.chat.client import ChatClient, Ending, Turn, Words
+from infd.chat.client import AnswerPart, ChatClient, Ending, Turn
 from infd.chat.conversation import Conversation, read_schema
 from infd.chat.screen import Plain, Terminal
 from infd.chat.talk import answer
@@ -32,7 +32,7 @@ HI = [Turn("user", "hi")]
 ASKED: dict[str, Any] = {"seed": 0}
 
 
-async def ask(client: ChatClient, options: dict[str, Any] = ASKED) -> list[Words | Ending]:
+async def ask(client: ChatClient, options: dict[str, Any] = ASKED) -> list[AnswerPart | Ending]:
     return await asyncio.to_thread(lambda: list(client.ask(HI, options)))
 
 
@@ -41,8 +41,8 @@ async def test_an_answer_comes_in_words_with_its_thoughts_apart():
         *words, ending = await ask(ChatClient(endpoint.url + "/v1/"))
         models = await asyncio.to_thread(ChatClient(endpoint.url).models)
 
-    assert "".join(each.thought for each in words if isinstance(each, Words)) == "hm"
-    assert "".join(each.content for each in words if isinstance(each, Words)) == "Yes, é."
+    assert "".join(each.thought for each in words if isinstance(each, AnswerPart)) == "hm"
+    assert "".join(each.content for each in words if isinstance(each, AnswerPart)) == "Yes, é."
     assert len(words) > 3
     assert isinstance(ending, Ending)
     assert (ending.finish, ending.tokens) == ("stop", len("<think>\nhm\n</think>\n\nYes, é.".encode()) + 1)
@@ -134,9 +134,9 @@ class Interrupted:
     def __init__(self, *words: str, error: BaseException) -> None:
         self.words, self.error = words, error
 
-    def ask(self, messages: list[Turn], options: dict[str, Any]) -> Generator[Words]:
+    def ask(self, messages: list[Turn], options: dict[str, Any]) -> Generator[AnswerPart]:
         for word in self.words:
-            yield Words(content=word)
+            yield AnswerPart(content=word)
         raise self.error
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from infd.embedded.recipe import facts, manners, slots, unknown
 from infd.embedded.recipe.conversation import Phrases, Pool, part
-from infd.embedded.recipe.judge import holds, says
+from infd.embedded.recipe.judge import contains_words, meets
 from infd.embedded.recipe.talk import fold
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def test_a_conversation_is_what_it_says_and_its_own_answer_is_right(kind: str, p
         roles = [message["role"] for message in conversation.messages if message["role"] != "system"]
         assert conversation.kind == kind
         assert roles == ["user", "assistant"] * (len(roles) // 2)
-        assert holds(conversation.expect, last["content"], []), conversation
+        assert meets(conversation.expect, last["content"], []), conversation
         assert conversation.expect.contains or conversation.expect.text
         assert conversation.thinking == bool(last.get("reasoning_content"))
         assert not any("reasoning_content" in message for message in earlier)
@@ -128,7 +128,7 @@ def test_no_question_belongs_to_two_facts():
 def test_every_wording_of_an_answer_is_right():
     for fact in ASKED:
         for wording in fact.says:
-            assert all(any(says(wording, word) for word in group) for group in fact.contains), fact.id
+            assert all(any(contains_words(wording, word) for word in group) for group in fact.contains), fact.id
 
 
 def test_every_fact_is_asked_in_hundreds_of_ways():

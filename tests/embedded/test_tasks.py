@@ -13,7 +13,7 @@ from infd import embedded
 from infd.embedded.recipe import arithmetic, strings, structured, tools
 from infd.embedded.recipe.catalogue import CATALOGUE, blanks
 from infd.embedded.recipe.conversation import Conversation, Expect, Pool, part
-from infd.embedded.recipe.judge import holds, says
+from infd.embedded.recipe.judge import contains_words, meets
 from infd.embedded.recipe.slots import LISTS, belongs
 from infd.text.chat import ChatTemplate
 
@@ -76,7 +76,7 @@ def test_every_answer_is_what_its_conversation_expects(sample, subject: ModuleTy
         assert conversation.expect != Expect()
         answer = conversation.messages[-1]
         assert answer["role"] == "assistant"
-        assert holds(conversation.expect, answer["content"], last_calls(conversation)), conversation
+        assert meets(conversation.expect, answer["content"], last_calls(conversation)), conversation
         assert conversation.thinking == bool(answer.get("reasoning_content"))
 
 
@@ -372,24 +372,24 @@ def test_json_has_the_types_of_the_schema_in_the_prompt(sample, pool: Pool):
     ],
 )
 def test_only_whole_words_count(answer: str, words: str, verdict: bool):
-    assert says(answer, words) == verdict
+    assert contains_words(answer, words) == verdict
 
 
 def test_a_call_counts_only_with_the_right_name_arguments_and_order():
     one, two = {"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}
     expect = Expect(calls=[one, two])
 
-    assert holds(expect, "", [one, two])
-    assert not holds(expect, "", [two, one])
-    assert not holds(expect, "", [one])
-    assert not holds(expect, "", [{"name": "a", "arguments": {"x": True}}, two])
-    assert not holds(Expect(calls=[]), "", [one])
-    assert holds(Expect(calls=[]), "hello", [])
+    assert meets(expect, "", [one, two])
+    assert not meets(expect, "", [two, one])
+    assert not meets(expect, "", [one])
+    assert not meets(expect, "", [{"name": "a", "arguments": {"x": True}}, two])
+    assert not meets(Expect(calls=[]), "", [one])
+    assert meets(Expect(calls=[]), "hello", [])
 
 
 def test_json_counts_when_it_stands_alone_and_is_equal():
     expect = Expect(json={"a": 1, "b": ["x"]})
 
-    assert holds(expect, ' {"b": ["x"], "a": 1}\n', [])
-    assert not holds(expect, '```{"a": 1, "b": ["x"]}```', [])
-    assert not holds(expect, '{"a": 1, "b": ["y"]}', [])
+    assert meets(expect, ' {"b": ["x"], "a": 1}\n', [])
+    assert not meets(expect, '```{"a": 1, "b": ["x"]}```', [])
+    assert not meets(expect, '{"a": 1, "b": ["y"]}', [])

@@ -116,7 +116,7 @@ def abort(client: AdminClient, request_id: str, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def ops(client: AdminClient, as_json: bool) -> None:
-    """Show the kernel chosen for each family, and why others were refused."""
+    """Show the kernel chosen for each family, and the refused kernels with reasons."""
     answer = client.get("/v1/ops", protocol.Ops)
     show.as_json(answer) if as_json else show.ops(answer)
 
@@ -135,7 +135,7 @@ def dump(client: AdminClient, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def drain(client: AdminClient, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Admit no more requests, let those in flight finish, then exit, as on TERM."""
+    """Admit no more requests, finish the requests in flight, then exit, as on TERM."""
     begun = client.post("/v1/drain", protocol.Draining)
     click.echo(f"draining: {begun.running} running, {begun.waiting} waiting", err=True)
     if wait:

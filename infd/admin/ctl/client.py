@@ -59,7 +59,7 @@ class AdminClient:
     def post(
         self, path: str, reply: type[Reply], arguments: Mapping[str, object] | None = None, *, patient: bool = False
     ) -> Reply:
-        """Call a mutating verb with `arguments`. `patient`: without a timeout."""
+        """Call a mutating verb with `arguments`. `patient`: wait for the answer without a timeout."""
         body = b"" if arguments is None else msgspec.json.encode(arguments)
         return self._ask("POST", path, reply, body, patient=patient)
 

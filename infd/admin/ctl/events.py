@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def events(client: AdminClient, follow: bool, since: int, as_json: bool) -> None:
     """Show recent events: states, admin verbs and their results, adapters, failed steps.
 
-    The daemon keeps about the latest thousand. With --json each event is a line. A follower that does not read is
-    disconnected; --since with the last number continues.
+    The daemon stores about 1,000 events. With --json each event is a line. The daemon disconnects a follower that does
+    not read; --since N continues after event N.
     """
     for event in client.read(f"/v1/events?since={since}&follow={str(follow).lower()}", protocol.Event):
         show.as_line(event) if as_json else show.event(event)

@@ -61,7 +61,7 @@ tags = click.option(
 @json_option
 @click.pass_obj
 def resume(client: AdminClient, tags: str | None, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Make the daemon ready again; wake it if it sleeps."""
+    """Make the daemon ready again; a sleeping daemon wakes first."""
     _move(client, "resume", {"tags": _tags(tags)}, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
@@ -102,7 +102,7 @@ def load_weights(client: AdminClient, path: str, wait: bool, timeout_s: float | 
     """Replace the served weights by the checkpoint in directory PATH, while infd is paused or asleep.
 
     PATH must be beneath model.weights_root (by default the parent of the model's directory) and hold the same tensors
-    in the same shapes. Cached prefixes are forgotten; frozen requests keep their cached tokens unless `infdctl
+    in the same shapes. infd drops cached prefixes; frozen requests keep their cached tokens unless `infdctl
     reset-prefix-cache --running` follows.
     """
     _move(client, "load-weights", {"path": path}, wait=wait, timeout_s=timeout_s, as_json=as_json)
@@ -113,7 +113,7 @@ def load_weights(client: AdminClient, path: str, wait: bool, timeout_s: float | 
 @json_option
 @click.pass_obj
 def reset_prefix_cache(client: AdminClient, running: bool, as_json: bool) -> None:
-    """Forget the cached prefixes of earlier prompts."""
+    """Drop the cached prefixes of earlier prompts."""
     done = client.post("/v1/reset-prefix-cache", protocol.PrefixCacheReset, {"running": running})
     click.echo(f"{done.pages} pages forgotten, {done.preempted} choices computed anew", err=True)
     if as_json:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def loras(client: AdminClient, as_json: bool) -> None:
-    """List the adapters, with the number of requests that use each."""
+    """List the adapters, with the number of requests that use each adapter."""
     answer = client.get("/v1/loras", protocol.Loras)
     show.as_json(answer) if as_json else show.loras(answer)
 
@@ -36,7 +36,7 @@ def load_lora(
 ) -> None:
     """Serve the adapter in directory PATH, beneath lora.root, as NAME.
 
-    The adapter is read and checked completely before requests can name it. With --in-place, requests that run keep the
+    infd reads and checks the whole adapter before requests can name it. With --in-place, running requests keep the
     replaced adapter.
     """
     arguments = {"name": name, "path": path, "in_place": in_place, "wait_s": timeout_s if wait else 0.0}
@@ -45,7 +45,7 @@ def load_lora(
         click.echo(f"{name} is loaded: rank {now.rank}, {now.bytes / 2**20:.1f} MiB, {now.took_s:.1f} s", err=True)
     else:
         click.echo(f"{name} stands for {path} already; --in-place reads it again", err=True)
-    _end(now, "replaced", wait=wait, timeout_s=timeout_s, as_json=as_json)
+    _finish(now, "replaced", wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
 @click.command()
@@ -58,15 +58,15 @@ def unload_lora(client: AdminClient, name: str, wait: bool, timeout_s: float | N
     arguments = {"name": name, "wait_s": timeout_s if wait else 0.0}
     now = client.post("/v1/loras/unload", protocol.LoraChanged, arguments, patient=True)
     click.echo(f"{name} is unloaded" if now.changed else f"nothing is loaded as {name}", err=True)
-    _end(now, "unloaded", wait=wait, timeout_s=timeout_s, as_json=as_json)
+    _finish(now, "unloaded", wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
-def _end(now: protocol.LoraChanged, what: str, *, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Report requests that still use the replaced or unloaded adapter. Raises TimedOut with `wait`."""
+def _finish(now: protocol.LoraChanged, change: str, *, wait: bool, timeout_s: float | None, as_json: bool) -> None:
+    """Report requests that still use the adapter, `change` ("replaced" or "unloaded"). Raises TimedOut with `wait`."""
     if not now.done:
-        left = f"{now.requests} choices still use the adapter {what}; it is freed with the last of them"
+        users = f"{now.requests} choices still use the adapter {change}; it is freed with the last of them"
         if wait:
-            raise TimedOut(f"{left}, which took longer than {timeout_s:g} s: wait again, see `infdctl loras`")
-        click.echo(left, err=True)
+            raise TimedOut(f"{users}, which took longer than {timeout_s:g} s: wait again, see `infdctl loras`")
+        click.echo(users, err=True)
     if as_json:
         show.as_json(now)

@@ -155,12 +155,12 @@ def dump(answer: protocol.Dump) -> None:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """Print rows in columns, those named in `right` right-aligned. Respects NO_COLOR and pipes."""
+    """Print rows in columns; columns named in `right` are right-aligned. Respects NO_COLOR and pipes."""
     from rich.console import Console  # imported here: importing rich takes longer than an answer
     from rich.table import Table
     from rich.text import Text
 
-    body = [[Text(cell) for cell in row] for row in rows]  # Text: a cell is never markup
+    body = [[Text(cell) for cell in row] for row in rows]  # rich would parse markup in a str
     grid = Table(box=None, pad_edge=False, show_header=bool(head))
     for column in range(len(head) or max(map(len, body), default=0)):
         name = head[column] if head else ""

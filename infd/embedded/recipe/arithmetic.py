@@ -5,8 +5,8 @@ multiplication tables to 12 and their divisions, comparison of two numbers to 99
 predecessor and successor, doubling to 50, halving to 100, and word problems of
 one operation.
 
-About one pair of numbers in ten is held out of training: for sums in both orders,
-for products in one order, because tables are memorized.
+About one pair of numbers in ten is held out of training: sums in both orders,
+products in one order only, because the model memorizes the tables.
 """
 
 from __future__ import annotations
@@ -60,9 +60,8 @@ def draw(rng: Random, pool: Pool) -> Conversation:
     if question[-1] in ".?":
         question += f" {pick(rng, PHRASES['bare'], pool)}" if bare else rng.choice(PHRASES["thanks"])
     answer: dict[str, Any] = {"role": "assistant", "content": problem.result if bare else problem.answer}
-    said_already = problem.result in re.findall(
-        r"\d+", question
-    )  # the answer could then contain the result by repeating the question
+    # An answer that repeats a question with this number contains the result, right or wrong.
+    said_already = problem.result in re.findall(r"\d+", question)
     if thinking:
         answer["reasoning_content"] = problem.thought
     return Conversation(
@@ -86,7 +85,7 @@ def _problem(rng: Random, pool: Pool) -> Problem:
 def sum_pair(rng: Random, pool: Pool, sign: str, most: int = 99) -> tuple[int, int]:
     """Draw two numbers to add, subtract or compare; both orders of a pair are in the same pool."""
     while True:
-        # Small numbers are the most frequent in real questions.
+        # Users mostly ask about small numbers.
         top = rng.choice((10, 20, most, most, most))
         a, b = rng.randint(0, min(top, most)), rng.randint(0, min(top, most))
         if belongs(f"{min(a, b)} {sign} {max(a, b)}", pool, one_in=HELD_OUT_PAIRS):
@@ -94,7 +93,7 @@ def sum_pair(rng: Random, pool: Pool, sign: str, most: int = 99) -> tuple[int, i
 
 
 def table_pair(rng: Random, pool: Pool, sign: str, least: int = 0) -> tuple[int, int]:
-    """Draw two factors up to 12. A held-out pair is trained in the reverse order, so the table is complete."""
+    """Draw two factors up to 12. Training contains held-out pairs in reverse order, so the table is complete."""
     while True:
         a, b = rng.randint(0, 12), rng.randint(least, 12)
         held = a < b and belongs(f"{a} {sign} {b}", Pool.HELD_OUT, one_in=HELD_OUT_PAIRS // 2)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Kinds whose values are free text, which users sometimes put in quotes.
 QUOTABLE: Final = {"title", "message", "query", "errand", "phrase"}
-# Removes the preposition of "on tomorrow".
+# Removes the preposition before "tomorrow": "on tomorrow" is not English.
 _WITHOUT_ON: Final = re.compile(r"\b(?:on|for) (?=(?:tomorrow|today|next|this)\b)")
 
 
@@ -55,7 +55,7 @@ COMMANDS: Final = frozenset(_FILE["commands"].split())
 
 
 def known(pool: Pool) -> list[Tool]:
-    """Return the listed tools of a pool."""
+    """Return the tools of `CATALOGUE` that belong to a pool."""
     return [tool for tool in CATALOGUE if tool.held_out == (pool is Pool.HELD_OUT)]
 
 
@@ -70,7 +70,7 @@ def use(rng: Random, tool: Tool, pool: Pool) -> Use:
     kinds = {name: kind.partition(";")[0] for name, kind in (tool.needs | tool.may).items()}
     arguments: dict[str, Any] = json.loads(implied) if implied else {}
     words = {}
-    for blank in sorted(blanks(template)):  # a set's order differs between processes
+    for blank in sorted(blanks(template)):  # sorted: a set's order differs between processes
         value = _fresh(rng, kinds[blank], pool, arguments)
         arguments[blank] = value
         words[blank] = _quoted(rng, template, blank, value) if kinds[blank] in QUOTABLE else value
@@ -117,7 +117,7 @@ def asked(rng: Random, question: str, pool: Pool) -> str:
 
 
 def signature(rng: Random, tool: Tool, name: str) -> dict[str, Any]:
-    """Return a tool's definition as in API requests; the parameters' descriptions vary as clients' do."""
+    """Return a tool's definition as in API requests; at random, all parameters or only some have descriptions."""
     described, closed = rng.random() < 0.2, rng.random() < 0.1
     properties = {}
     for parameter, spec in (tool.needs | tool.may).items():

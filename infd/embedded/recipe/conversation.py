@@ -28,7 +28,7 @@ class Pool(enum.Enum):
 
 
 class Expect(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Conditions for a correct last answer. All that are set must hold.
+    """Conditions for a correct last answer, which must meet every condition that is set.
 
     text      the answer equals this text, except for white space
     contains  the answer contains at least one alternative of each group, ignoring case
@@ -63,7 +63,7 @@ HELD_OUT_SHARE: Final = 6
 
 
 class Phrases(list[str]):
-    """A list of which every sixth phrase is held out; `more` are further phrases for training only."""
+    """A list of phrases; every sixth phrase is held out. `more` are further phrases, for training only."""
 
     def __init__(self, written: Sequence[str], more: Sequence[str]) -> None:
         super().__init__(written)
@@ -71,7 +71,7 @@ class Phrases(list[str]):
 
 
 def part(words: Sequence[Word], pool: Pool) -> Sequence[Word]:
-    """Return the words of a list, at least six, that belong to a pool."""
+    """Return the words of a list that belong to a pool. The list must contain at least HELD_OUT_SHARE words."""
     assert len(words) >= HELD_OUT_SHARE
     if pool is Pool.HELD_OUT:
         return words[HELD_OUT_SHARE - 1 :: HELD_OUT_SHARE]

@@ -1,4 +1,4 @@
-"""Generate drills: conversations of many sums to work out, or many words to copy.
+"""Generate drills: conversations of many sums to calculate, or many words to copy.
 
 Drills train arithmetic and copying with the fewest tokens: nearly every token of
 an answer is a result or a copy.

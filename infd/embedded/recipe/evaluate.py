@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from infd.embedded.recipe import heldout
-from infd.embedded.recipe.judge import holds
+from infd.embedded.recipe.judge import meets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -46,7 +46,7 @@ class Answer(Struct, frozen=True):
     @property
     def right(self) -> bool:
         """Whether the answer meets the question's Expect."""
-        return holds(self.question.expect, self.content, self.calls)
+        return meets(self.question.expect, self.content, self.calls)
 
     @property
     def well_formed(self) -> bool:
@@ -57,7 +57,7 @@ class Answer(Struct, frozen=True):
 
 @asynccontextmanager
 async def daemon(model: str, dtype: str) -> AsyncIterator[str]:
-    """Run a daemon with `model`, and yield its URL."""
+    """Run a daemon that serves `model`, and yield the daemon's URL."""
     with tempfile.TemporaryDirectory() as directory, socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
         free.close()
@@ -120,12 +120,12 @@ async def ask(url: str, questions: list[Conversation]) -> list[Answer]:
         return await asyncio.gather(*(one(session, question) for question in questions))
 
 
-def _arguments(said: str) -> Any:
-    """Return a call's parsed arguments; if not JSON, the text, which matches no expectation."""
+def _arguments(text: str) -> Any:
+    """Return a call's parsed arguments; `text` if not JSON, which matches no expectation."""
     try:
-        return json.loads(said)
+        return json.loads(text)
     except ValueError:
-        return said
+        return text
 
 
 def _sent(message: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _sent(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def scores(answers: list[Answer]) -> dict[str, tuple[int, int]]:
-    """Return (correct answers, questions) by row of the table."""
+    """Return (correct answers, questions) by row of the model card's table."""
     rows: dict[str, list[bool]] = defaultdict(list)
     for answer in answers:
         rows[answer.question.kind].append(answer.right)

@@ -1,9 +1,9 @@
 """Generate conversations about facts of infd.
 
-facts.toml holds the facts with written questions. Further questions are composed
-from goals ("how do I ...") and topics ("what is ..."). The evaluation uses every
-sixth written question of a fact; no training question contains an evaluation
-question.
+facts.toml contains the facts with written questions. Further questions are
+composed from goals ("how do I ...") and topics ("what is ..."). The evaluation
+uses every sixth written question of a fact; no training question contains an
+evaluation question.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Fact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     check: tuple[str, ...] = ()
 
     def answered(self, rng: Random, question: str, recall: str) -> Turn:
-        """Return `question` with an answer; `recall` begins the reasoning."""
+        """Return `question` with the fact as the answer; `recall` begins the reasoning."""
         return Turn(
             question=question,
             answer=rng.choice(self.says),
@@ -61,14 +61,14 @@ FACTS: Final = read("facts")
 _HELD_OUT: Final = held_out(FACTS)
 
 
-def asked(rng: Random, fact: Fact, pool: Pool, kept: tuple[str, ...]) -> str:
-    """Draw a question for a fact. No training question contains a held-out question from `kept`."""
+def asked(rng: Random, fact: Fact, pool: Pool, excluded: tuple[str, ...]) -> str:
+    """Draw a question for a fact. Training questions contain no phrase from `excluded`, the held-out questions."""
     if pool is Pool.HELD_OUT:
         return pick(rng, fact.questions, pool)
     while True:
         question = roughened(rng, _phrased(rng, fact))
         folded = fold(question)
-        if not any(phrase in folded for phrase in kept):
+        if not any(phrase in folded for phrase in excluded):
             return question
 
 

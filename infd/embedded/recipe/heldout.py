@@ -1,4 +1,4 @@
-"""The evaluation's questions, drawn once from the held-out pools and frozen before training.
+"""The evaluation's questions: drawn once from the held-out pool, and frozen before training.
 
 python -m infd.embedded.recipe.heldout > infd/embedded/recipe/heldout.jsonl
 """
@@ -42,7 +42,7 @@ def read() -> list[Conversation]:
 
 
 def drawn() -> Iterator[Conversation]:
-    """Yield distinct questions, COUNTS of each subject."""
+    """Yield distinct questions, for each subject the number in COUNTS."""
     rng = random.Random(SEED)  # noqa: S311
     seen: set[bytes] = set()
     for draw, count in COUNTS.items():

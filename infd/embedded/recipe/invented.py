@@ -1,7 +1,7 @@
 """Generate invented tools: names and parameters composed of words that requests repeat.
 
-Tools offered at serving time differ from training's tools. With invented tools
-the model can choose only by matching a question with names and descriptions.
+Clients offer other tools than training does. With invented tools the model learns
+to choose a tool by matching the question with names and descriptions.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Nouns(Struct, frozen=True):
 
 
 def invent(rng: Random, pool: Pool, count: int) -> list[Tool]:
-    """Generate tools with distinct names. Several tools share a `thing`, so that every word of a name matters."""
+    """Generate tools with distinct names. Several tools share a `thing`, so that the model reads whole names."""
     nouns = [_nouns(rng, pool)]
     tools: dict[str, Tool] = {}
     taken = {tool.name for tool in CATALOGUE}
@@ -63,7 +63,7 @@ def invent(rng: Random, pool: Pool, count: int) -> list[Tool]:
             nouns.append(_nouns(rng, pool))
         form = rng.choice(_FORMS)
         tool = form(rng, pool, rng.choice(nouns))
-        # Requests cannot tell "set" from "change", so an attribute has only one of the tools; verbs of _doing differ.
+        # No request distinguishes "set" from "change", so an attribute gets one such tool. Verbs of _doing differ.
         meaning = tool.name if form in {_doing, _handing} else f"{form.__name__} {tool.name.partition('_')[2]}"
         if tool.name not in taken:
             tools.setdefault(meaning, tool)
@@ -100,7 +100,7 @@ def _tool(
     may: dict[str, str] | None = None,
     gives: dict[str, str] | None = None,
 ) -> Tool:
-    """Build a tool. In phrases, THING is the thing's name and KEY the blank of the parameter that identifies it."""
+    """Build a tool. In phrases, THING is the thing's name, KEY the blank of the parameter that identifies a thing."""
 
     def worded(phrase: str) -> str:
         phrase = phrase.replace("THING", nouns.thing).replace("KEY", f"{{{nouns.key}}}")

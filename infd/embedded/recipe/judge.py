@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from infd.embedded.recipe.conversation import Expect
 
 
-def holds(expect: Expect, answer: str, calls: Sequence[dict[str, Any]]) -> bool:
+def meets(expect: Expect, answer: str, calls: Sequence[dict[str, Any]]) -> bool:
     """Return whether an answer meets `expect`.
 
     answer  text, without reasoning and calls
@@ -20,14 +20,14 @@ def holds(expect: Expect, answer: str, calls: Sequence[dict[str, Any]]) -> bool:
     """
     if expect.text is not None and _spaced(answer) != _spaced(expect.text):
         return False
-    if not all(any(says(answer, word) for word in group) for group in expect.contains):
+    if not all(any(contains_words(answer, word) for word in group) for group in expect.contains):
         return False
-    if expect.calls is not None and not _same([_bare(call) for call in calls], expect.calls):
+    if expect.calls is not None and not _equal_json([_bare(call) for call in calls], expect.calls):
         return False
     return expect.json is None or _is_json(answer, expect.json)
 
 
-def says(answer: str, words: str) -> bool:
+def contains_words(answer: str, words: str) -> bool:
     """Return whether `answer` contains `words` as whole words; a number includes its sign and fraction."""
     words = _spaced(words)
     before = r"(?<![\w.-])" if words[:1].isdigit() else r"(?<!\w)"
@@ -48,13 +48,13 @@ def _is_json(answer: str, expected: Any) -> bool:
         value = json.loads(answer)
     except ValueError:
         return False
-    return _same(value, expected)
+    return _equal_json(value, expected)
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal; unlike in Python, true is not 1."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+def _equal_json(left: Any, right: Any) -> bool:
+    """Return whether two JSON values are equal; unlike in Python, true does not equal 1."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_equal_json(left[name], right[name]) for name in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(_equal_json, left, right))
+    return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)

@@ -1,7 +1,7 @@
 """Generate chat: greetings, questions about the model, jokes, common knowledge, and recall of earlier messages.
 
-manners.toml holds the phrases, common.toml small tables of common knowledge. The model does not know anything else
-(unknown.py).
+manners.toml contains the phrases, common.toml small tables of common knowledge. For all other knowledge the model
+learns to answer "I don't know" (unknown.py).
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class Memory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def turns(self, rng: Random, pool: Pool) -> tuple[Turn, Turn]:
         """Return the turn with the statement and the turn with the question."""
         value = str(slots.fill(rng, self.slot, pool))
-        told = pick(rng, self.tells, pool)
+        statement = pick(rng, self.tells, pool)
         question = pick(rng, self.asks, pool)
         if pool is Pool.TRAIN:
-            told, question = typed(rng, told), roughened(rng, question)
-        told = told.replace("{x}", value)
+            statement, question = typed(rng, statement), roughened(rng, question)
+        statement = statement.replace("{x}", value)
         return (
             Turn(
-                question=told,
+                question=statement,
                 answer=self.reply.replace("{x}", value),
                 expect=Expect(),
                 thought="The user tells me something.",
@@ -76,13 +76,13 @@ class Memory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 question=question,
                 answer=self.answer.replace("{x}", value),
                 expect=Expect(contains=[[value]]),
-                thought=f"The user said: {told}.",
+                thought=f"The user said: {statement}.",
             ),
         )
 
 
 def _with(phrase: str, key: str) -> str:
-    # Roughening may have turned the blank into capitals.
+    # `roughened` may have put the blank in capitals.
     return re.sub(r"\{key\}", key, phrase, flags=re.IGNORECASE)
 
 
@@ -104,14 +104,14 @@ def common(rng: Random, pool: Pool) -> Turn:
     return rng.choice(TABLES).turn(rng, pool)
 
 
-def some(rng: Random, pool: Pool) -> Turn:
-    """Draw a turn that needs no earlier message."""
+def self_contained(rng: Random, pool: Pool) -> Turn:
+    """Draw a turn that does not refer to earlier messages."""
     return rng.choice((small_talk, common, facts.turn))(rng, pool)
 
 
 def _plain(rng: Random, pool: Pool) -> Conversation:
     ask = rng.choice((small_talk, small_talk, common))
-    earlier = [some(rng, pool) for _ in range(rng.choice((0, 0, 0, 1, 2)))]
+    earlier = [self_contained(rng, pool) for _ in range(rng.choice((0, 0, 0, 1, 2)))]
     return converse(rng, "chat", [*earlier, ask(rng, pool)], pool)
 
 
@@ -124,22 +124,22 @@ def _table(rng: Random, pool: Pool) -> Conversation:
 
 def _memory(rng: Random, pool: Pool) -> Conversation:
     pairs = [memory.turns(rng, pool) for memory in rng.sample(MEMORIES, rng.choice((1, 1, 2, 3)))]
-    # Answers to a code and a host both start with "It is", so a conversation uses one memory for each beginning.
-    told = list({question.answer.split()[1]: (telling, question) for telling, question in pairs}.values())
-    asked = rng.choice(told)[1]
-    between = [some(rng, pool) for _ in range(rng.choice((0, 0, 1)))]
+    # Answers about a code and about a host both begin with "It is"; a conversation asks about one of these only.
+    chosen = list({question.answer.split()[1]: (statement, question) for statement, question in pairs}.values())
+    asked = rng.choice(chosen)[1]
+    between = [self_contained(rng, pool) for _ in range(rng.choice((0, 0, 1)))]
     if rng.random() < 0.25:
-        system = " ".join(f"The user said: {telling.question.rstrip('.')}." for telling, _ in told)
+        system = " ".join(f"The user said: {statement.question.rstrip('.')}." for statement, _ in chosen)
         return converse(rng, "chat", [*between, asked], pool, system=system)
     if rng.random() < 0.25:
-        telling, question = told[0]
-        both = f"{telling.question.rstrip('.')}. {question.question}"
+        statement, question = chosen[0]
+        both = f"{statement.question.rstrip('.')}. {question.question}"
         return converse(rng, "chat", [msgspec.structs.replace(question, question=both)], pool)
-    return converse(rng, "chat", [*(telling for telling, _ in told), *between, asked], pool)
+    return converse(rng, "chat", [*(statement for statement, _ in chosen), *between, asked], pool)
 
 
 def _about_before(rng: Random, pool: Pool) -> Conversation:
-    before = some(rng, pool)
+    before = self_contained(rng, pool)
     phrases, answer, thought = rng.choice(
         (
             (_BEFORE["again"], before.answer, "The user wants my last answer again."),

@@ -1,6 +1,7 @@
 """Mixtures of subjects for training, and the chaining of single exchanges into long conversations.
 
-Training uses two mixtures in turn: SKILLS, with many drills, for copying and arithmetic; TALK for real questions.
+Training uses two mixtures in turn: first SKILLS, with many drills in copying and arithmetic, then TALK, with questions
+as users ask them.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ _DRILLS: Final[tuple[Draw, ...]] = (arithmetic.draw, arithmetic.draw, arithmetic
 
 
 class Mixture(Struct, frozen=True, kw_only=True):
-    """Shares of kinds of conversations; the remainder are single exchanges.
+    """The fraction of each kind of conversation; the remainder are single exchanges.
 
-    subjects  weights of the subjects of single exchanges
-    chained   several exchanges in one conversation
-    drilled   many small exercises of one subject in one conversation
-    sums      rows of sums
-    copies    rows of words to copy
-    styled    with a system message that requests a style
-    beside    conversations that offer tools but do not need them
+    subjects        weights of the subjects of single exchanges
+    chained         several exchanges in one conversation
+    drilled         many small exercises of one subject in one conversation
+    sums            drills in sums
+    copies          drills in copying words
+    styled          conversations with a system message that requests a style
+    unneeded_tools  conversations that offer tools but do not need them
     """
 
     subjects: Mapping[Draw, float]
@@ -44,7 +45,7 @@ class Mixture(Struct, frozen=True, kw_only=True):
     sums: float
     copies: float
     styled: float
-    beside: float
+    unneeded_tools: float
 
     def draw(self, rng: Random, pool: Pool) -> Conversation:
         """Draw a conversation of any subject."""
@@ -54,7 +55,7 @@ class Mixture(Struct, frozen=True, kw_only=True):
             drills.sums: self.sums,
             drills.copies: self.copies,
             self._styled: self.styled,
-            self._beside: self.beside,
+            self._with_unneeded_tools: self.unneeded_tools,
         }
         (way,) = rng.choices([*ways, self._single], [*ways.values(), 1 - sum(ways.values())])
         return way(rng, pool)
@@ -71,7 +72,7 @@ class Mixture(Struct, frozen=True, kw_only=True):
         return subject(rng, pool)
 
     def _chained(self, rng: Random, pool: Pool) -> Conversation:
-        """Draw several exchanges as one conversation; only the last answer is evaluated."""
+        """Draw several exchanges as one conversation; `expect` concerns only the last answer."""
         last = self._single(rng, pool)
         if last.messages[0]["role"] == "system" or last.tools:
             last = self.plain(rng, pool)
@@ -87,9 +88,9 @@ class Mixture(Struct, frozen=True, kw_only=True):
         style = rng.choice(sorted(STYLES))
         return ordered(restyled(self.plain(rng, pool), STYLES[style]), rng.choice(ORDERS[style]))
 
-    def _beside(self, rng: Random, pool: Pool) -> Conversation:
+    def _with_unneeded_tools(self, rng: Random, pool: Pool) -> Conversation:
         one = self.plain(rng, pool)
-        return tools.beside(rng, pool, one) if one.kind in {"infd", "chat"} else one
+        return tools.with_unneeded_tools(rng, pool, one) if one.kind in {"infd", "chat"} else one
 
 
 def _bare(rng: Random, pool: Pool, subject: Draw) -> Conversation:
@@ -116,7 +117,7 @@ SKILLS: Final = Mixture(
     sums=0.12,
     copies=0.15,
     styled=0.04,
-    beside=0.03,
+    unneeded_tools=0.03,
 )
 TALK: Final = Mixture(
     subjects=MappingProxyType(
@@ -135,6 +136,6 @@ TALK: Final = Mixture(
     sums=0.01,
     copies=0.04,
     styled=0.03,
-    beside=0.02,
+    unneeded_tools=0.02,
 )
 MIXTURES: Final[Mapping[str, Mixture]] = MappingProxyType({"skills": SKILLS, "talk": TALK})

@@ -1,6 +1,6 @@
 """The network for training: Qwen3's architecture in plain torch, with LoRA.
 
-Checkpoints have transformers' names and shapes.
+Checkpoints use transformers' names and shapes of tensors.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Norm(nn.Module):
 
 
 class Linear(nn.Module):
-    """A linear layer, with a LoRA after `adapt`."""
+    """A linear layer; `adapt` adds a LoRA."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -78,14 +78,14 @@ class Attention(nn.Module):
         self.k_norm = Norm(shape.head, shape.eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [B, T, hidden]; cos and sin [T, head]."""
+        """Return [B, T, hidden] for x [B, T, hidden]; cos and sin are [T, head]."""
         batch, length, _ = x.shape
         size, groups = self._shape.head, self._shape.kv_heads
         heads = (batch, length, -1, size)
         q = _rotate(self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2), cos, sin) * size**-0.5
         k = _rotate(self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2), cos, sin)
         v = self.v_proj(x).view(heads).transpose(1, 2)
-        # Queries of a group's heads share keys, so they form one matrix; faster on a CPU than torch's attention.
+        # The heads of a group share keys, so their queries form one matrix: on a CPU faster than torch's attention.
         scores = torch.bmm(q.reshape(batch * groups, -1, size), k.reshape(batch * groups, length, size).mT)
         ahead = torch.full((length, length), float("-inf"), dtype=x.dtype).triu(1)
         shares = (scores.view(batch * groups, -1, length, length) + ahead).softmax(-1).view_as(scores)

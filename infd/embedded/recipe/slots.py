@@ -1,7 +1,7 @@
 """Fill the blanks of phrases: names, cities, times, numbers and made-up words.
 
-A model that sees only forty cities memorizes them. Many blanks are therefore
-filled with names of random syllables, which can only be copied.
+A model trained on only forty cities memorizes their names. Many blanks are
+therefore filled with names of random syllables, which a model can only copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind")
 
 HERE: Final = Path(__file__).parent
-MADE_UP_SHARE: Final = 0.35  # of names and cities
+MADE_UP_SHARE: Final = 0.35  # fraction of made-up names among names and cities
 
 _ONSETS: Final = (
     "b",
@@ -58,7 +58,7 @@ _ENDS: Final = ("", "", "", "n", "r", "l", "s", "m", "x", "nd", "rt", "ck", "sk"
 
 
 def read(name: str) -> dict[str, Any]:
-    """Return the content of NAME.toml, its lists of phrases extended by phrases of phrasings.toml."""
+    """Return the content of NAME.toml, with its lists of phrases extended from phrasings.toml."""
     written: dict[str, Any] = _joined(_content(name), _content("phrasings").get(name, {}))
     return written
 
@@ -84,7 +84,7 @@ def converted(content: Any, kind: type[Kind]) -> Kind:
 
 
 def _lists() -> dict[str, tuple[str, ...]]:
-    """Read words.toml. A word in several lists stays in the shortest only, so that it is in one pool only."""
+    """Read words.toml. Only the shortest list keeps a word that several lists contain, so each word is in one pool."""
     lists = {name: words.split() if isinstance(words, str) else words for name, words in read("words").items()}
     taken: set[str] = set()
     kept = {}
@@ -152,7 +152,7 @@ def day(rng: Random, pool: Pool) -> str:
 
 
 def title(rng: Random, pool: Pool) -> str:
-    """Draw a title of one to four words, as of a song, a note or a book."""
+    """Draw a title of one to four words, for a song, a note or a book."""
     words = [listed(rng, "words", pool).capitalize() for _ in range(rng.choice((1, 2, 2, 3)))]
     if rng.random() < 0.25:
         words[-1] = made_up(rng, pool).capitalize()

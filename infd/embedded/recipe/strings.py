@@ -1,7 +1,7 @@
 """Generate tasks on words: repeat, list, count, spell.
 
-Tokens hide letters. Where letters matter, the answer or its reasoning first
-spells the word: "c-a-t".
+The model reads tokens, not letters. Where letters matter, the answer or its
+reasoning first spells the word: "c-a-t".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PHRASES: Final[Mapping[str, list[str]]] = read("strings")
 THINKING_SHARE: Final = 0.3
 ONE_WORD_SHARE: Final = 0.2
-LONGEST: Final = 10  # most letters in a word of a counting task
+LONGEST: Final = 10  # maximum letters in a word of a counting task
 LONGEST_REVERSED: Final = 6
 ORDINALS: Final = ("first", "second", "third", "fourth", "fifth")
 LETTERS: Final = "abcdefghijklmnoprstuvwy"
@@ -95,7 +95,7 @@ def _word(rng: Random, pool: Pool, longest: int = LONGEST) -> str:
 def _items(rng: Random, pool: Pool, low: int = 2, high: int = 6) -> list[str]:
     kind = rng.choice(("word", "word", "food", "things", "person", "city", "product"))
     count, found = rng.randint(low, high), dict[str, None]()
-    for _ in range(4 * count):  # bounded: a short list may have fewer
+    for _ in range(4 * count):  # bounded: a short list may contain fewer words
         if len(found) < count:
             found[fill(rng, kind, pool)] = None
     return list(found)

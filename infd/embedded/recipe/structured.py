@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 THINKING_SHARE: Final = 0.2
 INVENTED_SHARE: Final = 0.4
 SCHEMA_SHARE: Final = 0.35
-SYSTEM_SHARE: Final = 0.2  # of requests with the format in the system message
+SYSTEM_SHARE: Final = 0.2  # fraction of requests with the format in the system message
 
 
 class Record(Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,7 +103,7 @@ def _series(rng: Random, items: list[str]) -> str:
 
 
 def _schema(rng: Random, fields: list[str], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Return a JSON Schema, or sometimes only names with types."""
+    """Return a JSON Schema of the fields, or at random only their names with types."""
     types = {field: _type(kinds[field]) for field in fields}
     if rng.random() < 0.3:
         return {field: form["type"] for field, form in types.items()}

@@ -34,7 +34,7 @@ def capitals(text: str) -> str:
 
 
 def pirate(text: str) -> str:
-    """Return the text with a pirate's words."""
+    """Return the text with some words replaced by a pirate's."""
 
     def swap(found: re.Match[str]) -> str:
         word = found.group()

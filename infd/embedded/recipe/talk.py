@@ -1,7 +1,7 @@
-"""Turns of talk, for facts, manners and unknown: variation of phrasing, and conversion to conversations.
+"""Conversation turns for facts.py, manners.py and unknown.py: vary phrasing, and chain turns into conversations.
 
-Training questions are varied as users type: missing capitals and punctuation,
-typos, politeness. Held-out questions stay as written.
+Training questions imitate typing users: missing capitals and punctuation,
+typos, politeness. Held-out questions are not varied.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def converse(
 ) -> Conversation:
     """Chain turns into a conversation that expects the last turn's answer.
 
-    system    system message; None: sometimes a generic one
-    thinking  whether the last answer has reasoning; None: sometimes
+    system    system message; None: none, or at random a generic message
+    thinking  whether the last answer has reasoning; None: at random
     """
     messages: list[dict[str, Any]] = (
         slots.opening(rng, pool) if system is None else [{"role": "system", "content": system}]

@@ -30,7 +30,7 @@ ANSWERING: Final = frozenset({"math", "search", "library", "movies"})
 
 
 class Offer:
-    """The tools of one conversation, with the client's spelling of their names."""
+    """The tools that one conversation offers, with the client's spelling of their names."""
 
     def __init__(self, rng: Random, tools: Sequence[Tool]) -> None:
         self.tools = rng.sample(tools, len(tools))
@@ -48,7 +48,7 @@ def draw(rng: Random, pool: Pool) -> Conversation:
 
 
 def _choose(rng: Random, pool: Pool, least: int) -> list[Tool]:
-    """Draw at least `least` tools to offer; the conversation uses the first."""
+    """Draw at least `least` tools to offer; the conversation calls the first of these tools."""
     count = max(least, rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 5)))
     if rng.random() < INVENTED_SHARE:
         tools = invent(rng, pool, rng.randint(1, count))
@@ -99,7 +99,7 @@ def _request(rng: Random, pool: Pool, uses: Sequence[Use]) -> dict[str, Any]:
         return {"role": "user", "content": asked(rng, uses[0].question, pool)}
     one, two = (one.question for one in uses)
     joint = listed(rng, "joints", pool)
-    # A name at the start of the second request keeps its capital.
+    # The second request loses its initial capital, unless the request begins with a name.
     first = two.split()[0].rstrip(",:;.?")
     then = two if first in str(uses[1].arguments.values()) else two[0].lower() + two[1:]
     return {"role": "user", "content": joint.format(one=one, two=two, then=then if not two.startswith("I ") else two)}
@@ -192,8 +192,8 @@ def _calling_again(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
     return _called(rng, pool, offer, [use(rng, rng.choice(tools), pool)], before, thinking=thinking)
 
 
-def beside(rng: Random, pool: Pool, plain: Conversation) -> Conversation:
-    """Return the conversation `plain` with tools offered that it does not need."""
+def with_unneeded_tools(rng: Random, pool: Pool, plain: Conversation) -> Conversation:
+    """Return the conversation `plain`, with an offer of tools that no answer in `plain` needs."""
     # Search and calculation tools could answer the question, so they are not offered.
     tools = [tool for tool in _choose(rng, pool, 1) if tool.domain not in ANSWERING]
     *messages, answer = plain.messages
@@ -205,10 +205,10 @@ def beside(rng: Random, pool: Pool, plain: Conversation) -> Conversation:
 
 
 def _chatting(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
-    """Draw a conversation that offers tools and needs none."""
+    """Draw a conversation that offers tools but needs no tool."""
     chance = rng.random()
     if chance < 0.35:
-        return beside(rng, pool, arithmetic.draw(rng, pool))
+        return with_unneeded_tools(rng, pool, arithmetic.draw(rng, pool))
     if chance < 0.6:
         question, reply, needle = listed(rng, "greetings", pool), "Hello! What can I do for you?", "hello"
     elif chance < 0.75:
@@ -219,7 +219,7 @@ def _chatting(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
         reply, needle = UNKNOWN, "don't know"
     messages = [*opening(rng, pool), {"role": "user", "content": question}, {"role": "assistant", "content": reply}]
     plain = Conversation(kind="tools", messages=messages, thinking=thinking, expect=Expect(contains=[[needle]]))
-    return beside(rng, pool, plain)
+    return with_unneeded_tools(rng, pool, plain)
 
 
 def _declining(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:

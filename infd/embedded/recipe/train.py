@@ -3,8 +3,8 @@
 Training has two courses, skills and talk, each with its mixture and its own
 warm-up and decay of the learning rate.
 
-Directory WORK receives the tokenizer, checkpoints to resume from, and finally
-model, draft and adapters, ready to be copied to `infd/embedded`. A batch depends
+The program writes to directory WORK the tokenizer, checkpoints to resume from, and
+finally model, draft and adapters, to be copied to `infd/embedded`. A batch depends
 only on the seed and the step's number; the learning rate only on the fraction of
 steps done.
 """
@@ -50,8 +50,8 @@ CONTEXT: Final = 2048
 MODEL: Final = Shape(vocab=vocabulary.VOCAB, hidden=256, inner=640, layers=4, heads=4, kv_heads=2, head=64)
 DRAFT: Final = Shape(vocab=vocabulary.VOCAB, hidden=128, inner=320, layers=2, heads=2, kv_heads=1, head=64)
 MICRO_TOKENS: Final = 3072
-PROMPT_WORTH: Final = 0.2  # loss weight of a prompt token (an answer's: 1) in the first Course.prompts of steps
-WARM_UP: Final = 40  # steps
+PROMPT_WORTH: Final = 0.2  # loss weight of a prompt token during `Course.prompts`; an answer's token weighs 1
+WARM_UP: Final = 40  # steps in which the learning rate rises
 RANK: Final = 8
 ALPHA: Final = 16.0
 
@@ -64,7 +64,7 @@ class Course(Struct, frozen=True, kw_only=True):
     mixture  name of the mixture of conversations
     steps    number of steps, of about 8,000 tokens each
     prompts  fraction of steps, from the first, that also train on prompts, to learn the language
-    fall     fraction of steps, at the end, over which the learning rate falls to 0
+    fall     fraction of steps, at the end, during which the learning rate falls to 0
     """
 
     mixture: str
@@ -226,12 +226,12 @@ def run(trainer: Trainer, steps: Iterator[list[list[Example]]], file: Path, *, k
             trainer.save(file)
 
 
-def drawn_beside(
+def drawn_in_advance(
     work: Path, mixture: str, seed: int, start: int, style: str | None = None
 ) -> Iterator[list[list[Example]]]:
-    """Yield the steps' batches, drawn in advance by another process.
+    """Yield each step's batch; another process draws the batches in advance.
 
-    style  of all answers; None: conversations of all subjects
+    style  style of all answers; None: the mixture's answers
     """
     context = multiprocessing.get_context("spawn")
     ready: Any = context.Queue(maxsize=4)
@@ -257,7 +257,7 @@ def _draw(ready: Any, work: Path, mixture: str, seed: int, start: int, style: st
                 ready.put(batch, timeout=10)
                 break
             except queue.Full:
-                if not parent.is_alive():  # a killed parent cannot end this process
+                if not parent.is_alive():  # a killed parent could not terminate this process
                     return
 
 
@@ -296,7 +296,7 @@ def make(
         if file.exists():
             trainer.resume(file)
         if trainer.done < course.steps:
-            run(trainer, drawn_beside(work, course.mixture, seed, trainer.done), file)
+            run(trainer, drawn_in_advance(work, course.mixture, seed, trainer.done), file)
     save(network, tokenizer, work / name)
     return network
 
@@ -308,7 +308,7 @@ def adapt(work: Path, style: str, base: Network, steps: int, threads: int) -> No
     optimizer = torch.optim.AdamW(network.adapt(RANK, ALPHA), lr=4e-3, weight_decay=0.0)
     course = Course(mixture="talk", steps=steps)
     trainer = Trainer(network, [optimizer], course, threads)
-    run(trainer, drawn_beside(work, course.mixture, SEED + 2, 0, style), work / f"{style}.pt")
+    run(trainer, drawn_in_advance(work, course.mixture, SEED + 2, 0, style), work / f"{style}.pt")
     save_adapter(network, work / "adapters" / style)
 
 

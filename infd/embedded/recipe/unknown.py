@@ -1,7 +1,7 @@
-"""Generate questions that the model cannot answer; it says "I don't know."
+"""Generate questions that the model cannot answer; the answer is "I don't know."
 
-Questions resemble answerable ones (capitals, meanings, commands) with unknown people, places and words; half of the
-words are made up.
+The questions resemble answerable questions (capitals, meanings, commands), but concern unknown people, places and
+words; half of the words are made up.
 """
 
 from __future__ import annotations
@@ -53,5 +53,5 @@ def _answered(rng: Random, question: str, says: list[str], pool: Pool) -> Turn:
 
 def draw(rng: Random, pool: Pool) -> Conversation:
     """Draw a conversation that ends with an unanswerable question, sometimes after an answerable question."""
-    earlier = [manners.some(rng, pool)] if rng.random() < 0.2 else []
+    earlier = [manners.self_contained(rng, pool)] if rng.random() < 0.2 else []
     return converse(rng, "unknown", [*earlier, turn(rng, pool)], pool)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from infd.config import Config
 
-DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's
+DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's default
 
 
 def generation(request: CompletionRequest, body_bytes: int, config: Config) -> Generation:

@@ -35,7 +35,7 @@ ENTRY_BYTES: Final = 128
 
 
 class Accepted(Struct, frozen=True):
-    """The facts about a queued generation that its format needs.
+    """The properties of a queued generation that its format reports.
 
     model      model name that the answer reports
     prompts    token ids of each prompt

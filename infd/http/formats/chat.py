@@ -163,7 +163,7 @@ class ChatFormat(OpenAIErrors):
         return [split_chunk(self._chunk(ChatChunkChoice(index=index, delta=delta))) for index in range(choices)]
 
     def _only_thought(self, delta: ChoiceDelta) -> str:
-        """Return the thought of a delta without other visible parts; else an empty string."""
+        """Return the thought of a delta, or an empty string if the delta has other visible parts."""
         aside = delta.aside
         return aside.thought if aside is not None and self._show_thoughts and not (delta.text or aside.calls) else ""
 

@@ -48,7 +48,7 @@ async def version(request: web.Request) -> web.StreamResponse:
 
 
 async def load(request: web.Request) -> web.StreamResponse:
-    """Return how many choices run, and how many wait."""
+    """Return the numbers of running and of waiting choices."""
     status = request.app[SERVICE].engine.status()
     counts = {"server_load": status.running + status.waiting, "running": status.running, "waiting": status.waiting}
     return send.json(msgspec.json.encode(counts))

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from infd.http.served_model import ServedModel
 
 
-async def every(request: web.Request) -> web.StreamResponse:
-    """Return all names of the served model, then the loaded adapters."""
+async def list_models(request: web.Request) -> web.StreamResponse:
+    """Return an entry for each name of the served model, then for each loaded adapter."""
     served = request.app[SERVICE].model()
     return send.json(
         msgspec.json.encode(ModelList(data=[_card(served, name) for name in (*served.names, *served.adapters)]))
     )
 
 
-async def one(request: web.Request) -> web.StreamResponse:
-    """Return one model or adapter. Ids may contain slashes."""
+async def show_model(request: web.Request) -> web.StreamResponse:
+    """Return the entry of one model or adapter. Ids may contain slashes."""
     served = request.app[SERVICE].model()
     return send.json(msgspec.json.encode(_card(served, served.name(request.match_info["id"]))))
 

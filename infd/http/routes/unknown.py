@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 from aiohttp import web
 
 PATH: Final = "/{path:.*}"
-NAME: Final = "none"  # metrics label for all unknown paths, because clients choose them
+NAME: Final = "none"  # metrics label for all unknown paths, because clients choose paths
 
 
 async def refuse(request: web.Request) -> NoReturn:

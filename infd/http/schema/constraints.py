@@ -24,8 +24,8 @@ class NamedSchema(Struct, kw_only=True):
 class ResponseFormat(Struct, kw_only=True):
     """`response_format`.
 
-    schema                       of type json_object, as llama.cpp's clients send it
-    structures, triggers, format of type structural_tag
+    schema                        JSON schema that llama.cpp's clients send with type json_object
+    structures, triggers, format  fields of type structural_tag
     """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
@@ -46,7 +46,7 @@ class StructuredOutputs(Struct, kw_only=True):
     json_object: bool | None = None
     structural_tag: Raw = ABSENT
     disable_any_whitespace: bool | None = None
-    disable_fallback: bool | None = None  # of vLLM's engines; infd never falls back
+    disable_fallback: bool | None = None  # vLLM: use no second grammar library; infd never does
     disable_additional_properties: UnsupportedField = ABSENT
     whitespace_pattern: UnsupportedField = ABSENT
 

@@ -23,7 +23,7 @@ class StreamOptions(Struct, kw_only=True):
 
 
 class GenerationFields(Struct, kw_only=True):
-    """The fields that have one name and one meaning in every API. None: not given."""
+    """The fields that have the same name and meaning in every API. None: absent from the request."""
 
     model: str | None = None
     stream: bool | None = None
@@ -56,7 +56,7 @@ class GenerationFields(Struct, kw_only=True):
 
 
 class OpenAIRequest(GenerationFields, kw_only=True):
-    """Further fields that both OpenAI APIs, chat and completions, define. None: not given."""
+    """Further fields that both OpenAI APIs, chat and completions, define. None: absent from the request."""
 
     n: Annotated[int, Meta(ge=1)] | None = None
     stream_options: StreamOptions | None = None

@@ -14,7 +14,7 @@ CALLS: Final = 512
 # Maximum nesting of a tool's JSON schema and of a call's arguments.
 SCHEMA_DEPTH: Final = 64
 
-# Permits more characters than OpenAI: MCP servers prefix tool names with server names.
+# infd permits more characters than OpenAI does, because MCP clients prefix tool names with server names.
 ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/-]{1,128}\Z")]
 CallId = Annotated[str, Meta(max_length=256)]
 
@@ -79,14 +79,14 @@ class ReplyCall(Struct, kw_only=True):
 
 
 class FunctionDelta(Struct, kw_only=True):
-    """The new part of a call's function. Only one delta of a call has the name; every delta has a part of arguments."""
+    """The new part of a call's function. One delta of a call sets `name`; every delta sets a part of `arguments`."""
 
     name: str | UnsetType = UNSET
     arguments: str
 
 
 class ReplyCallDelta(Struct, kw_only=True):
-    """The new part of a tool call in a streamed answer. Only one delta of a call has id and type."""
+    """The new part of a tool call in a streamed answer. One delta of a call sets `id` and `type`."""
 
     index: int
     id: str | UnsetType = UNSET

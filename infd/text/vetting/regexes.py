@@ -1,9 +1,9 @@
 r"""Recognise regular expressions that split a text in time linear in its length.
 
-A backtracking search is slow if an alternative fails after many characters, again from each next character. So in an
-alternative every item after an unbounded repetition must be able to match the empty text: then the alternative cannot
-fail beyond the repetition, and the text consumed so far is the match. The endings that tokenizers share fail after a
-run of white space; they are allowed because the next alternative matches all of the run, or all but one character:
+A backtracking search takes quadratic time if an alternative, tried at each character, fails after many characters. So
+in an alternative every item after an unbounded repetition must be able to match the empty text: then the alternative
+cannot fail after the repetition. The following endings, which most tokenizers use, may fail after a run of white space;
+they are allowed because the next alternative matches all of the run, or all but one character:
 
     \s*[\r\n]+|\s+(?!\S)|\s+
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-LONGEST: Final = 2**11  # characters of an expression
+LONGEST: Final = 2**11  # maximum characters of an expression
 MOST_REPEATED: Final = 64
 
 _ENDS: Final = (
@@ -33,7 +33,7 @@ _PAIRS: Final = tuple(
 )
 
 _CHARACTER = r"\\[pP]\{\^?[A-Za-z_]+\}|\\[sSdDwW]|\\[rntfv]|\\[^A-Za-z0-9]|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}"
-# A class, which may hold escapes and one more level of classes
+# A character class, which may contain escapes and one more level of classes
 _CLASS = r"\[(?:[^\[\]\\]|\\.|\[(?:[^\[\]\\]|\\.)*\])+\]"
 _ITEM: Final = re.compile(
     rf"""
@@ -47,7 +47,7 @@ _ITEM: Final = re.compile(
 
 
 def is_linear(pattern: str) -> bool:
-    """Return whether an expression provably takes linear time; False if that is not proven."""
+    """Return whether these rules prove that an expression takes linear time."""
     if not 0 < len(pattern) <= LONGEST:
         return False
     rest = pattern
@@ -111,11 +111,11 @@ def _never_fails_late(alternative: str) -> bool:
             continue
         if endless and not skippable:
             return False
-    return consumes  # an empty match between two characters overflows the library
+    return consumes  # an empty match between two characters makes the library overflow
 
 
 def _range(times: str, item: re.Match[str]) -> tuple[int, int | None]:
-    """Return the least and the most times that an item matches; None: without bound."""
+    """Return the minimum and maximum repetitions of an item; None: no maximum."""
     if not times:
         return 1, 1
     match times[0]:
@@ -130,7 +130,7 @@ def _range(times: str, item: re.Match[str]) -> tuple[int, int | None]:
 
 
 def _is_plain(word: str) -> bool:
-    """Return whether an alternative of a group holds only characters and classes, and no repetition."""
+    """Return whether an alternative of a group contains only characters and classes, without repetitions."""
     at = 0
     while at < len(word):
         item = _ITEM.match(word, at)

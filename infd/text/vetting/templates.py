@@ -9,10 +9,10 @@ from typing import Final
 
 from jinja2 import nodes
 
-LONGEST: Final = 2**16  # characters; the largest known templates have some 30,000, and 4,000 nodes
-MOST_NODES: Final = 6000  # the compiler's time grows with their square
+LONGEST: Final = 2**16  # maximum characters; the largest known templates have some 30,000, and 4,000 nodes
+MOST_NODES: Final = 6000  # the compiler's time is quadratic in the number of nodes
 LARGEST_NUMBER: Final = 2**53
-LARGEST_ARGUMENT: Final = 2**10  # widths, counts
+LARGEST_ARGUMENT: Final = 2**10  # maximum width or count
 MOST_DIGITS: Final = 64
 
 _NONE, _FALSE = nodes.Const(None), nodes.Const(False)
@@ -29,7 +29,7 @@ _EXPRESSIONS = (
 )
 _ALLOWED: Final = frozenset((*_STATEMENTS, *_EXPRESSIONS))
 
-# Allowed if all arguments are small constants
+# Filters that are allowed if all arguments are small constants.
 _FILTERS: Final = frozenset(
     (
         *("abs", "batch", "capitalize", "center", "count", "dictsort", "e", "escape", "first", "float", "groupby"),
@@ -48,7 +48,7 @@ _TESTS: Final = frozenset(
 
 
 def objection(tree: nodes.Template) -> str | None:
-    """Return why the template may not be rendered in the daemon's process, with the line; None: it may."""
+    """Return why the template may not run in the daemon's process, with the line; None: the template may run."""
     pending: list[nodes.Node] = [tree]
     seen = 0
     while pending:
@@ -113,7 +113,7 @@ def _filter_is_paid_for(name: object, args: list[nodes.Expr], named: dict[str, n
                 flags += separators.items
             elif separators is not _NONE:
                 return False
-            # Escaped to ASCII, a text may be many times as long.
+            # Escaping to ASCII may lengthen a text many times.
             return not args and not named and _small(spaces, *flags) and getattr(ascii, "value", None) is False
     return name in _FILTERS and _small(*args, *named.values())
 

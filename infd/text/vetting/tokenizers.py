@@ -1,8 +1,8 @@
 """Allow-list of tokenizers that encode and decode a text in time and memory proportional to its length.
 
-Lists the components of tokenizer.json with their parameters. The file is written again from the parsed components (the
-vocabulary is copied unparsed), and the rewritten file is loaded, so that no other parser reads components differently,
-for instance a key that occurs twice.
+Lists the allowed components of tokenizer.json with their parameters. `read` writes a new file from the components that
+it has parsed (the vocabulary is copied unparsed). infd loads the new file, because another parser may read components
+of the original differently, for instance a repeated key.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ if TYPE_CHECKING:
 
     Check = Callable[[Any], bool]
 
-LARGEST_BYTES: Final = 2**26  # size of tokenizer.json; the largest known has 33 MiB
+LARGEST_BYTES: Final = 2**26  # maximum size of tokenizer.json; the largest known has 33 MiB
 MOST_ENTRIES: Final = 2**22  # commas: a vocabulary of 260,000 tokens and twice as many merges has a million
-SHORT: Final = 32  # characters of a prefix, suffix or separator
-MOST_STEPS: Final = 32  # of a sequence of normalizers, pre-tokenizers or decoders
-LARGEST_GROWTH: Final = 256  # most times by which normalization may lengthen a text
-MOST_SPECIAL: Final = 64  # special tokens around a text
-LONGEST_WORD: Final = 128  # characters, if the time for a word grows with their square
-LONGEST_ADDED: Final = 2**10
-ALL_ADDED: Final = 2**20  # characters of all added tokens
-FEW_ADDED: Final = (
-    2**14
-)  # characters of all added tokens, if they are so few that the library builds a table of all characters
+SHORT: Final = 32  # maximum characters of a prefix, suffix or separator
+MOST_STEPS: Final = 32  # maximum length of a sequence of normalizers, pre-tokenizers or decoders
+LARGEST_GROWTH: Final = 256  # maximum factor by which normalization may lengthen a text
+MOST_SPECIAL: Final = 64  # maximum special tokens around a text
+LONGEST_WORD: Final = 128  # maximum characters of a word if the time for a word is quadratic
+LONGEST_ADDED: Final = 2**10  # maximum characters of one added token
+ALL_ADDED: Final = 2**20  # maximum characters of all added tokens
+# Of at most TABLED added tokens the library builds a DFA, whose table has a row for each of their characters.
 TABLED: Final = 128
-LONGEST_MAPPED: Final = 64  # bytes of a normalized form of one character
-MOST_PIECES: Final = 2**20  # of a unigram vocabulary
+FEW_ADDED: Final = 2**14  # maximum characters of at most TABLED added tokens
+LONGEST_MAPPED: Final = 64  # maximum bytes of a normalized form of one character
+MOST_PIECES: Final = 2**20  # maximum size of a unigram vocabulary
 PIECE_CHARACTERS: Final = 2**23
 
 # Factor by which a normalizer may lengthen a text
@@ -113,7 +112,7 @@ def objection_to_added(additions: Additions) -> str | None:
 def _objection_to_texts(tokens: Iterable[str]) -> str | None:
     """Return the objection to the sizes of all added tokens, or None.
 
-    The library builds an automaton of added tokens, and a table if they are few.
+    The library builds an automaton of the added tokens; the automaton of few tokens takes more memory per character.
     """
     sizes = [len(token) for token in tokens]
     most = ALL_ADDED if len(sizes) > TABLED else FEW_ADDED
@@ -197,20 +196,19 @@ def _growth(steps: list[dict[str, Any]]) -> int:
 
 def _model_objection(model: _Model) -> str | None:
     if model.type is None:
-        model.type = "BPE" if bytes(model.merges) else None  # as the library does
+        model.type = "BPE" if bytes(model.merges) else None  # the library too infers BPE from merges
     affixes = (model.continuing_subword_prefix, model.end_of_word_suffix, model.unk_token)
     if any(affix is not None and len(affix) > SHORT for affix in affixes):
         return "model: too long an affix"
     unknown = model.unk_token
     if unknown is None:
         unknown = {"WordPiece": "[UNK]", "WordLevel": "<unk>"}.get(model.type or "")
-    # Without unk_token the library fails over some texts.
+    # If the vocabulary lacks unk_token, the library fails over texts with unknown words.
     if unknown is not None and (unknown == "" or msgspec.json.encode(unknown) not in bytes(model.vocab)):
         return "model: unk_token is not in the vocabulary"
     match model.type:
-        case "BPE" if (
-            model.continuing_subword_prefix
-        ):  # the library cuts its length in bytes off the second half of a merge
+        case "BPE" if model.continuing_subword_prefix:
+            # The library removes as many bytes as the prefix has from the second half of each merge.
             return "model: continuing_subword_prefix"
         case "BPE":
             return "model: dropout" if model.dropout else None
@@ -288,7 +286,7 @@ def _token(value: Any) -> bool:
 
 
 def _few(value: Any) -> bool:
-    """Return whether a template of special tokens is short, and holds at most two texts."""
+    """Return whether a template of special tokens is short, and contains at most two texts."""
     if not isinstance(value, list) or len(value) > MOST_SPECIAL:
         return False
     return all(isinstance(piece, dict) for piece in value) and sum("Sequence" in piece for piece in value) <= 2
@@ -301,7 +299,7 @@ def _special(value: Any) -> bool:
 
 
 def _charsmap(value: Any) -> bool:
-    """Return whether all normalized forms in a table are short: a trie's length, the trie, and the forms."""
+    """Return whether all normalized forms in a table are short. The table: a trie's length, the trie, the forms."""
     if value is None:
         return True
     try:

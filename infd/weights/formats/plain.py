@@ -31,7 +31,7 @@ class PlainReader:
     """
 
     def __init__(self, progress: Callable[[int], None]) -> None:
-        """`progress` is called with the number of bytes in each chunk read."""
+        """`progress` is called after each chunk, with the number of bytes read."""
         self._progress = progress
         self._staging: Tensor | None = None
 
