@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import lzma
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,16 @@ from typing import Any
 TEMPLATES = {
     path.stem: path.read_text(encoding="utf-8") for path in sorted(Path(__file__).with_name("families").iterdir())
 }
+
+
+@cache
+def published() -> dict[str, str]:
+    """Return the chat templates of published checkpoints by name, see TEMPLATES.md."""
+    data = lzma.decompress(Path(__file__).with_name("published_templates.json.xz").read_bytes())
+    templates: dict[str, str] = json.loads(data)
+    return templates
+
+
 CHATML, PARTS = TEMPLATES["qwen3"], TEMPLATES["parts"]
 
 TOOLS: list[dict[str, Any]] = [
