@@ -1,10 +1,10 @@
 """llguidance's C interface, which its Python wheel exports.
 
 The Python interface holds the interpreter's lock while it builds a vocabulary, a second for 150,000 tokens, and calls
-back into Python while it fills masks. ctypes releases the lock in every call and nothing calls back.
+back into Python while it fills masks. ctypes releases the lock in every call, and the C interface makes no calls back.
 
-Signatures and structures are those of llguidance.h. `load` compares the structures' layout with the library's own
-defaults, so another layout is refused instead of misread.
+Signatures and structures are those of llguidance.h. `Library` compares the defaults that the library writes with those
+expected here, so that a library with another layout of the structures is refused instead of misread.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NO_TOKEN = 0xFFFF_FFFF
-_SPARE = 512  # bytes behind a structure that the library may write, in case it has grown
+_SPARE = 512  # bytes after a structure, for fields that another version of the library may write
 
 
 class Unavailable(InfdError):
-    """The library is missing, or its interface is another one. The message says which."""
+    """The library is missing, or its C interface differs from the one declared here. The message says which."""
 
 
 class _Limits(ctypes.Structure):
@@ -104,7 +104,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 class Library:
-    """The loaded library. Raises Unavailable."""
+    """The loaded shared library. The constructor raises Unavailable."""
 
     def __init__(self) -> None:
         found = importlib.util.find_spec("llguidance")  # does not import the package
@@ -131,9 +131,9 @@ class Library:
         return init
 
     def vocabulary(self, tokens: Sequence[bytes], end_ids: Sequence[int]) -> Handle:
-        """Build the library's view of a vocabulary, in a second for 150,000 tokens.
+        """Build llguidance's tokenizer of a vocabulary. Takes a second for 150,000 tokens.
 
-        tokens  by id; those that begin with byte 0xFF are special: text never matches them
+        tokens  by id; a token that begins with byte 0xFF is special: text never matches it
         """
         lengths = np.fromiter(map(len, tokens), dtype=np.uint32, count=len(tokens))
         content = b"".join(tokens)
@@ -144,7 +144,7 @@ class Library:
             tok_eos=end_ids[0] if end_ids else NO_TOKEN,
             token_lens=lengths.ctypes.data,
             token_bytes=ctypes.cast(c_char_p(content), c_void_p),
-            use_approximate_greedy_tokenize_fn=True,  # nothing is forced, so nothing is tokenized
+            use_approximate_greedy_tokenize_fn=True,  # required, but unused without forced tokens
             tok_eos_extra=extra if len(end_ids) > 1 else None,
             tok_eos_extra_count=len(end_ids) if len(end_ids) > 1 else 0,
         )
@@ -155,7 +155,7 @@ class Library:
         return Handle(pointer, self.functions.llg_free_tokenizer)
 
     def matcher(self, vocabulary: Handle, grammar: bytes, limits: dict[str, int]) -> Handle:
-        """Compile a grammar, JSON of a list of grammars. A wrong grammar gives a matcher in error."""
+        """Compile llguidance's JSON text of grammars. For an invalid grammar the matcher has an error."""
         init = self._init(vocabulary.pointer)
         init.log_buffer_level = init.log_stderr_level = 0
         init.limits.verbose_errors = False  # errors would repeat the grammar and the tokens
@@ -166,7 +166,7 @@ class Library:
 
 
 class Handle:
-    """A pointer of the library, freed with this object."""
+    """A pointer that the library allocated. It is freed with this object."""
 
     __slots__ = ("_free", "pointer")
 

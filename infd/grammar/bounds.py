@@ -1,7 +1,7 @@
-"""Count a constraint before it is compiled, because compiling cannot be interrupted.
+"""Check a constraint's size before it is compiled, because compilation cannot be interrupted.
 
-The library bounds the automata of its regular expressions and the items of its parser by fuel. It bounds neither the
-time in which it reads a grammar nor how it treats optional properties, whose number counts squared.
+llguidance's fuel bounds the automata of regular expressions and the items of the parser. It bounds neither the time to
+read a grammar nor the time for optional properties, which grows with the square of their number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NESTING = re.compile(r"\\.|[()\[\]{}]", re.DOTALL)
 
 
 def check_text(text: str, limits: Limits) -> None:
-    """Raise GrammarFailed for a text above `limits.text_bytes`, or with an unpaired surrogate."""
+    """Raise GrammarFailed for a text of more than `limits.text_bytes`, or with an unpaired surrogate."""
     if len(text) > limits.text_bytes:  # before encoding
         _too_large("bytes", len(text), limits.text_bytes)
     try:
@@ -32,9 +32,9 @@ def check_text(text: str, limits: Limits) -> None:
 
 
 def check_nesting(text: str, limits: Limits) -> None:
-    """Raise GrammarFailed where brackets of a regular expression or a grammar nest deeper than `limits.depth`.
+    """Raise GrammarFailed if brackets of a regular expression or a grammar nest deeper than `limits.depth`.
 
-    Brackets in strings and character classes count too, so a text of unpaired ones may be refused.
+    Brackets in strings and character classes count too, so a text with many unpaired brackets may be refused.
     """
     depth = 0
     for match in _NESTING.finditer(text):
@@ -51,13 +51,13 @@ def check_enumerated(number: int, limits: Limits) -> None:
 
 
 def read_json(text: str, limits: Limits) -> Any:
-    """Parse a JSON text. Raises GrammarFailed for another text and for one that nests deeper than `limits.depth`."""
+    """Parse a JSON text. Raises GrammarFailed if the text is not JSON or nests too deep for the parser."""
     check_text(text, limits)
     try:
         return json.loads(text, parse_constant=_not_json)
     except RecursionError as error:
         raise GrammarFailed(f"more than {limits.depth} levels of nesting", code="grammar_too_large") from error
-    except ValueError as error:  # of an integer of thousands of digits too
+    except ValueError as error:  # also raised for an integer of thousands of digits
         raise GrammarFailed(f"not JSON: {error}", code="invalid_grammar") from error
 
 

@@ -1,8 +1,9 @@
 """Write a grammar of rules `name ::= ...` (GBNF of llama.cpp, EBNF of xgrammar) in llguidance's Lark.
 
-llguidance matches terminals greedily, longest first, as a programming language's lexer does: of `("a" | "ab") "b"` it
-never finds "ab". Rules with ::= have no lexer. So a grammar without recursion becomes one terminal, which is a regular
-expression, and in any other each terminal is a single character. Both accept exactly what the rules derive.
+llguidance's lexer matches the longest terminal, as a programming language's lexer does: with `("a" | "ab") "b"` it
+rejects the text "ab". Grammars in GBNF and EBNF have no lexer. So a grammar without recursion becomes one terminal,
+which is a regular expression; in a recursive grammar each terminal is one character. Both forms accept exactly the
+texts that the rules derive.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _NAMED: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "0": "\0
 
 
 class Characters(Struct, frozen=True):
-    """One character, as a regular expression."""
+    """One character of a set. pattern: a regular expression that matches one character."""
 
     pattern: str
 
 
 class Reference(Struct, frozen=True):
-    """Another rule."""
+    """A reference to a rule by its name."""
 
     name: str
 
@@ -57,7 +58,7 @@ class Alternatives(Struct, frozen=True):
 
 
 class Repeated(Struct, frozen=True):
-    """times: `*`, `+`, `?` or `{...}`, as in Lark."""
+    """A repeated item. times: `*`, `+`, `?` or `{least,most}`, as in Lark."""
 
     item: Node
     times: str
@@ -72,7 +73,7 @@ def is_ebnf(grammar: str) -> bool:
 
 
 def to_lark(grammar: str, limits: Limits) -> str:
-    """Return a grammar in llguidance's Lark with the same language. Raises GrammarFailed."""
+    """Return a grammar in llguidance's Lark that accepts the same texts. Raises GrammarFailed."""
     bounds.check_text(grammar, limits)
     rules = _Parser(grammar, limits).rules()
     reached = _reached(rules)
@@ -83,7 +84,7 @@ def to_lark(grammar: str, limits: Limits) -> str:
 
 
 class _Parser:
-    """Reads rules by descent; a rule ends where the next begins, so lines may be broken anywhere."""
+    """A recursive-descent parser. A rule ends where the next rule begins, so line breaks are white space."""
 
     def __init__(self, grammar: str, limits: Limits) -> None:
         self._grammar = grammar
@@ -230,7 +231,7 @@ def _references(node: Node) -> list[str]:
 
 
 def _reached(rules: dict[str, Node]) -> dict[str, list[str]]:
-    """Return the rules that the root needs, with those that each refers to."""
+    """Return the rules that the root needs: name -> names of the rules to which the rule refers."""
     reached: dict[str, list[str]] = {}
     todo = [ROOT]
     while todo:
@@ -244,7 +245,10 @@ def _reached(rules: dict[str, Node]) -> dict[str, list[str]]:
 
 
 def _recursive(rules: dict[str, Node], reached: dict[str, list[str]]) -> bool:
-    """Return whether a rule refers to itself, directly or not: whether removing leaves again and again ends early."""
+    """Return whether a rule refers to itself, directly or through others.
+
+    Removes rules without references, again and again; rules that remain refer to each other.
+    """
     users: dict[str, list[str]] = {name: [] for name in reached}
     left = {}
     for name, used in reached.items():

@@ -1,7 +1,7 @@
-"""Read Lark as far as needed to bound it, and to treat its JSON schemas like others.
+"""Check a client's Lark grammar: its size, the options of its rules, and the JSON schemas in it.
 
-llguidance reads the grammar itself. `%json {...}` in it is a schema, with the same refusals as any; options of a rule
-that would make rollback impossible, or give text that is not UTF-8, are refused by name.
+llguidance parses the grammar. A schema in `%json {...}` is rewritten and refused like the schema of a request. Options
+of a rule that make rollback impossible, or admit text that is not UTF-8, are refused by name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ALLOWED_OPTIONS = {"no_forcing", "ignore_once", "allow_initial_skip"}
 
 
 def checked(grammar: str, limits: Limits, schema: Callable[[Any], Any]) -> str:
-    """Return a Lark grammar with each `%json` schema replaced by `schema(it)`. Raises GrammarFailed."""
+    """Return a Lark grammar in which `schema` has rewritten each `%json` schema. Raises GrammarFailed."""
     bounds.check_text(grammar, limits)
     parts, at, alternatives = [], 0, 0
     while (match := _TOKEN.search(grammar, at)) is not None:
@@ -65,20 +65,21 @@ def checked(grammar: str, limits: Limits, schema: Callable[[Any], Any]) -> str:
 
 
 def without_specials(grammar: str) -> str:
-    """Return a Lark grammar in which every token given by name or number is token 0, which every vocabulary has.
+    """Return a Lark grammar in which token 0 replaces every token given by name or number.
 
-    llguidance refuses a grammar with a token missing from the vocabulary, without compiling its other rules.
+    llguidance refuses a grammar with a token that the vocabulary lacks before it compiles the other rules; every
+    vocabulary has token 0.
     """
     return _TOKEN.sub(lambda match: "<[0]>" if match.lastgroup == "special" else match[0], grammar)
 
 
 def string(text: str) -> str:
-    """Write a text as a string of Lark."""
+    """Return a text as a string literal of Lark."""
     return re.sub(r"[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def regex(pattern: str) -> str:
-    """Write a regular expression as a terminal of Lark."""
+    """Return a regular expression as a terminal of Lark."""
     escaped = re.sub(r"\\(.)|/|\n", _escaped, pattern, flags=re.DOTALL)
     return f"/{escaped}/"
 

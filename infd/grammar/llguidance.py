@@ -1,7 +1,7 @@
 """Compile with llguidance: derivatives of regular expressions for lexemes, an Earley parser above them.
 
-It takes about a millisecond for a schema and tens of microseconds for a mask, and refuses most of what it cannot keep;
-`json_schema` rewrites and refuses the rest. Every call releases the interpreter's lock.
+A schema compiles in about a millisecond, and a mask takes tens of microseconds. llguidance refuses most schemas that
+it cannot keep; `json_schema` rewrites or refuses the others. Every call releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from infd.grammar.protocol import Limits, Matcher, Vocabulary
     from infd.request import Plain, ToolSchema
 
-# Between two tokens of a JSON document. A model that is unsure writes white space for ever where it may; this pattern
-# allows a space, or a line end and the indentation of the next line, and then the document goes on.
+# White space between two tokens of a JSON document. An unsure model repeats white space for ever where that is allowed;
+# this pattern allows one space, or one line end and the indentation of the next line.
 WHITESPACE: Final = r"[ ]|\r?\n[ \t]{0,40}"
 
-# Fuel: about 20 ms to build, 15 ms a mask at the very most; a mask usually takes 0.02 ms. States belong to a matcher
-# and are made as its answer grows: `.*a.{200}` makes 50 a token; 20,000 take 10 MiB.
+# With this fuel a compilation takes at most about 20 ms, a mask at most 15 ms and usually 0.02 ms. A matcher creates
+# lexer states as its answer grows: `.*a.{200}` creates 50 for each token; 20,000 states take 10 MiB.
 _FUEL: Final = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -54,7 +54,7 @@ _FUEL: Final = {
     "max_lexer_states": 20_000,
     "max_grammar_size": 200_000,
 }
-# Words of the library's messages.
+# Words in llguidance's messages, by which `_refusal` classifies errors.
 _LARGE: Final = ("too many", "Too many", "too large", "too big", "limit", "fuel", "max is", "too complex", "recursion")
 _UNSUPPORTED: Final = ("nimplemented", "not supported", "nsupported", "Unknown format", "retriev")
 _SPECIAL: Final = b"\xff"  # marks a token that text never matches
@@ -66,9 +66,9 @@ class LlguidanceCompiler:
     def __init__(self, vocabulary: Vocabulary, trial: Callable[[bytes, dict[str, int]], None] | None = None) -> None:
         """Build the compiler.
 
-        trial  compiles grammars that may take too long elsewhere first, see Trial; None: no protection
+        trial  compiles grammars that may take too long in another process first, see Trial; None: no protection
 
-        Raises Unavailable if the library is missing or another one.
+        Raises Unavailable if the library is missing or has another C interface.
         """
         self.vocabulary = vocabulary
         self._trial = trial
@@ -76,7 +76,7 @@ class LlguidanceCompiler:
         self.version = self._library.version
         self._ends = frozenset(each for each in vocabulary.end_ids if each < vocabulary.columns)
         tokens = _tokens(vocabulary, self._ends)
-        self._marks: dict[str, int | None] = {}  # of syntaxes, not of clients
+        self._marks: dict[str, int | None] = {}  # keys are marks of tool and thought syntaxes, so few
         self._handle = self._library.vocabulary(tokens, sorted(self._ends))
         self._end_row = _row(np.isin(np.arange(len(tokens)), sorted(self._ends)))
         self._spaced = _row(np.fromiter((token.startswith(b" ") for token in tokens), dtype=bool, count=len(tokens)))
@@ -92,8 +92,8 @@ class LlguidanceCompiler:
             self._check_arguments(constraint, limits)
             raise
         if self.vocabulary.drop_space:
-            # The decoder drops one space of " x": so " x" spells x, and where the answer itself may begin with a
-            # space, only " " before all of it spells it.
+            # The decoder drops the space that begins an answer: the tokens of " x" decode to "x". So an answer that
+            # may itself begin with a space needs a space before it, and before any other answer a space is optional.
             space = " " if _any_allowed(first, self._spaced) else " ?"
             begin = {"lark_grammar": f'start: "{space[0]}"{space[1:]} @answer'}
             answer, *parts = written.grammars
@@ -101,7 +101,7 @@ class LlguidanceCompiler:
         return compiled
 
     def _written(self, constraint: Constraint, limits: Limits) -> _Written:
-        """Write a constraint as grammars of the library."""
+        """Return a constraint as grammars of llguidance."""
         match constraint:
             case AfterThought(thought, answer):
                 written = self._written(answer, limits)
@@ -120,7 +120,7 @@ class LlguidanceCompiler:
                 return _Written([grammar], [grammar])
 
     def _check_arguments(self, constraint: Constraint, limits: Limits) -> None:
-        """Raise GrammarFailed with `param` if the library refuses the arguments of one tool."""
+        """Raise GrammarFailed with the `param` of the first tool whose arguments llguidance refuses, if any."""
         if isinstance(constraint, AfterThought):
             constraint = constraint.answer
         if isinstance(constraint, Calls):
@@ -129,7 +129,7 @@ class LlguidanceCompiler:
                     self._compile([{"json_schema": schema}])
 
     def _token_of(self, mark: str) -> int | None:
-        """Return the only token that spells a mark, None if there is none or several do."""
+        """Return the token that spells a mark; None if no token or several tokens do."""
         if mark not in self._marks:
             tokens, spelled = self.vocabulary.tokens, mark.encode()
             found = [each for each, token in enumerate(tokens) if token == spelled and each not in self._ends]
@@ -137,9 +137,10 @@ class LlguidanceCompiler:
         return self._marks[mark]
 
     def _compile(self, grammars: list[dict[str, Any]]) -> tuple[LlguidanceGrammar, NDArray[np.int32]]:
-        """Return the grammar of a list of the library's grammars, and the mask of its first token.
+        """Compile a list of llguidance's grammars; return the grammar and the mask of its first token.
 
-        That mask shows a grammar without any text, and the copies made for choices start with the automata it built.
+        Computing the mask finds a grammar that admits no text, and builds automata, which the matchers of choices
+        share as copies.
         """
         text = _encoded(grammars)
         handle = self._library.matcher(self._handle, text, _FUEL)
@@ -168,22 +169,23 @@ class LlguidanceCompiler:
 
 
 class _Written(Struct):
-    """A constraint as grammars of the library, of which the first refers to the others by name.
+    """A constraint as grammars of llguidance.
 
-    given  the parts that clients wrote, as grammars of their own
+    grammars  the first refers to the others by name
+    given     the grammars that a client wrote, each to be tried alone
     """
 
     grammars: list[dict[str, Any]]
     given: list[dict[str, Any]]
 
     def behind(self, rules: markup.Rules, name: str | None) -> _Written:
-        """Return these grammars behind rules that refer to the first as `name`."""
+        """Return grammars that begin with `rules`, which refer to the first grammar of this object as `name`."""
         named = [{"name": name, **self.grammars[0]}, *self.grammars[1:]] if self.grammars else []
         return _Written([{"lark_grammar": rules.text()}, *named], self.given)
 
 
 class LlguidanceGrammar:
-    """A compiled grammar: a matcher that reads no token, from which each choice's is copied."""
+    """A compiled grammar: a matcher before its first token, which is copied for each choice."""
 
     def __init__(self, first: LlguidanceMatcher, text_bytes: int) -> None:
         self._first = first
@@ -194,9 +196,9 @@ class LlguidanceGrammar:
 
 
 class LlguidanceMatcher:
-    """A matcher of the library, and the end ids behind its text.
+    """A matcher of llguidance, and the number of end ids after its text.
 
-    The library cannot take back an end id, so it never reads one.
+    llguidance cannot roll back an end id, so the end ids are counted here and never reach llguidance.
     """
 
     __slots__ = ("_ended", "_ends", "_functions", "_handle", "_vocabulary")
@@ -267,7 +269,7 @@ class LlguidanceMatcher:
 
     @property
     def ended(self) -> bool:
-        """Whether an end id was read."""
+        """Whether the matcher has read an end id."""
         return self._ended > 0
 
     def error(self) -> str | None:
@@ -277,16 +279,16 @@ class LlguidanceMatcher:
         return (message or b"failed").decode(errors="replace")
 
     def _text(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the tokens before the first end id; none if the text has ended."""
+        """Return the tokens before the first end id; no tokens if the text has ended."""
         if self._ended:
             return ()
         return next((tokens[:at] for at, token in enumerate(tokens) if token in self._ends), tokens)
 
 
 def _tokens(vocabulary: Vocabulary, ends: frozenset[int]) -> list[bytes]:
-    """Return the tokens as the library reads them: with a mark on special ones, and padded to the logits.
+    """Return the tokens for `Library.vocabulary`: special tokens marked, padded to one entry for each logit.
 
-    An end id is special even if the tokenizer says otherwise: it must never stand for text.
+    An end id is special even if the tokenizer says otherwise: an end id must never match text.
     """
     special = vocabulary.special | ends
     tokens = [
@@ -306,7 +308,7 @@ def _encoded(grammars: list[dict[str, Any]]) -> bytes:
 
 
 def _row(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Return a row of a mask."""
+    """Return a row of a mask whose bits are `allowed`."""
     padded = np.zeros(-(-allowed.size // 32) * 32, dtype=bool)
     padded[: allowed.size] = allowed
     return np.packbits(padded, bitorder="little").view(np.int32)
@@ -317,7 +319,7 @@ def _any_allowed(row: NDArray[np.int32], of: NDArray[np.int32]) -> bool:
 
 
 def _grammar(constraint: Plain, limits: Limits) -> dict[str, Any]:
-    """Write a constraint as a grammar of the library."""
+    """Return a constraint as a grammar of llguidance."""
     match constraint:
         case JsonSchema(schema, whitespace, lenient, coerce_one_of):
             parsed = bounds.read_json(schema, limits)
@@ -345,7 +347,7 @@ def _grammar(constraint: Plain, limits: Limits) -> dict[str, Any]:
 
 @contextmanager
 def _named(tool: ToolSchema) -> Iterator[None]:
-    """Name the request field of a tool's schema in errors."""
+    """Set `param` of errors to the request field of a tool's schema."""
     try:
         yield
     except GrammarFailed as error:
@@ -378,9 +380,9 @@ def _arguments(tools: Sequence[ToolSchema], limits: Limits) -> list[dict[str, An
 def _schema(
     schema: Any, limits: Limits, whitespace: bool = True, *, lenient: bool = False, coerce: bool = False
 ) -> dict[str, Any]:
-    """Return a schema that the library keeps exactly, with our options in place of the client's.
+    """Return a schema that llguidance keeps exactly, with infd's `x-guidance` options in place of the client's.
 
-    A client that asks for `lenient` or `coerce_one_of` gets its own schema, as loosely kept as it asked.
+    With `lenient` or `coerce_one_of`, which a client sets, the schema is not rewritten and llguidance relaxes it.
     """
     bounds.check_schema(schema, limits)
     if not (lenient or coerce):
@@ -395,7 +397,7 @@ def _schema(
 
 
 def _refusal(error: str) -> GrammarFailed:
-    """Return the error of a grammar that the library did not compile, classified by the library's words."""
+    """Return the error of a grammar that llguidance did not compile, with a code that depends on the message."""
     if any(word in error for word in _LARGE):
         return GrammarFailed(f"the constraint is too large: {_short(error)}", code="grammar_too_large")
     if any(word in error for word in _UNSUPPORTED):
@@ -406,7 +408,7 @@ def _refusal(error: str) -> GrammarFailed:
 
 
 def _failure(error: str) -> GrammarFailed:
-    """Return the error of a matcher."""
+    """Return the error of a matcher whose answer violates its constraint."""
     return GrammarFailed(f"the answer left its constraint: {_short(error)}")
 
 

@@ -1,8 +1,8 @@
-"""Write thoughts and tool calls as Lark: free text up to a mark, and constrained text after it.
+"""Write thoughts and tool calls as Lark: free text up to a mark, and constrained text after the mark.
 
-A mark that the vocabulary holds as one token is spelled by that token alone, and no other text before it may contain
-the mark: a parser that searches the text for marks then finds them where the grammar has them. Other marks are matched
-by their bytes, across the borders of tokens.
+If one token of the vocabulary spells a mark, the grammar admits only that token, and no free text before the token
+that contains the mark. So a parser that searches the answer for marks finds them only where the grammar has them.
+Other marks are matched by their bytes, across the boundaries of tokens.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class Rules(Struct):
 
 
 def after_thought(thought: Thought, answer: str, token_of: TokenOf) -> Rules:
-    """Write a thought before `answer`, the name of a grammar.
+    """Return the rules of a thought followed by an answer.
 
-    token_of  returns the token that is a mark, None if the vocabulary has no such token
+    answer    name of the answer's grammar
+    token_of  returns the id of the token that spells a mark; None if no token does
     """
     inside, rules = _text_to(thought.closing, "thought", token_of)
     if thought.newlines:
@@ -47,9 +48,9 @@ def after_thought(thought: Thought, answer: str, token_of: TokenOf) -> Rules:
 
 
 def calls(called: Calls, arguments: Sequence[str], otherwise: str | None, token_of: TokenOf) -> Rules:
-    """Write tool calls.
+    """Return the rules of an answer with tool calls.
 
-    arguments  the expression of each tool's arguments
+    arguments  for each tool, the Lark expression of its arguments
     otherwise  name of the grammar of an answer without calls; None: any text
     token_of   as in `after_thought`
     """
@@ -78,7 +79,10 @@ def calls(called: Calls, arguments: Sequence[str], otherwise: str | None, token_
 
 
 def _text_to(mark: str, name: str, token_of: TokenOf) -> tuple[str, list[str]]:
-    """Return the expression of any text up to a mark, and its rules; `name` begins the names of these."""
+    """Return an expression of any text that ends with the first `mark`, and the rules that it uses.
+
+    name  name of the rule, or in capitals of the terminal
+    """
     if token_of(mark) is None:
         return name, [f"{name}[lazy]: /(.|\\n)*{_escaped(mark)}/"]
     terminal = name.upper()
@@ -86,12 +90,12 @@ def _text_to(mark: str, name: str, token_of: TokenOf) -> tuple[str, list[str]]:
 
 
 def _without(mark: str, terminal: str) -> str:
-    """Return the rule of a terminal: any text that does not contain `mark`."""
+    """Return the rule of a terminal that matches any text without `mark`."""
     return f"{terminal}: /(.|\\n)*/ & ~/(.|\\n)*{_escaped(mark)}(.|\\n)*/"
 
 
 def _spelled(text: str, marks: Sequence[str], token_of: TokenOf) -> str:
-    """Write a text in which marks are single tokens, where the vocabulary has them."""
+    """Return a text as a Lark expression, in which a mark is a token if a token of the vocabulary spells it."""
     known = "|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True) if token_of(mark) is not None)
     if not known:
         return lark.string(text) if text else ""
@@ -105,5 +109,5 @@ def _mark(mark: str, token_of: TokenOf) -> str:
 
 
 def _escaped(mark: str) -> str:
-    """Write a mark within a regular expression of Lark."""
+    """Return a mark escaped for a regular expression of Lark."""
     return re.sub(r"[^\w\s]", lambda found: f"\\x{{{ord(found[0]):x}}}", mark).replace("\n", "\\n")

@@ -1,13 +1,13 @@
-"""What keeps answers to a constraint: a compiler makes a grammar of it, a grammar a matcher for each choice.
+"""The interface of structured output: a compiler turns a constraint into a grammar, with a matcher for each choice.
 
-    compiler = ...                           of one vocabulary; made once, in seconds
+    compiler = ...                                    for one vocabulary; building it takes a second
     grammar = compiler.compile(constraint, limits)    milliseconds, on a thread; immutable, shared
-    matcher = grammar.matcher()              microseconds; one for each choice
-    compiler.fill([matcher], rows)           bits of the tokens that may follow
-    matcher.advance([token])                 after sampling
+    matcher = grammar.matcher()                       microseconds; for one choice
+    compiler.fill([matcher], rows)                    sets the bits of the tokens that may follow
+    matcher.advance([token])                          after sampling
 
-A matcher's tokens are those of its choice from the constraint's first token on. An end id is one of them: it is
-accepted where the text is complete, and nothing may follow it. All errors are GrammarFailed.
+A matcher reads the tokens of its choice, from the first constrained token to the end id. It accepts an end id where
+the text is complete, and no token after an end id. All errors are GrammarFailed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Vocabulary(Struct, frozen=True, eq=False):
     """The tokens of a model.
 
     tokens      bytes that each id adds within a text; empty: the id has no token and is never allowed
-    special     ids that no text spells: allowed only where a grammar names them
+    special     ids of tokens that text never matches: allowed only where a grammar names the token
     end_ids     ids that end an answer
     columns     number of logits, at least len(tokens); ids from len(tokens) on are never allowed
     encode      text to ids, without special tokens, on any thread
@@ -58,29 +58,29 @@ class Vocabulary(Struct, frozen=True, eq=False):
 class Limits(Struct, frozen=True, kw_only=True):
     """Limits on a constraint's size, checked before compilation. `trial` stops slow compilations."""
 
-    text_bytes: int = 2**18  # of the constraint's texts together
-    properties: int = 1000  # of all objects of a schema together
-    optional: int = 200  # properties of one object that are not required; of 200 a mask takes up to 20 ms, of 400 80 ms
+    text_bytes: int = 2**18  # all texts of the constraint together
+    properties: int = 1000  # all objects of a schema together
+    optional: int = 200  # optional properties of one object; with 200 a mask takes up to 20 ms, with 400 up to 80 ms
     enumerated: int = 10_000  # values of enums, options of a choice and alternatives of a grammar, together
     depth: int = 64  # nesting
 
 
 class Matcher(Protocol):
-    """Where one choice stands in its grammar. Not for two threads at a time."""
+    """The state of one choice in its grammar. Not thread-safe."""
 
     @property
     def accepting(self) -> bool:
-        """Whether the tokens so far are a whole answer."""
+        """Whether the tokens so far are a complete answer."""
 
     @property
     def stopped(self) -> bool:
         """Whether only an end id may follow, or, after an end id, nothing."""
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Append tokens. Raises GrammarFailed at the first that is not allowed; then the matcher is useless."""
+        """Append tokens. Raises GrammarFailed at the first token that is not allowed; the matcher is then unusable."""
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """Return how many of `tokens` could be appended; append nothing."""
+        """Return how many of the first `tokens` are allowed. The matcher's state does not change."""
 
     def rollback(self, tokens: int) -> None:
         """Remove the last `tokens` tokens, at most those appended."""
@@ -94,7 +94,7 @@ class Grammar(Protocol):
 
     @property
     def size(self) -> int:
-        """Return an estimate of its memory in bytes, for a bounded cache."""
+        """Return an estimate of the grammar's memory in bytes, for a bounded cache."""
 
     def matcher(self) -> Matcher:
         """Return a matcher before its first token. Takes microseconds."""

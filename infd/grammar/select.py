@@ -1,4 +1,4 @@
-"""Choose the library that compiles grammars, with the reason against each other one."""
+"""Choose the library that compiles grammars, and record why the other libraries were rejected."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Selection(Struct, frozen=True):
-    """A compiler, and why no other one.
+    """The chosen compiler.
 
-    name      of the library, with its version
-    rejected  reasons by name of the other libraries
+    name      name and version of the library
+    rejected  name of each other library -> reason against it
     """
 
     compiler: Compiler
@@ -29,9 +29,9 @@ class Selection(Struct, frozen=True):
 def select(engine: str, vocabulary: Vocabulary, trial: Trial) -> Selection:
     """Build the compiler that `engine` names; auto: llguidance. Takes a second for 150,000 tokens.
 
-    trial  compiles what may take too long, before this process does
+    trial  compiles grammars that may take too long in another process first
 
-    Raises ConfigError if it cannot be had.
+    Raises ConfigError if the library is unsupported, missing or of another version.
     """
     if engine == "xgrammar":
         raise ConfigError("grammar.engine: xgrammar is not supported yet; unset it")

@@ -1,8 +1,8 @@
-"""The grammars of the loaded model: compiled once each, kept within a number of bytes.
+"""Compile each constraint once for the loaded model, and cache the grammars within a bound in bytes.
 
-The compiler of the model's vocabulary takes a second to build. It is built on the thread that compiles, once the
-model is served; a constraint that arrives earlier is compiled after it. A constraint that many requests wait for is
-compiled once. A refusal is kept like a grammar, so that a costly one is not repeated.
+Building the compiler of the model's vocabulary takes a second. The thread that compiles grammars builds the compiler
+once the model is served; constraints that arrive earlier wait for it. Concurrent requests with equal constraints
+share one compilation. Refusals are cached like grammars, so that a costly refusal is not computed again.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _REFUSAL_BYTES = 2000
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a constraint is not compiled.
+    """The reason why a constraint is not compiled.
 
-    param  request field at fault; None: that of the constraint
+    param  request field at fault; None: the field that holds the constraint
     """
 
     message: str
@@ -54,7 +54,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class GrammarService:
-    """See Grammars."""
+    """The grammars of the loaded model; Grammars documents the methods."""
 
     def __init__(self, config: GrammarConfig, offload: Offload, trial: Trial, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -79,7 +79,7 @@ class GrammarService:
     def serve(self, vocabulary: Callable[[], Vocabulary | None]) -> None:
         """Start to build the compiler, on the thread for grammars.
 
-        vocabulary  reads it; None: the model's tokens do not spell texts
+        vocabulary  returns the model's vocabulary; None if the model's tokens have no text of their own
         """
         self._selecting = self._offload.grammars(self._select, vocabulary)
         self._selecting.add_done_callback(_report)
@@ -124,7 +124,7 @@ class GrammarService:
         except GrammarFailed as error:
             return Refusal(str(error), error.code, error.param)
         finally:
-            self._metrics.grammar_compile_s += time.monotonic() - began  # only this thread adds to it
+            self._metrics.grammar_compile_s += time.monotonic() - began  # no other thread writes this counter
 
     def _keep(self, constraint: Constraint, done: Future[Grammar | Refusal]) -> None:
         """Put a result into the cache. Called on the event loop."""
@@ -149,7 +149,7 @@ def _unless_refused(result: Grammar | Refusal) -> Grammar:
 
 
 def _report(selecting: Future[Selection]) -> None:
-    """Log why there is no compiler; requests for one get the same error."""
+    """Log the error of a compiler that could not be built; constrained requests get the same error."""
     if selecting.cancelled() or (error := selecting.exception()) is None:
         return
     if isinstance(error, InfdError):

@@ -1,8 +1,8 @@
 """Write a `structural_tag` in llguidance's Lark: free text, in which a trigger opens a constrained block.
 
-Two forms are known: {"structures": [{"begin", "schema", "end"}], "triggers": [...]} and {"format": {...}}, a tree of
-const_string, json_schema, regex, sequence, or, tag and triggered_tags. Other members of the tree are refused by name.
-After a trigger one of the tags that begin with it follows; free text contains no trigger.
+Two forms are supported: {"structures": [{"begin", "schema", "end"}], "triggers": [...]} and {"format": {...}}, a tree
+of const_string, json_schema, regex, sequence, or, tag and triggered_tags. Other types in the tree are refused by name.
+A trigger opens one of the tags that begin with the trigger; free text contains no trigger.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _ANYTHING = "/(?s:.)*/"
 
 
 def to_lark(description: str, limits: Limits, schema: Callable[[Any], Any]) -> str:
-    """Return the grammar of a description, JSON text.
+    """Return the Lark grammar of a structural tag.
 
-    schema  prepares a JSON Schema
+    description  the structural tag as JSON text
+    schema       rewrites a JSON Schema into keywords that llguidance keeps
 
     Raises GrammarFailed.
     """
@@ -44,7 +45,7 @@ def to_lark(description: str, limits: Limits, schema: Callable[[Any], Any]) -> s
 
 
 class _Writer:
-    """Writes rules; a format is an expression of Lark."""
+    """Writes formats as Lark expressions, and collects in `lines` the rules that these use."""
 
     def __init__(self, limits: Limits, schema: Callable[[Any], Any]) -> None:
         self.lines: list[str] = []
@@ -52,7 +53,7 @@ class _Writer:
         self._schema = schema
 
     def format(self, value: Any, at: str) -> str:
-        """Return the expression of a format. at: its place in the description, for errors."""
+        """Return the expression of a format. at: path of the format in the structural tag, for errors."""
         if not isinstance(value, dict):
             _malformed(f"{at} is an object with a type")
         match value.get("type"):
@@ -81,7 +82,7 @@ class _Writer:
                 raise GrammarFailed(message, code="unsupported_grammar")
 
     def triggered(self, value: dict[str, Any], at: str) -> str:
-        """Return free text with tags, each after its trigger."""
+        """Return the expression of free text in which each tag follows its trigger."""
         triggers, tags = value.get("triggers"), _objects(value, "tags")
         if (
             not isinstance(triggers, list)

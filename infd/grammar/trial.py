@@ -1,8 +1,8 @@
 """Compile a grammar in a process that can be killed, before it is compiled in this one.
 
-Compiling cannot be interrupted, and fuel does not bound all of it: the message that refuses `allOf` of n patterns takes
-time exponential in n. So a grammar of a kind with such cases is compiled by a worker first, for one vocabulary of
-bytes; it ends at the time limit, or where memory or stack runs out.
+Compilation cannot be interrupted, and fuel does not bound all of its time: llguidance takes time exponential in n to
+write the message that refuses `allOf` of n patterns. So a worker first compiles each grammar that may be costly, for a
+vocabulary of single bytes. The kernel ends the worker at the time limit, or when memory or stack runs out.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 
 MODULE: Final = "infd.grammar.trial"
 SECONDS: Final = 2.0
-_LINEAR: Final = ("allOf", "pattern", "patternProperties", "multipleOf")  # schemas without these
+# Keywords that may take more than linear time. A schema without them compiles in linear time.
+_COSTLY: Final = ("allOf", "pattern", "patternProperties", "multipleOf")
 
 
 class Compile(Struct, frozen=True, tag="compile"):
-    """Compile the library's JSON of grammars with some fuel; the result is dropped."""
+    """Compile llguidance's JSON text `grammar` within `fuel`, and drop the result."""
 
     grammar: bytes
     fuel: dict[str, int]
 
 
 class Trial:
-    """The daemon's end of the worker. Any thread but the event loop's may call."""
+    """The daemon's end of the worker. Calls block, so the event loop's thread must not make them."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._worker = Worker(MODULE)
@@ -58,7 +59,7 @@ def needed(grammars: list[dict[str, Any]]) -> bool:
     while todo:
         value = todo.pop()
         if isinstance(value, dict):
-            if any(name in value for name in _LINEAR):
+            if any(name in value for name in _COSTLY):
                 return True
             todo += value.values()
         elif isinstance(value, list):
