@@ -1,7 +1,7 @@
 """Compile with llguidance: derivatives of regular expressions for lexemes, an Earley parser above them.
 
 A schema compiles in about a millisecond, and a mask takes tens of microseconds. llguidance refuses most schemas that
-it cannot keep; `json_schema` rewrites or refuses the others. Every call releases the interpreter's lock.
+it cannot keep; `schema.rewriting` rewrites or refuses the others. Every call releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from infd.errors import GrammarFailed
 from infd.grammar import bounds, ebnf, lark, markup, structural, trial
 from infd.grammar.binding import Handle, Library
-from infd.grammar.json_schema import prepare
+from infd.grammar.schema.rewriting import prepare
 from infd.request import (
     AfterThought,
     Calls,

@@ -14,7 +14,7 @@ REFUSED = 26  # of the 500 real-world schemas
 
 HEAD = """# What of JSON Schema is kept
 
-`json_schema.py` rewrites a schema into what the engine keeps exactly, or refuses it with the path of the keyword. Each
+`schema/` rewrites a schema into keywords that the engine keeps exactly, or refuses it by the path of a keyword. Each
 finished answer then validates, and each document that validates can be the answer, with its members in the schema's
 order and its numbers in their shortest spelling. `python -m tests.grammar.schema_page` writes this page from the tests.
 

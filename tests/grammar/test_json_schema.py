@@ -20,10 +20,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from infd.errors import GrammarFailed
-from infd.grammar.json_schema import prepare
 from infd.grammar.llguidance import LlguidanceCompiler
-from infd.grammar.patterns import other_than
 from infd.grammar.protocol import Limits, Vocabulary
+from infd.grammar.schema.patterns import other_than
+from infd.grammar.schema.rewriting import prepare
 from infd.request import JsonSchema
 from tests.grammar import schema_page, vocabularies
 

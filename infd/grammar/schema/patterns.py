@@ -1,4 +1,4 @@
-"""Regular expressions of JSON Schema as the engine keeps them in strings and keys.
+"""Rewrite regular expressions of JSON Schema into expressions that the engine keeps in strings and keys.
 
 Sources: ECMA-262 for the language, the regex crate's syntax for the engine's.
 """
@@ -10,18 +10,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from infd.errors import shorten
-from infd.grammar.refusals import failed, invalid
+from infd.grammar.schema.refusals import failed, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from infd.grammar.refusals import Path
+    from infd.grammar.schema.refusals import Path
 
 
 def other_than(words: Iterable[str], prefixes: Iterable[str] = ()) -> str:
-    """Return a pattern of all strings but `words` and those that begin with one of `prefixes`.
+    """Return a pattern of all strings except `words` and strings that begin with one of `prefixes`.
 
-    Its length is about that of the words together, with 20 characters for each branch.
+    The pattern is about as long as all words together, and 20 characters longer for each branch of their trie.
     """
     anything = r"[\s\S]*"
     trie: dict[str, Any] = {}
@@ -29,7 +29,7 @@ def other_than(words: Iterable[str], prefixes: Iterable[str] = ()) -> str:
         at = trie
         for c in word:
             at = at.setdefault(c, {})
-        at["all" if whole else "end"] = {}  # no character is three long
+        at["all" if whole else "end"] = {}  # a key of several letters is no character
 
     def rest(at: dict[str, Any]) -> str | None:
         if "all" in at:
@@ -53,10 +53,10 @@ def _in_class(c: str) -> str:
 
 
 def unmatched(patterns: list[str], names: list[str]) -> str | None:
-    """Return a pattern of the keys that no pattern matches; "": there are none; None: it is not known.
+    """Return a pattern of the keys that no pattern matches; "" if there are no such keys; None if it is not known.
 
-    Of patterns it knows one class of characters, anchored or not, and literals anchored at the beginning. It excludes
-    the names too where there are only literals.
+    Understands one class of characters, anchored or not, and literals anchored at the beginning. With literals the
+    result excludes the keys `names` too.
     """
     if any(re.fullmatch(r"\^?\(?(\.\*)?\)?", p) for p in patterns):
         return ""
@@ -79,7 +79,7 @@ def unmatched(patterns: list[str], names: list[str]) -> str | None:
 
 
 def _opposite(of: str) -> str:
-    """Return the class of all characters that a class excludes; U+0000 may be in neither."""
+    """Return the class of the characters that a class excludes. U+0000 may be missing from both classes."""
     if of.startswith(r"[^\x00") and of != r"[^\x00]":
         return "[" + of[6:]
     if of.startswith("[^"):
@@ -88,14 +88,17 @@ def _opposite(of: str) -> str:
 
 
 def kept_pattern(pattern: Any, path: Path) -> str:
-    """Return a pattern that the engine's regular expressions keep.
+    """Return a pattern that the engine keeps, which matches the strings that `pattern` matches.
 
-    In a set of characters that holds every control character, perhaps but the line feed, the engine's strings admit a
-    quote and a backslash too, and alternatives unite their sets. So a set that excludes one of these two never holds
-    U+0000: a negated class gives it up, and unions and intersections of such sets remain such sets.
+    Where a pattern allows every control character, perhaps except the line feed, the engine's strings also admit a
+    quote and a backslash; the engine unites the sets of alternatives. So a set that excludes the quote or the backslash
+    must exclude U+0000: negated classes are rewritten to exclude it, and unions and intersections of such sets exclude
+    it too.
 
-    Brackets and `&&` in a class are characters to JSON Schema but operators to the engine, and are escaped or joined.
-    Raises GrammarFailed for look-around and back-references.
+    Brackets and `&&` in a class are characters in JSON Schema but operators in the engine: brackets are escaped, and
+    repeated operators become one character.
+
+    Raises GrammarFailed at `path` for look-around and back-references.
     """
     if not isinstance(pattern, str):
         raise invalid(path, "a pattern is a string")
@@ -122,10 +125,10 @@ def kept_pattern(pattern: Any, path: Path) -> str:
     return _TOKEN.sub(guarded, pattern)
 
 
-# Categories of characters without control characters and without the quote and the backslash.
+# Unicode categories that contain no control character, quote or backslash.
 _PROPERTY = re.compile(r"\\[pP](?:[LMNSZ]|\{[LMNSZ][a-z]?\})")
 _NUL = re.compile(r"\0|\\(?:x00|u0000|U0{8}|[xuU]\{0*\})")
-# A class that is not closed is consumed to the end, or each of many opening brackets would be read that far.
+# An unclosed class matches to the end of the pattern: otherwise each of many opening brackets is searched that far.
 _TOKEN = re.compile(
     r"(?s)\\[pP](?:\{[^}]*\}?|.)?|\\(?:x00|u0000|U0{8}|[xuU]\{0*\})|\0|\\."
     r"|\[(\^?\]?(?:[^\]\\]|\\.)*)(?:(\])|\\?\Z)"
@@ -133,7 +136,7 @@ _TOKEN = re.compile(
 
 
 def _kept_class(of: str) -> str | None:
-    """Return a class, from between its brackets, as the engine keeps it; None: it does not."""
+    """Return the class with the members `of`, written as the engine keeps it; None if the engine cannot keep it."""
     if "--" in of:
         return None
     of = re.sub(r"(?s)\\.|\[", lambda m: "\\[" if m[0] == "[" else m[0], of)
@@ -150,7 +153,8 @@ def _kept_class(of: str) -> str | None:
     return "[^\\x00" + ("\\" if of.startswith(("^-", "^]")) else "") + of[1:] + "]"
 
 
-_CLASS = r"\[(?!\^)(?:[ -Z^-~]|\\[^a-zA-Z0-9])+\]"  # of ASCII's printable characters
+# Classes of printable ASCII characters, without classes in them.
+_CLASS = r"\[(?!\^)(?:[ -Z^-~]|\\[^a-zA-Z0-9])+\]"
 _LITERAL = r"(?:[^\\^$.|?*+()\[\]{}]|\\[^a-zA-Z0-9])+"
 
 
@@ -164,7 +168,10 @@ def _one_of(characters: Iterable[str]) -> str:
 
 
 def _without_boundary(pattern: str) -> str:
-    r"""Return [a]{m,n}\b[b]*$ at the end of a pattern as alternatives by whether a letter precedes the boundary."""
+    r"""Return a pattern that ends with [a]{m,n}\b[b]*$ as a pattern without \b; return another pattern unchanged.
+
+    The alternatives differ in whether a letter precedes the boundary.
+    """
     found = re.search(rf"({_CLASS})(\+|\{{(\d+)(,?)(\d*)\}}|)\\b(\(?)({_CLASS})\*(\)?)\$\Z", pattern)
     if found is None or bool(found[6]) != bool(found[8]):
         return pattern
@@ -187,7 +194,7 @@ def _without_boundary(pattern: str) -> str:
 
 
 def _without_look_ahead(pattern: str) -> str:
-    """Return ^(?!literal|literal)[class]+$, also with *, as alternatives by the first characters."""
+    """Return ^(?!literal|literal)[class]+$, or the same with *, as alternatives by their first characters."""
     rest, prefixes = without_prefixes(pattern)
     found = re.fullmatch(rf"\^({_CLASS})([+*])\$", rest) if prefixes else None
     if found is None:
@@ -195,7 +202,10 @@ def _without_look_ahead(pattern: str) -> str:
     members = _members(found[1])
 
     def others(after: list[str], *, ended: bool) -> str | None:
-        """Return texts of the class that begin with none of `after`; the empty text only if `ended`."""
+        """Return an expression of texts in the class that begin with no member of `after`; None if there are none.
+
+        ended  whether the expression matches the empty text
+        """
         if "" in after:
             return None
         first = {w[0] for w in after}
@@ -211,7 +221,7 @@ def _without_look_ahead(pattern: str) -> str:
 
 
 def without_prefixes(pattern: Any) -> tuple[Any, list[str]]:
-    """Part ^(?!literal|literal)rest into ^rest and the literals."""
+    """Split ^(?!literal|literal)rest into ^rest and the literals; another pattern has no literals."""
     one = rf"\^?{_LITERAL}"
     found = isinstance(pattern, str) and re.fullmatch(rf"\^\(\?!({one}(?:\|{one})*)\)([\s\S]*)", pattern)
     if not found or "|" in found[2]:

@@ -1,0 +1,162 @@
+"""Adapt converted schemas to llguidance.
+
+llguidance compares the names of properties with the text as written, but admits a key with escapes, as `\\u0061`, where
+no property and no pattern names the key. So an open object becomes an object whose other keys match a pattern:
+llguidance admits no such escape in a key that a pattern names. It keeps minProperties and maxProperties only in objects
+without optional properties, and its dates have 29 February in every year.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING, Any
+
+from infd.errors import shorten
+from infd.grammar.schema.algebra import ALTERNATIVES
+from infd.grammar.schema.patterns import other_than, unmatched
+from infd.grammar.schema.refusals import failed
+from infd.grammar.schema.shapes import KEYWORD_TYPES, OTHERS, Inexpressible, atoms_of_leaf, names_of
+
+if TYPE_CHECKING:
+    from infd.grammar.schema.negation import Negation
+    from infd.grammar.schema.shapes import Schema
+
+# A date from year 1 on, with 29 February in leap years only. llguidance's formats have that day in every year, and a
+# year 0, which many libraries' dates lack.
+_YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_LEAP_DAYS = (
+    f"^({_YEAR}-(0[13-9]|1)|{_YEAR}-02-([01]|2[0-8])"
+    "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)-02-29)"
+)
+
+
+class Hardening:
+    """Adapts schemas whose definitions are all converted."""
+
+    def __init__(self, negation: Negation) -> None:
+        self._negation = negation
+        self._algebra = negation.algebra
+
+    def harden(self, schema: Schema, *, sealed: bool = False) -> Schema:
+        """Return a schema that llguidance keeps exactly.
+
+        sealed  whether another schema of the same conjunction constrains the keys that this schema does not name
+
+        Raises GrammarFailed.
+        """
+        if isinstance(schema, bool) or "$ref" in schema:
+            return schema
+        if "oneOf" in schema:
+            return self.harden(self._negation.exclusive(schema), sealed=sealed)
+        if "anyOf" in schema:
+            return self._algebra.disjunction([self.harden(s, sealed=sealed) for s in schema["anyOf"]])
+        if "allOf" in schema:
+            return self._conjunction(schema["allOf"], sealed=sealed)
+        leaf = dict(schema)
+        if leaf.keys() & {"notIn", "notPrefix"}:
+            pattern = {"pattern": other_than(leaf.pop("notIn", ()), leaf.pop("notPrefix", ()))}
+            if "pattern" not in leaf:
+                return {**leaf, **pattern}
+            return self._algebra.conjunction([self.harden(leaf, sealed=sealed), pattern])
+        if leaf.get("format") in ("date", "date-time") and leaf.get("pattern") != _LEAP_DAYS:
+            leap = {"pattern": _LEAP_DAYS}
+            if "pattern" not in leaf:
+                return {**leaf, **leap}
+            return self._algebra.conjunction([leaf, leap | {"format": leaf["format"]}])
+        for keyword in ("properties", "patternProperties"):
+            if keyword in leaf:
+                leaf[keyword] = {k: self.harden(s) for k, s in leaf[keyword].items()}
+        for keyword in ("items", OTHERS):
+            if keyword in leaf:
+                leaf[keyword] = self.harden(leaf[keyword])
+        if "prefixItems" in leaf:
+            leaf["prefixItems"] = [self.harden(s) for s in leaf["prefixItems"]]
+        if "object" not in atoms_of_leaf(leaf):
+            return leaf
+        return self._counted(_sealed(leaf, sealed=sealed))
+
+    def _conjunction(self, parts: list[Schema], *, sealed: bool) -> Schema:
+        closing = [_constrains_other_keys(self._algebra.resolved(s)) for s in parts]
+        if any(closing):  # the schemas that constrain other keys say alone which keys there are
+            resolved = [s if own else self._algebra.resolved(s) for s, own in zip(parts, closing, strict=True)]
+            parts = [s if r is None else r for s, r in zip(parts, resolved, strict=True)]
+        return self._algebra.conjunction(
+            [self.harden(s, sealed=sealed or (any(closing) and not own)) for s, own in zip(parts, closing, strict=True)]
+        )
+
+    def _counted(self, leaf: dict[str, Any]) -> Schema:
+        """Return the alternatives of required properties that minProperties and maxProperties allow."""
+        least, most = leaf.get("minProperties", 0), leaf.get("maxProperties")
+        required = leaf.get("required", [])
+        optional = [n for n, s in leaf.get("properties", {}).items() if s is not False and n not in required]
+        if least <= len(required):
+            leaf.pop("minProperties", None)
+            least = 0
+        keys = self._algebra.keys(leaf)
+        if keys is not None and most is not None and most >= len(keys):
+            leaf.pop("maxProperties", None)
+            most = None
+        if not least and most is None:
+            return leaf
+        if keys is None and least > len(required) + 1:
+            # llguidance admits a key twice if only a pattern names it, and counts two properties.
+            raise failed((), "minProperties of properties that are not listed is kept only for one more than required")
+        if keys is None and not optional:
+            return leaf
+        bare = {k: v for k, v in leaf.items() if k not in ("minProperties", "maxProperties")}
+        wanted = max(0, least - len(required))
+        limit = len(optional) if most is None else min(len(optional), most - len(required))
+        if limit < 0 or (wanted > len(optional) and keys is not None):
+            return _without_objects(leaf)
+        sizes = [wanted] if most is None else range(wanted, limit + 1)
+        chosen = [c for n in sizes for c in itertools.islice(itertools.combinations(optional, n), ALTERNATIVES + 1)]
+        if len(chosen) > ALTERNATIVES:
+            raise failed((), "minProperties or maxProperties leave too many choices", "grammar_too_large")
+        options = []
+        for names in chosen:
+            properties = dict(bare["properties"])
+            if most is not None:
+                properties |= {n: False for n in optional if n not in names}
+            option = {**bare, "properties": properties}
+            if required or names:
+                option["required"] = [*required, *names]
+            if keys is None and most is not None:
+                option["maxProperties"] = most
+            options.append(option)
+        if keys is None and wanted:
+            options.append({**leaf, "properties": {**bare["properties"], **dict.fromkeys(optional, False)}})
+        return self._algebra.disjunction(options)
+
+
+def _constrains_other_keys(schema: Schema) -> bool:
+    """Return whether a leaf constrains keys that its `properties` do not name."""
+    return isinstance(schema, dict) and (schema.get(OTHERS, True) is not True or "patternProperties" in schema)
+
+
+def _sealed(leaf: dict[str, Any], *, sealed: bool) -> dict[str, Any]:
+    """Return an open object with a pattern of its other keys."""
+    others, patterns = leaf.get(OTHERS, True), leaf.get("patternProperties", {})
+    names = [
+        *leaf.get("properties", ()),
+        *(r for r in leaf.get("required", ()) if r not in leaf.get("properties", {})),
+    ]
+    if others is True and all(s is True for s in patterns.values()):
+        leaf.pop("patternProperties", None)
+        if names and not sealed:
+            leaf |= {"patternProperties": {"": True}, OTHERS: False}
+    elif others is not False and (names or patterns):
+        rest = unmatched(list(patterns), names)
+        if rest is None or (others is not True and rest and any(re.search(rest, n) for n in names)):
+            raise failed((), f"patternProperties {shorten(str(list(patterns)))} beside other properties is not kept")
+        leaf |= {"patternProperties": {**patterns, rest: others} if rest else patterns, OTHERS: False}
+    return leaf
+
+
+def _without_objects(leaf: dict[str, Any]) -> Schema:
+    try:
+        names = names_of(atoms_of_leaf(leaf) - {"object"})
+    except Inexpressible:
+        return False
+    rest = {k: v for k, v in leaf.items() if "object" not in KEYWORD_TYPES.get(k, ())}
+    return {**rest, "type": names} if names else False

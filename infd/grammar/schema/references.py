@@ -1,0 +1,119 @@
+"""The targets of `$ref` in a client's schema, and the definitions made of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from infd.errors import shorten
+from infd.grammar.schema.refusals import failed, invalid, pointer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from infd.grammar.schema.refusals import Path
+    from infd.grammar.schema.shapes import Schema
+
+    Convert = Callable[[Any, Path], Schema]
+
+DRAFTS = {"draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020}
+_NESTED = 12  # definitions converted one within another; further definitions wait
+
+
+class References:
+    """Finds the targets of `$ref` in the client's schema `root`, whose `$schema` names the draft."""
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        named = root.get("$schema", "") if isinstance(root, dict) else ""
+        found = (number for name, number in DRAFTS.items() if isinstance(named, str) and f"/{name}/" in named)
+        self.draft = next(found, 2020)
+        self.id_keyword = "id" if self.draft == 4 else "$id"
+
+    def target(self, reference: Any, path: Path) -> tuple[Any, Path]:
+        """Return the schema that a `$ref` names, and its path. Raises GrammarFailed at `path`."""
+        if not isinstance(reference, str):
+            raise invalid(path, "$ref is a string")
+        base = self.root.get(self.id_keyword) if isinstance(self.root, dict) else None
+        document, _, fragment = reference.partition("#")
+        if document and document != (base.rstrip("#") if isinstance(base, str) else None):
+            raise failed(path, f"{shorten(reference)} is not in this schema, and nothing is fetched")
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            return self._anchor(fragment, path)
+        target: Any = self.root
+        at: Path = ()
+        for part in fragment.split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(target, list) and name.isdecimal() and int(name) < len(target):
+                target = target[int(name)]
+            elif isinstance(target, dict) and name in target:
+                target = target[name]
+            else:
+                raise invalid(path, f"{shorten(reference)} names nothing in this schema")
+            at = (*at, name)
+        return target, at
+
+    def _anchor(self, name: str, path: Path) -> tuple[Any, Path]:
+        keyword, value = ("$anchor", name) if self.draft >= 2019 else (self.id_keyword, "#" + name)
+        found = [(n, p) for n, p in nodes_with(self.root, keyword) if n[keyword] == value]
+        if len(found) != 1:
+            raise failed(path, f"{len(found)} schemas have the name #{shorten(name)}")
+        return found[0]
+
+
+class Definitions:
+    """The targets of `$ref`, converted.
+
+    schemas     name -> converted schema
+    unfinished  names of definitions that are being converted, or wait to be
+    """
+
+    def __init__(self, references: References) -> None:
+        self.references = references
+        self.schemas: dict[str, Schema] = {}
+        self.unfinished: set[str] = set()
+        self._names: dict[str, str] = {}  # pointer into the client's schema -> name
+        self._waiting: list[tuple[str, Any, Path]] = []
+        self._nested = 0
+
+    def name(self, reference: Any, path: Path, convert: Convert) -> str:
+        """Return the name of the definition of a `$ref`, whose target is converted now or by `finish`."""
+        target, at = self.references.target(reference, path)
+        where = pointer(at)
+        if where not in self._names:
+            name = self._names[where] = str(len(self._names))
+            self.unfinished.add(name)
+            if self._nested < _NESTED:
+                self._define(name, target, at, convert)
+            else:
+                self._waiting.append((name, target, at))
+        return self._names[where]
+
+    def finish(self, convert: Convert) -> None:
+        """Convert the targets that wait."""
+        while self._waiting:
+            self._define(*self._waiting.pop(), convert)
+
+    def pointer(self, name: str) -> str:
+        """Return the JSON pointer of a definition in the client's schema."""
+        return next(where for where, each in self._names.items() if each == name)
+
+    def _define(self, name: str, target: Any, at: Path, convert: Convert) -> None:
+        self._nested += 1
+        self.schemas[name] = convert(target, at)
+        self._nested -= 1
+        self.unfinished.discard(name)
+
+
+def nodes_with(node: Any, keyword: str, path: Path = ()) -> Iterator[tuple[dict[str, Any], Path]]:
+    """Yield the objects of a client's schema in which a keyword has a string as its value, with their paths."""
+    if isinstance(node, dict):
+        if isinstance(node.get(keyword), str):
+            yield node, path
+        for k, v in node.items():
+            if k not in ("enum", "const", "default", "examples"):
+                yield from nodes_with(v, keyword, (*path, k))
+    elif isinstance(node, list):
+        for i, v in enumerate(node):
+            yield from nodes_with(v, keyword, (*path, i))
