@@ -181,7 +181,7 @@ def measure(arguments: argparse.Namespace) -> None:
         with torch.inference_mode():
             modules.keep(None)
             ops = select(bench.device, torch.bfloat16, chosen_from(CANDIDATES, flashinfer=arguments.flashinfer))
-            ops.ask(*CANDIDATES)
+            ops.request(*CANDIDATES)
         for row in ops.describe():
             print(row)
         machine = bench.machine

@@ -66,7 +66,7 @@ def kernels(
 
 def alternatives(family: str, ops: Ops, device: torch.device, only: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Return a family's chosen kernel, and the others available."""
-    ops.ask(family)
+    ops.request(family)
     chosen = next(row.chosen for row in ops.selection if row.family == family)
     facts = Facts(device=device, dtype=torch.bfloat16)
     for each in CANDIDATES[family]:

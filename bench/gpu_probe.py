@@ -103,7 +103,7 @@ def versions(probe: Probe) -> Found:
 def kernels_chosen(probe: Probe) -> Found:
     """Check that Triton's kernels are chosen; otherwise the reference would compute silently."""
     ops = select(probe.device, torch.bfloat16)
-    ops.ask(*CANDIDATES)
+    ops.request(*CANDIDATES)
     reasons = {"triton": triton_presence.why_not(probe.device), "flashinfer": flashinfer_presence.cannot_compile()}
     if probe.cuda and reasons["triton"]:
         raise RuntimeError(f"triton: {reasons['triton']}")

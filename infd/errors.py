@@ -194,7 +194,7 @@ class NotReady(RequestError):
 
 
 class AdapterUnavailable(RequestError):
-    """The adapter is loaded, but its files cannot be read again. The message tells operators the remedy."""
+    """The adapter is loaded, but its files cannot be read again. The message names the remedy for operators."""
 
     status, type, code, param = 503, "service_unavailable_error", "adapter_unavailable", "model"
 

@@ -21,7 +21,7 @@ class FinishReason(Enum):
 class SamplingParams(Struct, frozen=True, kw_only=True):
     """How the next token is sampled from the logits. The HTTP schema has validated every value."""
 
-    max_tokens: int  # at least 1, or there is nothing to generate
+    max_tokens: int  # at least 1
     min_tokens: int = 0  # end ids and stop strings are ignored until this many tokens are generated
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: no limit
@@ -65,7 +65,7 @@ class Regex(Struct, frozen=True, tag="regex"):
 
 
 class Choice(Struct, frozen=True, tag="choice"):
-    """The answer is one of the given texts."""
+    """The answer is one of `options`."""
 
     options: tuple[str, ...]
 
@@ -143,7 +143,7 @@ class Calls(Struct, frozen=True, tag="calls"):
     """The answer calls tools, with arguments that their schemas accept.
 
     required   whether the answer must consist of calls; if not, an answer without calls must satisfy `otherwise`
-    parallel   whether the answer may hold several calls
+    parallel   whether the answer may contain several calls
     otherwise  constraint of an answer without calls; None: any text, which may also precede and follow calls
     """
 
@@ -187,7 +187,7 @@ def pick(kind: type[W], wants: Iterable[Want]) -> W | None:
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """One prompt, as token ids, and the work to do on it.
+    """One prompt, as token ids, and the outputs to compute.
 
     wants       at most one of each kind, in any order; empty: every choice finishes at once
     constraint  restricts the text of each choice; None: any text. Not a field of Generate: executors receive only masks

@@ -24,7 +24,7 @@ class Step(Protocol):
     """An issued forward pass."""
 
     def sample(self, mask: Any | None = None) -> Future[StepResult]:
-        """Let the step sample; return a future of its result, resolved on the event loop.
+        """Permit the step to sample; return a future of its result, resolved on the event loop.
 
         Called exactly once per step. If the step fails, the future raises its
         error, and the steps in flight behind it fail with the same error without

@@ -23,7 +23,7 @@ class PrefixRoots:
         self._epoch = 0
 
     def renew(self) -> None:
-        """Start a new epoch: later requests share no page with earlier ones."""
+        """Start a new epoch: later requests share no page with earlier requests."""
         self._epoch += 1
 
     def of(self, request: Request, adapter: Adapter | None) -> bytes:

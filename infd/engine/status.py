@@ -1,4 +1,4 @@
-"""The engine's state and load, as operators and metrics read them."""
+"""The engine's state and load, for operators and metrics."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class LocalExecutor:
         return step
 
     def sample(self, step: LocalStep, mask: Any | None) -> None:
-        """Let a step sample."""
+        """Permit a step to sample."""
         self._device.inbox.put(MaySample(step, mask))
 
     def between(self, work: Callable[[Loaded], R]) -> asyncio.Future[R]:

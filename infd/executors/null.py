@@ -1,6 +1,6 @@
 """An executor that computes nothing: for lifecycle tests, and for measuring infd's own overhead.
 
-A token is a hash of (seed, position). Token ids come from the third quarter of
+A token is a hash of (seed, position). Token ids are from the third quarter of
 the vocabulary, because common vocabularies have special tokens at the ends and
 single bytes in the lower half.
 """

@@ -119,7 +119,7 @@ class RemoteExecutor:
         return step
 
     def sample(self, step: RemoteStep, mask: Any | None) -> None:
-        """Let a step sample. mask: int32 array [rows, ceil(vocab / 32)]."""
+        """Permit a step to sample. mask: int32 array [rows, ceil(vocab / 32)]."""
         if self._connection is not None and step.number in self._steps:
             sent = (None, 0) if mask is None else (mask.tobytes(), len(mask))
             self._connection.send(wire.Sample(step.number, *sent))

@@ -1,6 +1,6 @@
 """The messages between the engine and an executor in another process, and their transport.
 
-Every message is a struct of plain values. The socket keeps frames in order, as
+Every message is a struct of plain values. The socket preserves the order of frames, as
 the device thread's inbox does, so plans, adapters and changes of memory run in
 the order in which they were issued. The stream ends when the other process ends.
 """
@@ -40,7 +40,7 @@ class Forward(Struct, tag=True):
 
 
 class Sample(Struct, tag=True):
-    """Let a step sample. mask: bytes of int32 [rows, ceil(vocab / 32)]; None: all tokens."""
+    """Permit a step to sample. mask: bytes of int32 [rows, ceil(vocab / 32)]; None: all tokens."""
 
     step: int
     mask: bytes | None = None

@@ -109,7 +109,7 @@ class Ops:
     def lora(self) -> Lora:
         return self._ask("lora")
 
-    def ask(self, *families: str) -> None:
+    def request(self, *families: str) -> None:
         """Choose the implementations of `families` now. Raises DeviceMissing."""
         for family in families:
             getattr(self, family)

@@ -96,7 +96,7 @@ class Model(Protocol):
 
     @property
     def targets(self) -> Sequence[Target]:
-        """Every product and table that adapters may change, in order of use; empty if the model takes no adapters."""
+        """Every product and table that adapters may change, in order of use; empty if none is supported."""
 
     @property
     def cache_scales(self) -> Mapping[int, Parameter]:

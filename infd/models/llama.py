@@ -1,4 +1,4 @@
-"""Llama (2, 3, 3.1, 3.2): the plain decoder; the other families are described by their differences from it."""
+"""Llama (2, 3, 3.1, 3.2): the plain decoder; the other families are described by their differences from Llama."""
 
 from __future__ import annotations
 

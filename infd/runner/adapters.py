@@ -1,6 +1,6 @@
 """Load adapters into the device's slots, and select each token's adapter in a step.
 
-A CPU's slot refers to the adapter's tensors in host memory. A GPU's slot holds
+A CPU's slot refers to the adapter's tensors in host memory. A GPU's slot stores
 a copy, issued on the stream of the steps. A step without adapters has no extra cost.
 Captured steps read adapters by slot, from tables that are updated when a slot changes.
 """
@@ -42,7 +42,7 @@ class DeviceSlots:
     def __init__(self, lora: Lora | None, staging: Staging, slots: int = 1) -> None:
         """Start with empty slots.
 
-        lora     None if the model takes no adapters
+        lora     None if the model supports no adapters
         staging  of the device with the slots
         slots    number of slots; ids are 1..slots
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class Stopped(BaseException):
-    """The device thread must end now. A BaseException, so that no error handler catches it."""
+    """Ends the device thread. A BaseException, so that no error handler catches it."""
 
 
 class Pulse:

@@ -1,8 +1,8 @@
 """Copy arrays between host and device without synchronizing them.
 
-A GPU copies asynchronously, from and to pinned memory. A pinned buffer belongs to one step. It is reused after the
-event at the end of its step has occurred and the step's results are read. The host waits for no other event. On a CPU
-nothing is copied.
+A GPU copies asynchronously, from and to pinned memory. A pinned buffer belongs to one step. The buffer is reused after
+the event at the end of its step has occurred and the step's results are read. The host waits for no other event. On a
+CPU nothing is copied.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Staging(Protocol):
         """Whether copies are asynchronous, so that results must be waited for."""
 
     def begin(self) -> None:
-        """Begin a step: later copies belong to it."""
+        """Begin a step, whose buffer later copies use."""
 
     def up(self, array: Array) -> Tensor:
         """Return a copy of a host array on the device."""
@@ -110,7 +110,7 @@ class Staging(Protocol):
         """Copy a host array [n] into a tensor [n] of the device."""
 
     def down(self, values: Tensor) -> Tensor:
-        """Start a copy to the host; it is complete after `wait` for the buffer that `end` returns."""
+        """Start a copy to the host; the copy is complete after `wait` for the buffer that `end` returns."""
 
     def end(self) -> StagingBuffer | None:
         """End a step; return the buffer of its results, for `wait` and `release`; None if nothing is copied."""

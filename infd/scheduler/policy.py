@@ -16,7 +16,7 @@ LEVELS = 100  # levels of priority on each side of 0
 
 
 class Policy:
-    """Places in the queue; the smaller goes first."""
+    """Assigns places in the queue; smaller places are earlier."""
 
     def __init__(self, patience: int) -> None:
         self._patience = patience

@@ -187,7 +187,7 @@ class Scheduler:
     def rollback(self, steps: Iterable[Scheduled]) -> None:
         """Undo all steps in flight, in any order, because a step failed.
 
-        Their sequences go back to their old places in the queue, with the
+        Their sequences return to their old places in the queue, with the
         tokens known so far; pages that these steps were to fill are un-indexed.
         """
         steps = list(steps)

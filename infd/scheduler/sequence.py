@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import Regimes
 
 
-QueuePlace = tuple[int, int]  # a place in the queue: the smaller goes first
+QueuePlace = tuple[int, int]  # a place in the queue: smaller places are earlier
 
 
 class Sequence:
@@ -98,7 +98,7 @@ class Sequence:
         self.row: int | None = None
         self.slot = 0  # the adapter's slot while the sequence runs
         self.tables: list[list[int]] = []  # page ids per group; 0 where dropped behind a window
-        self.covered = 0  # tokens that the tables' pages can hold
+        self.covered = 0  # tokens for which the tables' pages suffice
         self.keys: dict[int, list[bytes]] = {}  # prefix keys of the full pages, by page_tokens
         self.indexed = 0  # leading tokens whose full pages are in the prefix index
         self.prompt_cached: int | None = None  # prompt tokens found in the cache when the sequence first ran

@@ -32,13 +32,13 @@ class TokenBudget(Resource):
         self._steps_since_halving = 0  # steps committed since the last halving
 
     def mixed(self, decoding: int, starting: int) -> int:
-        """Return how many prompt tokens a step may compute beside its decoding sequences; `limit` bounds it further.
+        """Return how many prompt tokens a step may compute besides its decoding tokens; `limit` is a further bound.
 
         decoding  sequences that decode in this step
         starting  requests that wait for their first token, and could be computed
 
         Prompts fill the step up to mixed_tokens (crowded_tokens if more than MANY_STARTING requests are starting), but
-        may always take the average of that size and the decoding tokens: a token costs less in a larger step.
+        may always use the average of that size and the decoding tokens: a token costs less in a larger step.
         """
         if not decoding:
             return self.limit

@@ -449,7 +449,7 @@ def test_memory_is_preallocated_only_for_large_weights_in_host_memory(
         assert expected_mib is None
         return
     ahead.wait()
-    held = ahead.held
+    held = ahead.populated
     ahead.claim(0)
     assert expected_mib is not None
     assert 0 <= held - expected_mib * 2**20 < 2**21

@@ -31,7 +31,7 @@ def fake(lacks, place=f"{__name__}:FakeMatrices"):
 def attention_of(candidates) -> Selected:
     """Return the implementation of attention on a CPU in bfloat16, as a row of the selection table."""
     ops = select(CPU, torch.bfloat16, candidates)
-    ops.ask("attention")
+    ops.request("attention")
     return ops.selection[0]
 
 
@@ -41,17 +41,17 @@ def only_cuda(facts: Facts) -> str | None:
 
 def test_every_family_has_a_reference_that_runs_anywhere():
     ops = select(torch.device("meta"), torch.float32)  # a device that only the reference supports
-    ops.ask(*CANDIDATES)
+    ops.request(*CANDIDATES)
     assert isinstance(ops.attention, PagedAttention)
     assert {row["family"]: row["chosen"] for row in ops.describe()} == dict.fromkeys(CANDIDATES, "reference")
 
 
 def test_a_family_no_model_asks_for_is_neither_chosen_nor_refused():
     ops = select(torch.device("meta"), torch.float32, {**CANDIDATES, "stack": ()})
-    ops.ask("norm", "rope")
+    ops.request("norm", "rope")
     assert [row.family for row in ops.selection] == ["norm", "rope"]
     with pytest.raises(DeviceMissing, match="no stack kernel"):
-        ops.ask("stack")
+        ops.request("stack")
 
 
 def test_a_family_is_chosen_once_and_what_replaces_it_was_not_chosen():
@@ -81,14 +81,14 @@ def test_a_refusal_may_depend_on_the_dtype():
 
 
 def test_a_refused_implementation_is_never_imported():
-    select(CPU, torch.float32, fake(only_cuda, place="antigravity:fly")).ask("linear")
+    select(CPU, torch.float32, fake(only_cuda, place="antigravity:fly")).request("linear")
     assert "antigravity" not in sys.modules
 
 
 def test_where_all_refuse_the_error_gives_every_reason():
     candidates = {**CANDIDATES, "linear": fake(only_cuda)["linear"][:1]}
     with pytest.raises(DeviceMissing, match=r"no linear kernel runs on cpu in torch\.float32: fake: runs on CUDA"):
-        select(CPU, torch.float32, candidates).ask("linear")
+        select(CPU, torch.float32, candidates).request("linear")
 
 
 @pytest.mark.parametrize("how", ["none", *QUANTIZED])
@@ -105,7 +105,7 @@ def test_a_quantized_vocabulary_has_8_bits_by_default(how, vocabulary):
 def forms(how, vocabulary):
     """Return the quantization of the families that hold weights."""
     ops = select(CPU, torch.bfloat16, quantized(how, vocabulary))
-    ops.ask("linear", "vocabulary")
+    ops.request("linear", "vocabulary")
     chosen = {row.family: row.chosen for row in ops.selection}
     return {family: name.partition(" ")[2] or "none" for family, name in chosen.items()}
 
@@ -115,14 +115,14 @@ def test_without_a_quantizing_form_the_reasons_are_listed(monkeypatch):
     with pytest.raises(
         DeviceMissing, match=r"no linear kernel runs on cuda .* native int8: runs on a CPU, not on cuda"
     ):
-        select(torch.device("cuda"), torch.bfloat16, quantized("int8")).ask("linear")
+        select(torch.device("cuda"), torch.bfloat16, quantized("int8")).request("linear")
 
 
 def test_a_cache_of_int8_is_a_choice_of_attention():
     candidates = {**CANDIDATES, **CACHED["int8"]}
     assert attention_of(candidates).chosen.endswith("int8")
     with pytest.raises(DeviceMissing, match=r"no attention kernel .* native int8: runs on a CPU, not on cuda"):
-        select(torch.device("cuda"), torch.bfloat16, candidates).ask("attention")
+        select(torch.device("cuda"), torch.bfloat16, candidates).request("attention")
 
 
 def test_an_fp8_cache_needs_a_gpu_with_fp8_conversion(monkeypatch):
@@ -135,7 +135,7 @@ def test_an_fp8_cache_needs_a_gpu_with_fp8_conversion(monkeypatch):
     with pytest.raises(
         DeviceMissing, match=r"triton fp8: needs .* 8\.9; this GPU has 8\.6; flashinfer fp8: .*; reference fp8"
     ):
-        select(torch.device("cuda"), torch.bfloat16, candidates).ask("attention")
+        select(torch.device("cuda"), torch.bfloat16, candidates).request("attention")
 
 
 def test_insisting_on_a_kernel_takes_those_of_its_name_for_other_caches_too():
@@ -154,7 +154,7 @@ def test_what_is_chosen_may_leave_work_to_another_and_operators_are_told_when_it
     candidates = fake(only_cuda)
     candidates["linear"] = (candidates["linear"][0], *fake(lambda _: None, f"{__name__}:Leaving")["linear"])
     ops = select(CPU, torch.float32, candidates)
-    ops.ask("linear")
+    ops.request("linear")
     told = next(row["refused"] for row in ops.describe() if row["family"] == "linear")
     assert told == {"fake": "runs on CUDA, not on cpu"}
     ops.linear.refused["leaving"] = "leaves rows of 3"
@@ -222,7 +222,7 @@ def test_heads_that_a_gpu_cannot_hold_are_refused_by_name_and_go_to_another_kern
 def test_attention_is_chosen_for_the_heads_of_the_model():
     asked = []
     candidates = {**CANDIDATES, "attention": [replace(CANDIDATES["attention"][-1], lacks=asked.append)]}
-    select(CPU, torch.float32, candidates, head=96).ask("attention")
+    select(CPU, torch.float32, candidates, head=96).request("attention")
     assert [facts.head for facts in asked] == [96]
 
 

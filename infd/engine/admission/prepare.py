@@ -1,4 +1,4 @@
-"""Acquire a request's adapter and grammars before it is queued, so that the scheduler never waits for them."""
+"""Acquire a request's adapter and grammars before the request is queued, so that the scheduler waits for neither."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Need(Protocol):
         """Wait for the resource, and acquire it. If the call raises or is cancelled, nothing is acquired."""
 
     def release(self) -> None:
-        """Undo one `acquire`. Never raises."""
+        """Release the resource acquired by one `acquire`. Never raises."""
 
 
 @asynccontextmanager
@@ -61,7 +61,7 @@ class GrammarNeed:
         self.grammar = await self._grammars.compile(self.constraint)
 
     def release(self) -> None:
-        """No-op: requests share the grammar, and the cache of grammars evicts it."""
+        """No-op: requests share grammars, which only the cache of grammars evicts."""
 
 
 class AdapterNeed:

@@ -89,7 +89,7 @@ class Ticket:
         watchers  one per choice, or None
         client    the API key's name, for `infdctl ps`
 
-        Raises InvalidRequest, PromptTooLong, Overloaded (more prompt tokens than the queue takes), NotReady,
+        Raises InvalidRequest, PromptTooLong, Overloaded (too many prompt tokens for the queue), NotReady,
         QueueTimeout, RequestTimeout, ModelNotFound, AdapterUnavailable.
         """
         self.client = client

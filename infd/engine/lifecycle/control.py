@@ -36,7 +36,7 @@ TARGETABLE: Final = frozenset({State.READY, State.PAUSED, State.SLEEPING})  # st
 
 
 class LifecycleControl:
-    """The latest target, and the task that moves the engine there."""
+    """The latest target, and the task that moves the engine to that target."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class LifecycleControl:
     def pause(self, mode: Mode = "wait", new: NewRequests | None = None) -> Transition:
         """Run no step until `resume`. A sleeping engine is woken first. Raises WrongState.
 
-        mode  what happens to requests in flight
-        new   what happens to new requests; None: "reject" with mode "abort", else "hold"
+        mode  whether requests in flight are aborted, finish first, or are frozen
+        new   whether new requests wait at the gate or are refused; None: "reject" with mode "abort", else "hold"
         """
         new = new or ("reject" if mode == "abort" else "hold")
         return self._set_target(Target(state=State.PAUSED, mode=mode, new=new))
@@ -175,7 +175,7 @@ class LifecycleControl:
     # Transitions
 
     def _set_target(self, target: Target) -> Transition:
-        """Set the target, and start the task that moves the engine there."""
+        """Set the target, and start the task that moves the engine to the target."""
         latest, now = self._latest, self._now()
         self._require_targetable()
         known = self.target
@@ -201,7 +201,7 @@ class LifecycleControl:
         return transition
 
     async def _run_transitions(self) -> None:
-        """Reach the latest target, and every later target set meanwhile."""
+        """Reach the latest target, and every target set during the transition."""
         while (transition := self._latest) is not None and not transition.ended.done():
             error: Exception | None = None
             try:

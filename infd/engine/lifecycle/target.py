@@ -26,11 +26,11 @@ NEW_REQUESTS: Final = {"hold": "new requests are held", "reject": "new requests 
 class Target(Struct, frozen=True, kw_only=True):
     """The requested state.
 
-    mode       what happens to requests in flight: they are aborted, finish first, or are frozen
-    new        what happens to new requests meanwhile: the gate holds them, or refuses them
+    mode       whether requests in flight are aborted, finish first, or are frozen
+    new        whether the gate holds or refuses new requests while the engine is not ready
     level      of sleep: 1 releases the cache, 2 the weights too
     awake      parts that stay in memory although the engine sleeps
-    by_itself  the engine sleeps because it was idle, not by an operator's command
+    by_itself  whether the engine sleeps because it was idle, not by an operator's command
     """
 
     state: State = State.READY

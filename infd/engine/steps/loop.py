@@ -1,7 +1,7 @@
 """The step loop: plan, issue and commit steps, so that the device always has work.
 
-On a result: commit, plan the next step, issue it, and only then deliver the
-tokens, so that the device never waits for readers. A step with constrained
+When a result arrives, the loop commits the step, plans and issues the next
+step, and only then delivers tokens, so that the device never waits for readers. A step with constrained
 choices is issued like any other, but samples only once its mask is filled.
 """
 
@@ -141,7 +141,7 @@ class StepLoop:
             self._deliver()  # committed tokens reach their readers even if a step or the device failed
 
     async def _commit(self, issued: Issued, result: asyncio.Future[StepResult]) -> None:
-        """Commit a step, or undo it if it failed. Raises DeviceLost."""
+        """Commit a step, or undo a failed step. Raises DeviceLost."""
         error = result.exception()
         if error is None:
             outcomes = self._scheduler.commit(issued.step, result.result())
@@ -173,7 +173,7 @@ class StepLoop:
             self._on_plan(issued)
 
     def _sample(self) -> None:
-        """Let steps sample, in order, up to the first step whose mask is not filled.
+        """Permit steps to sample, in order, up to the first step whose mask is not filled.
 
         A mask is filled once all earlier steps are committed, because its matchers read every earlier token.
         """

@@ -32,7 +32,7 @@ class Suspects:
         return None
 
     def bisect(self, step: Scheduled) -> Sequence | None:
-        """Suspect the sequences of a failed step, and return None; return a single sequence without suspecting it."""
+        """Suspect the sequences of a failed step and return None; return a single sequence instead."""
         spans = zip(step.sequences, step.plan.spans, strict=True)
         group = {seq: span.start + span.count for seq, span in spans if seq.finish is None}
         if self._groups:

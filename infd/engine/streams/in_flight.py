@@ -90,7 +90,7 @@ class InFlight:
                 first = first or seq
                 if request.constraint is not None:
                     self._constraints.add(seq, grammars[request.constraint])
-                # The first choice takes the whole step budget until its prompt is planned; its siblings then find the
+                # The first choice uses the whole step budget until its prompt is planned; its siblings then find the
                 # prompt's pages in the prefix index.
                 self._queue(seq, next(streams), ticket, prompt_tokens=0 if index else len(request.prompt))
         self._on_change()
@@ -135,7 +135,7 @@ class InFlight:
         for seq in list(self._open):
             try:
                 self._end(seq, FinishReason.ERROR, error)
-            except Exception:  # the scheduler itself may have failed; the other readers must still get their error
+            except Exception:  # the scheduler may have failed; all other readers must still receive the error
                 log.exception("%s could not be removed", seq)
 
     def resume(self, ticket: Ticket) -> None:
@@ -187,18 +187,18 @@ class InFlight:
         if stopped or outcome.finish is not None:
             self._end(seq, FinishReason.STOP if stopped else outcome.finish)
         elif stream.inbox.full and not self._scheduler.holds(seq):
-            for sibling in ticket.choices:  # `resume` undoes this once their reader has caught up
+            for sibling in ticket.choices:  # until their reader has caught up, see `resume`
                 self._scheduler.hold(sibling.seq)
 
     def _end(self, seq: Sequence, finish: FinishReason | None, error: BaseException | None = None) -> None:
         """Send a choice's terminal event, and remove the choice from queue, scheduler and metrics.
 
-        finish  None: the reader has left, and gets no event
+        finish  None: the reader has left, and receives no event
         """
         choice, ticket = self._open.pop(seq)
         if choice.started is None:
             self._budget.dequeue(choice.prompt_tokens)
-        if finish is not None:  # first, so that the reader gets its event even if a call below raises
+        if finish is not None:  # first, so that the reader receives the event even if a call below raises
             failure = error if isinstance(error, InfdError) else RequestFailed("this request failed")
             choice.stream.end(finish, failure if finish is FinishReason.ERROR else None)
         self._metrics.ended(choice, finish.value if finish else ticket.departure, self._now())

@@ -1,10 +1,10 @@
 """The buffers between the engine and a caller: one stream per choice.
 
 The engine pushes tokens, the caller reads deltas at its own pace. A slow caller
-gets several tokens in one delta and never blocks the engine; a caller with more
+receives several tokens in one delta and never blocks the engine; a caller with more
 than PENDING_BYTES unread is paused: no further steps are computed for it. A
 caller that waits may consume tokens during the push, unbuffered: most tokens
-are delivered this way. Each stream ends with exactly one terminal event.
+are delivered unbuffered. Each stream ends with exactly one terminal event.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 # A caller is paused when more bytes of its choices are unread. Steps in flight at the pause add further bytes, and the
-# request's handler holds about PENDING_BYTES more, as Structs and encoded events.
+# request's handler buffers about PENDING_BYTES more, as Structs and encoded events.
 PENDING_BYTES: Final = 64 * 2**10
 # Approximate sizes: a token with its text; its log-probability; an alternative token with its log-probability.
 TOKEN_BYTES: Final = 64
@@ -91,7 +91,7 @@ class Stream:
         finish: FinishReason | None = None,
         prompt_logprobs: Many[TokenLogprobs] = (),
     ) -> bool:
-        """Push new tokens. Return True if the watcher found a stop string, which ends the stream there.
+        """Push new tokens. Return True if the watcher ended the stream at a stop string.
 
         prompt_logprobs  in the first push only
         """

@@ -1,6 +1,6 @@
 """Paged attention in C++: `native/attention.cpp`.
 
-The cache holds floats, or int8 with one scale for each head of each token: `native/row.h`.
+The cache stores floats, or int8 with one scale for each head of each token: `native/row.h`.
 
 A query's result does not depend on other queries in the step, nor on the number of threads. Its rounding depends on the
 prompt's division into chunks.

@@ -116,7 +116,7 @@ class Panels:
 
 
 class Matrices:
-    """Forms of bfloat16 weights: a word holds two inputs of one output."""
+    """Forms of bfloat16 weights: a word contains two inputs of one output."""
 
     def __init__(self, library: Library | None = None) -> None:
         self._kernels = Kernels("bf16", HALF, library)
@@ -126,10 +126,10 @@ class Matrices:
 
 
 class Int8:
-    """Forms of int8 weights: a word holds four inputs of one output. `native/quantized.h`."""
+    """Forms of int8 weights: a word contains four inputs of one output. `native/quantized.h`."""
 
     HEADER = 2  # lines of a panel before the weights: the scales, and the sums' initial values
-    MOST_INPUTS = 2**31 // 127**2  # an int32 accumulator holds this many products
+    MOST_INPUTS = 2**31 // 127**2  # most products whose sum fits an int32
 
     def __init__(self, library: Library | None = None) -> None:
         self._kernels = Kernels("int8", tuple(FLOATS), library)
@@ -140,7 +140,7 @@ class Int8:
 
 
 class Int4:
-    """Forms of int4 weights: a word holds eight inputs of one output. `native/nibbles.h`."""
+    """Forms of int4 weights: a word contains eight inputs of one output. `native/nibbles.h`."""
 
     GROUP = 32  # inputs that share a scale
     STEP = PANEL // 2 + GROUP // 8 * PANEL  # words of one group: scales, then weights

@@ -2,7 +2,7 @@
 
 Modules are stored below the directory given to `keep`, by FlashInfer's version and GPU. FlashInfer builds each module
 with ninja, which skips up-to-date modules and locks the build. The CUDA norms are used, because FlashInfer's CuTe norms
-are compiled anew in each process.
+are compiled again in each process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plan FlashInfer's wrappers for steps, and reuse wrappers.
 
-Lengths come from the host's bounds, which are exact without speculative decoding.
+Lengths are the host's bounds, which are exact without speculative decoding.
 
 Planning copies from the wrapper's pinned memory, and the wrapper contains the plan. So a wrapper is reused only after
 its copy is done, and never by two page groups in one step.

@@ -3,8 +3,8 @@
 Each sequence's pages are copied into contiguous keys and values, then torch's fused attention runs over them. Spans of
 one token are batched in buckets of similar length; longer spans run one by one, in blocks of queries.
 
-Keys and values that no query of a span sees are zeroed in the copy: their cache memory may hold NaN, and zero times NaN
-is NaN.
+Keys and values that no query of a span sees are zeroed in the copy: their cache memory may contain NaN, and zero times
+NaN is NaN.
 
 On a GPU, `prepare` waits for the device once per bucket and once per longer span, to find the unseen keys.
 

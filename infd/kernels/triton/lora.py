@@ -1,4 +1,4 @@
-"""LoRA on a GPU: all adapters of a step in two launches per product, whatever their ranks.
+"""LoRA on a GPU: all adapters of a step in two launches per product, for any mixture of ranks.
 
 `shrink` multiplies the rows of each adapter by its A, `expand` the result by its B. The kernels read the addresses of
 rows and weights from two tables: one for the step (`Tiles`), one for the product and the adapters that change it

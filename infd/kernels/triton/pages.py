@@ -1,6 +1,6 @@
 """Write keys and values to the cache on a GPU.
 
-An fp8 cache holds values divided by the head's scale and clamped to the dtype's range.
+An fp8 cache stores values divided by the head's scale and clamped to the dtype's range.
 """
 
 from __future__ import annotations

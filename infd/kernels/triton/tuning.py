@@ -1,7 +1,7 @@
 """Search for the fastest tiling of attention over heads of one shape, by measurement on the installed GPU.
 
 Tiles of few and of many queries are searched separately: block sizes for both, and for few queries also how finely keys
-are split. Tilings that fail or give wrong results are discarded; the default stays if the gain is below
+are split. Tilings that fail or compute wrong results are discarded; the default stays if the gain is below
 1 - GAIN.
 """
 
@@ -43,10 +43,10 @@ class Cost(Protocol):
     """The measured time of tilings."""
 
     def few(self, tiling: Tiling) -> float | None:
-        """Return the seconds of steps with few queries; None if they fail or give wrong results."""
+        """Return the seconds of steps with few queries; None if they fail or compute wrong results."""
 
     def many(self, tiling: Tiling) -> float | None:
-        """Return the seconds of steps with many queries; None if they fail or give wrong results."""
+        """Return the seconds of steps with many queries; None if they fail or compute wrong results."""
 
 
 class Found(Struct, frozen=True):

@@ -1,6 +1,6 @@
 """Calibrated scales of an fp8 cache: one divisor for all heads of a layer, or one for each head.
 
-Caches of other types do not read the scales. Scales of queries and probabilities are always ignored: no kernel here
+Caches of other types do not read the scales. Scales of queries and probabilities are always ignored: no kernel of infd
 quantizes queries or probabilities with a checkpoint's scales.
 """
 

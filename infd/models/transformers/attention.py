@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from infd.models.base import Batch
 
-NAME = "infd"  # without a mask function of this name, so transformers builds no mask
+NAME = "infd"  # no mask function has this name, so transformers builds no mask
 
 
 class ForwardPass(Struct, frozen=True):

@@ -1,7 +1,7 @@
-"""Name the models that transformers has no decoder for, or cannot compute here, without importing transformers.
+"""Name the models that infd cannot run by transformers' code, without importing transformers.
 
 Importing transformers, which imports torch, takes seconds; transformers' table of model names is a literal in a
-source file, and is parsed from there.
+source file, which this module parses.
 """
 
 from __future__ import annotations

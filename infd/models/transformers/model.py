@@ -121,7 +121,7 @@ def _build(model: Any, config: Any, dtype: torch.dtype) -> Any:
 
 
 def _decoder(head: Any) -> Any:
-    """Return the submodule that maps tokens and positions to hidden states. Raises CheckpointError without one."""
+    """Return the submodule that maps tokens and positions to hidden states. Raises CheckpointError if none does."""
     for part in (head.get_decoder(), head.base_model):
         if part is not head and "position_ids" in inspect.signature(part.forward).parameters:
             break

@@ -1,8 +1,8 @@
 """Observe a model's use of attention by running its code once on the meta device.
 
-Configs spell windows, scales, caps and exceptions in many ways; only the modelling code is authoritative. So a few
-tokens run through it with an attention function that records its arguments and a mask that records its pattern. A model
-whose attention infd does not support is refused before any weight is read.
+Configs spell windows, scales, caps and exceptions in many ways; only the modelling code is authoritative. So the survey
+runs a few tokens through the modelling code, with an attention function that records its arguments and a mask that
+records its pattern. A model whose attention infd does not support is refused before any weight is read.
 """
 
 from __future__ import annotations

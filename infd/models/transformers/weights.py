@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class ModuleAttribute(NamedTuple):
-    """The module and the attribute that hold a tensor."""
+    """The module and the attribute of a tensor."""
 
     module: nn.Module
     attribute: str
 
     def put(self, tensor: torch.Tensor) -> None:
-        """Set the attribute to `tensor`, as an nn.Parameter if the attribute is one."""
+        """Set the attribute to `tensor`, as an nn.Parameter if the attribute is an nn.Parameter."""
         kept = nn.Parameter(tensor, requires_grad=False) if self.attribute in self.module._parameters else tensor
         setattr(self.module, self.attribute, kept)
 
@@ -73,7 +73,7 @@ class IgnoredNames:
 
 
 def declare(model: Any, blueprint: Blueprint) -> Container[str]:
-    """Declare every tensor of `model` that checkpoints hold; return the further names that a checkpoint may hold.
+    """Declare every tensor of `model` that checkpoints contain; return the further names that a checkpoint may contain.
 
     Raises CheckpointError if a checkpoint stores a tensor in a form that cannot be read row by row.
     """

@@ -32,7 +32,7 @@ CPU: Final = torch.device("cpu")
 
 
 class Extent(Protocol):
-    """A range of addresses, and the memory behind it.
+    """A range of addresses, and its memory.
 
     content  [bytes] uint8, the whole range; must not be read while the memory is released
     large    bytes that `collapse` has moved into large pages

@@ -1,7 +1,7 @@
 """Make a tensor over existing memory of a known device, through DLPack.
 
-torch.as_tensor over __cuda_array_interface__ asks the driver for the device of a pointer, and the driver may not know
-the device of mapped addresses. A DLPack capsule names the device.
+torch.as_tensor over __cuda_array_interface__ queries the driver for the device of a pointer, which the driver may not
+report for mapped addresses. A DLPack capsule names the device.
 
 Source: dlpack.h 0.8, DLManagedTensor.
 """
@@ -24,7 +24,7 @@ NAME: Final = b"dltensor"  # name of an unconsumed capsule
 
 
 class _Managed(ctypes.Structure):
-    """DLManagedTensor with its DLTensor, DLDevice and DLDataType inlined, followed by the shape it points to."""
+    """DLManagedTensor with its DLTensor, DLDevice and DLDataType inlined, followed by the shape."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),

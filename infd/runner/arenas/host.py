@@ -34,7 +34,7 @@ SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # loa
 WORTHWHILE: Final = 2**26  # bytes; less memory is populated in negligible time
 CGROUPS = Path("/sys/fs/cgroup")
 
-STRETCH: Final = 16 * LARGE_PAGE  # bytes populated per call; after it the thread waits for the interpreter's lock
+STRETCH: Final = 16 * LARGE_PAGE  # bytes populated between two waits for the interpreter's lock
 SLOW_S: Final = 0.002  # ten times the time for a free large page; only compacting memory takes longer
 PATIENCE: Final = 2  # slow stretches after which small pages are used
 
@@ -84,12 +84,12 @@ class Populating:
     Large pages are used while the system has free large pages: a CPU reads them 1.5 times as fast, and a driver pins
     them faster. After PATIENCE slow stretches small pages are used: the system needs seconds to compact memory.
 
-    held  bytes populated so far
+    populated  bytes populated so far
     """
 
     def __init__(self, mapping: Mapping, size: int) -> None:
         """Start to populate `size` bytes of the mapping's aligned large pages, rounded up."""
-        self.held = 0
+        self.populated = 0
         self._mapping = mapping
         self._size = min(round_up(size, LARGE_PAGE), mapping.aligned)
         self._stopped = Event()
@@ -101,7 +101,7 @@ class Populating:
     def reach(self, end: int) -> None:
         """Wait until the bytes before offset `end` are populated, or populating has ended."""
         with self._more:
-            self._more.wait_for(lambda: self._ended or self._mapping.first + self.held >= end)
+            self._more.wait_for(lambda: self._ended or self._mapping.first + self.populated >= end)
 
     def wait(self) -> None:
         """Wait until populating has ended: all bytes are populated, or the system has no memory left."""
@@ -114,15 +114,15 @@ class Populating:
 
     def _run(self) -> None:
         mapping, slow = self._mapping, 0
-        while not self._stopped.is_set() and self.held < self._size:
-            start, size = mapping.first + self.held, min(STRETCH, self._size - self.held)
+        while not self._stopped.is_set() and self.populated < self._size:
+            start, size = mapping.first + self.populated, min(STRETCH, self._size - self.populated)
             if slow < PATIENCE:
                 mapping.advise(start, mmap.MADV_HUGEPAGE, size)
             began = time.thread_time()  # excludes waits for the interpreter's lock
             mapping.touch(start, size)
             slow += time.thread_time() - began > SLOW_S * size / LARGE_PAGE
             with self._more:
-                self.held += size
+                self.populated += size
                 self._more.notify_all()
         with self._more:
             self._ended = True
@@ -172,7 +172,7 @@ class Collapsing:
 class Headstart:
     """Memory for weights, populated before their exact size is known.
 
-    held  bytes populated so far
+    populated  bytes populated so far
     """
 
     def __init__(self, expected: int) -> None:
@@ -182,8 +182,8 @@ class Headstart:
         self._claimed = sys.maxsize
 
     @property
-    def held(self) -> int:
-        return min(self._populating.held, self._claimed)
+    def populated(self) -> int:
+        return min(self._populating.populated, self._claimed)
 
     def wait(self) -> None:
         """Wait until the expected bytes are populated, or the system has no memory left."""

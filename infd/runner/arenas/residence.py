@@ -52,7 +52,7 @@ class Residence:
     memory    residency of weights and cache; any thread may read it
     refusal   why memory cannot be released; empty if it can
     resident  while memory is released: bytes that stayed allocated, by use
-    quiet     the device thread sets it while no step is in flight
+    quiet     set by the device thread while no step is in flight
     """
 
     def __init__(

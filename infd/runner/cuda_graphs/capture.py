@@ -21,7 +21,7 @@ class Graphs(Protocol):
     """Captures work on a device."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that repeats `work` on the same memory. Capturing may itself call `work`."""
+        """Return a function that repeats `work` on the same memory. Capturing may call `work`."""
 
 
 class CudaGraphs:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LEAST = 64  # step_tokens
 MOST = {"cpu": 2048, "cuda": 8192}  # step_tokens, by kind of device
 GROWTH = 4  # factor between the token counts of successive measured steps
-FEW = 16  # tokens of a step that lasts hardly longer than a step of one token
+FEW = 16  # tokens of a step that lasts about as long as a step of one token
 TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
 # Target time of mixed steps: CALM_MS, or PACE times the shortest step if that is longer.
 CALM_MS = 50.0
@@ -67,7 +67,7 @@ class Calibration(Struct, frozen=True):
 
 
 def shortest_s(trial: TrialRunner) -> float:
-    """Return the duration of a step of FEW tokens, which lasts hardly longer than a step of one token."""
+    """Return the duration of a step of FEW tokens, which lasts about as long as a step of one token."""
     return trial.time(min(FEW, trial.plans.room))
 
 

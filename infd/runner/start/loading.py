@@ -100,7 +100,7 @@ def _build(
     setup = set_up(config, checkpoint, device, device, candidates(config))
     required = required_bytes(setup.model)
     mapping = None if headstart is None else headstart.claim(0 if bank.dedicated else required)
-    free = bank.free() + (0 if headstart is None else headstart.held)
+    free = bank.free() + (0 if headstart is None else headstart.populated)
     if required > free:
         needed = f"the weights need {required / 2**20:,.0f} MiB on {device}"
         raise OutOfMemory(f"{needed}; {free / 2**20:,.0f} MiB are free")

@@ -64,9 +64,9 @@ def set_up(
         model = registry.build(described, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors)
     except CheckpointError as error:  # the message of `error` lacks the directory
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error
-    ops.ask("rows", "draw")  # for the runner; chosen before weights are read, so that a refusal ends the start early
+    ops.request("rows", "draw")  # for the runner; chosen before weights are read, so that a refusal ends the start
     if model.targets:
-        ops.ask("lora")
+        ops.request("lora")
     return ModelSetup(model, ops, dtype, memory, max_len)
 
 

@@ -75,7 +75,7 @@ class TrialPlans:
         return plan
 
     def chunked(self, tokens: int, sampling: SamplingParams) -> list[StepPlan]:
-        """Return three steps that compute a prompt in chunks: about two thirds, all but one of the other tokens, one.
+        """Return three steps that compute a prompt in chunks: about two thirds, the others but the last, the last.
 
         tokens  of the prompt, limited by `room`; for fewer than 4 tokens no steps are returned
         """

@@ -75,7 +75,7 @@ def test_without_the_library_the_reference_is_chosen_and_the_reason_listed(monke
     monkeypatch.setattr(Library.__init__, "__defaults__", (None, tmp_path))
     assert "not built" in why_not()
     ops = select(CPU, torch.bfloat16)
-    ops.ask(*CANDIDATES)
+    ops.request(*CANDIDATES)
     assert {row["chosen"] for row in ops.describe()} == {"reference"}
 
 

@@ -21,7 +21,7 @@ def test_a_chunked_prompt_batched_with_another_gives_transformers_logits(tmp_pat
     package = Package()
     monkeypatch.setitem(sys.modules, "flashinfer", package)
     ops = select(CPU, torch.float32, insisting("flashinfer", CANDIDATES))
-    ops.ask(*CANDIDATES)
+    ops.request(*CANDIDATES)
     monkeypatch.undo()
     pair = Pair(make(variant, tmp_path, head_dim=64), ops=ops, device=CPU)
     driver = pair.driver(page_tokens)

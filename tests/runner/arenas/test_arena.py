@@ -192,7 +192,7 @@ def test_preallocated_memory_is_claimed_with_its_known_content_and_the_rest_rele
     ahead = Headstart(2 * size)
     ahead.wait()
     mapping = ahead.claim(size)
-    assert ahead.held == size  # released memory counts as free
+    assert ahead.populated == size  # released memory counts as free
     assert size - LARGE_PAGE <= resident_in(mapping) <= size
 
     arena = Arena(size, CPU, "test", partial(Anonymous, mapping=mapping))
@@ -211,7 +211,7 @@ def test_as_much_memory_is_there_as_was_waited_for():
     populating.reach(4 * LARGE_PAGE)
     assert resident() - before > 3 * LARGE_PAGE
     populating.reach(16 * LARGE_PAGE)  # there will be no more than were asked for
-    assert populating.held == 8 * LARGE_PAGE
+    assert populating.populated == 8 * LARGE_PAGE
     populating.stop()
 
 
@@ -220,7 +220,7 @@ def test_a_wait_for_memory_ends_when_populating_is_stopped(monkeypatch):
     populating = Populating(Mapping(2**30), 2**30)
     populating.stop()
     populating.reach(2**30)
-    assert populating.held < 2**30
+    assert populating.populated < 2**30
 
 
 def test_populating_goes_on_with_small_pages_where_large_pages_take_long(monkeypatch):
@@ -230,7 +230,7 @@ def test_populating_goes_on_with_small_pages_where_large_pages_take_long(monkeyp
     monkeypatch.setattr(host, "SLOW_S", 0.0)
     populating = Populating(Mapping(8 * LARGE_PAGE), 6 * LARGE_PAGE)
     populating.wait()
-    assert populating.held == 6 * LARGE_PAGE
+    assert populating.populated == 6 * LARGE_PAGE
     assert advised == [mmap.MADV_HUGEPAGE] * host.PATIENCE
 
 
@@ -250,7 +250,7 @@ def test_preallocated_memory_is_released_if_the_address_space_is_too_small():
     before = resident()
     ahead = Headstart(8 * LARGE_PAGE)
     assert ahead.claim(16 * LARGE_PAGE) is None
-    assert not ahead.held
+    assert not ahead.populated
     assert resident() - before < LARGE_PAGE
 
 

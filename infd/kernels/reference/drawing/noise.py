@@ -1,6 +1,6 @@
 """Noise that depends on (seed, position, token) alone.
 
-There is no generator state: a token sampled again after preemption, in another batch or on another device, gets equal
+There is no generator state: a token sampled again after preemption, in another batch or on another device, has equal
 noise.
 
 The noise is a hash in wrapping 32-bit integers: (seed, position) becomes two keys; a token's own hash is mixed with the
