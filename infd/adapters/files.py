@@ -23,7 +23,7 @@ PICKLE = "adapter_model.bin"
 
 
 class AdapterFiles(Struct, frozen=True):
-    """An adapter's two files, symbolic links resolved. `path` is the directory as given."""
+    """An adapter's two files, symbolic links resolved. `path` is the directory before links are resolved."""
 
     path: str
     config: Path
@@ -57,5 +57,5 @@ def locate(path: str, root: str | None = None) -> AdapterFiles:
 
 
 def found(directory: Path) -> list[Path]:
-    """Return the adapter directories directly beneath `directory`, sorted; empty if it does not exist."""
+    """Return the adapter directories directly beneath `directory`, sorted; empty if `directory` does not exist."""
     return sorted(path.parent for path in directory.glob(f"*/{CONFIG}"))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PROBLEMS_SHOWN = 10
 PREFIX = "base_model.model."
-# Prefixes that versions of transformers give to the decoder's modules, longest first.
+# Prefixes of the decoder's modules in different versions of transformers, longest first.
 ROOTS = ("language_model.model.", "model.language_model.", "language_model.", "model.", "")
 # PEFT's suffixes of tensor names: factors A and B of matrices, of embeddings; the frozen base weight.
 FACTORS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
@@ -42,9 +42,9 @@ _REFUSED = {
 class Target(Protocol):
     """An adaptable matrix or embedding table of the model; see models/parameter.py.
 
-    modules  checkpoint modules fused in it, with the number of outputs of each
+    modules  checkpoint modules fused in the target, with each module's number of outputs
     inputs   number of the matrix's inputs, or of the table's rows
-    table    whether it is an embedding table
+    table    whether the target is an embedding table
     """
 
     @property

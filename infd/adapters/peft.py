@@ -71,7 +71,7 @@ class PeftConfig(Struct):
 
     @classmethod
     def read(cls, path: Path) -> PeftConfig:
-        """Read the file at `path`. Raises CheckpointError if it is malformed or uses unsupported features."""
+        """Read the file at `path`. Raises CheckpointError for a malformed file and for unsupported features."""
         try:
             document: dict[str, Any] = msgspec.json.decode(read(path, CONFIG_BYTES), type=dict[str, Any])
             config = msgspec.convert(document, cls)

@@ -50,11 +50,11 @@ class AdapterReader:
     def read(self, path: str, root: str | None, room: int) -> HostWeights:
         """Read the adapter in directory `path`.
 
-        root  directory that must contain it, see files.locate
-        room  most bytes of host memory that the adapter may take
+        root  directory that must contain the adapter; see files.locate
+        room  maximum bytes of host memory for the adapter
 
-        Raises CheckpointError if infd cannot compute the adapter, it does not match the model, or its weights are not
-        finite; AdapterTooLarge if it exceeds `room`.
+        Raises CheckpointError for an adapter that infd cannot compute, that does not match the model, or whose weights
+        are not finite; AdapterTooLarge for an adapter above `room`.
         """
         if not self._targets:
             raise CheckpointError(

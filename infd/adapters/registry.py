@@ -134,7 +134,7 @@ class Adapters:
     async def load(self, name: str, path: str, *, root: str | None = None, in_place: bool = False) -> bool:
         """Load the adapter in directory `path` as `name`; return False if the same adapter is loaded already.
 
-        root      directory that must contain it; see files.locate
+        root      directory that must contain the adapter; see files.locate
         in_place  replace the adapter loaded as `name`; running requests keep the replaced generation
 
         The adapter is checked completely before requests can name it. Raises CheckpointError, AdapterExists,
@@ -226,7 +226,7 @@ class Adapters:
         return self._entries[name]
 
     async def _acquire_in_turn(self, name: str) -> Adapter:
-        """Wait behind earlier requests, then until the adapter `name` is in memory; return it pinned."""
+        """Wait for earlier requests, then until adapter `name` is in memory; pin and return the adapter."""
         async with self._turn:
             try:
                 while (adapter := await self._acquire_if_it_fits(name)) is None:
@@ -236,7 +236,7 @@ class Adapters:
                 self._passed = 0
 
     async def _acquire_if_it_fits(self, name: str) -> Adapter | None:
-        """Return the adapter `name` pinned, read again if evicted; None while adapters in use occupy its memory."""
+        """Pin and return adapter `name`, after reading evicted weights again; None if adapters in use leave no room."""
         async with self._reading:
             entry = self._entry(name)  # may have changed while this request waited for the lock
             if entry.stored:

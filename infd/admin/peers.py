@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 READERS = "infd"
 ADMINS = "infd-admin"
 
-_SO_PEERGROUPS = 59  # <asm-generic/socket.h>; Python's socket module lacks this constant
+_SO_PEERGROUPS = 59  # from <asm-generic/socket.h>; Python's socket module lacks this constant
 _LONGEST_ANSWER = 1024  # bytes that Python lets getsockopt return
 
 

@@ -177,7 +177,7 @@ class Aborted(Struct):
 
 
 class Draining(Struct):
-    """The daemon admits no more requests, and exits when requests in flight have ended. Counts are choices."""
+    """The daemon admits no more requests, and exits after the requests in flight. All numbers count choices."""
 
     pid: int
     running: int
@@ -187,8 +187,9 @@ class Draining(Struct):
 class Pause(Struct, forbid_unknown_fields=True):
     """Stop steps until resume.
 
-    mode    requests in flight are aborted, finish first ("wait"), or freeze ("keep")
-    new     new requests wait within the queue's bounds ("hold") or get 503; null: 503 with mode "abort", else hold
+    mode    requests in flight: "abort" ends, "wait" finishes, "keep" freezes the requests
+    new     new requests: "hold" queues them within the queue's bounds, "reject" answers 503; null: "reject" with mode
+            "abort", else "hold"
     wait_s  maximum seconds for which the answer waits for the transition's end; null: no limit
     """
 
@@ -344,7 +345,7 @@ class LoraChanged(Struct):
 class ReadEvents(Struct, forbid_unknown_fields=True):
     """Read recent events, one JSON object per line.
 
-    since   only events with a larger `seq`; all events if the daemon (restarted) has not reached this number
+    since   only events with a larger `seq`; all events if a restarted daemon has not reached this number
     follow  continue with new events until the subscriber disconnects or the daemon exits
     """
 

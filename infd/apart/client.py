@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# Seconds after a task's limit until the daemon kills the process, which enforces the limit itself unless it is still
-# starting, or is stopped by a signal.
+# The daemon kills the process this long after a task's limit. The kernel usually kills the process at the limit, but
+# not while the process starts or is stopped by a signal.
 PATIENCE_S: Final = 60.0
 _LOG: Final = logging.getLogger("infd.apart")
 
@@ -41,15 +41,15 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._repeated: dict[type[Struct], wire.TaskMessage] = {}
-        self._interrupted = False  # the process was killed, and may not have ended yet
+        self._interrupted = False  # the process has been killed, but may not have exited yet
         self._closed = False
         self.reasons: dict[str, str] = {}
 
     def ask(self, task: Struct, reply: type[R], *, seconds: float) -> R:
         """Run a task, for at most `seconds`, and return the result.
 
-        Raises InvalidRequest and CheckpointError as the task raised them, TooCostly after `seconds`, TextFailed for any
-        other error and for a task that ended the process.
+        Raises the task's InvalidRequest or CheckpointError, TooCostly after `seconds`, TextFailed for other errors of
+        the task and if the process ends.
         """
         message = wire.TaskMessage(msgspec.Raw(msgspec.msgpack.encode(task)), seconds)
         with self._lock:

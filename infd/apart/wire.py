@@ -25,14 +25,14 @@ class TaskMessage(Struct):
 
 
 class Reply(Struct, omit_defaults=True):
-    """The result of a task, or the error that it raised."""
+    """The result of a task, or the error that the task raised."""
 
     result: Raw = Raw(b"\xc0")
     fault: Fault | None = None
 
 
 class Closed(Exception):
-    """The process at the other end has closed the connection."""
+    """The other process has closed the connection."""
 
 
 class Late(Exception):

@@ -66,7 +66,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     api_key          API key for all clients; empty: none
     credentials      directory of credentials that systemd decrypted
     runtime          candidate directories for sockets, preferred first
-    private          the candidate in /tmp; trusted only if no other user may enter it
+    private          the candidate in /tmp; trusted only if no other user may enter the directory
     hub              access to the Hugging Face hub
     state            directory for persistent state, such as chat history; None: none
     cache            directory for files that can be recreated; None: none
@@ -116,7 +116,7 @@ class Environment(Struct, frozen=True, kw_only=True):
         )
 
     def admin_socket(self, config: Config) -> Path:
-        """Return the admin socket's path: the configured one, else admin.sock in the first runtime directory."""
+        """Return the admin socket's path: the configured path, else admin.sock in the first runtime directory."""
         return Path(config.admin.socket) if config.admin.socket else self.runtime[0] / "admin.sock"
 
     def kernel_cache(self, config: Config) -> Path | None:
@@ -126,7 +126,7 @@ class Environment(Struct, frozen=True, kw_only=True):
         return None if self.cache is None else self.cache / "kernels"
 
     def api_key_file(self, config: Config) -> Path | None:
-        """Return the file of API keys: the configured one, else the credential `api-keys`; None: none."""
+        """Return the file of API keys: the configured file, else the credential `api-keys`; None: no file."""
         if config.server.api_key_file:
             return Path(config.server.api_key_file)
         if self.credentials is not None and (self.credentials / "api-keys").exists():

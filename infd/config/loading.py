@@ -64,7 +64,7 @@ def load(
     """Return the settings in force.
 
     file          read this file instead of `infd.toml` and `conf.d/*.toml` in `directory`
-    environ       variables; those named INFD_SECTION__KEY are settings
+    environ       environment variables; variables named INFD_SECTION__KEY are settings
     command_line  assignments of flags
 
     Raises ConfigError with one line per problem.

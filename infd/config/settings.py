@@ -21,7 +21,7 @@ class Setting(Struct, frozen=True):
     type      annotation, bounds included
     default   built-in value
     help      description, one line
-    flag      command-line option of its own; a --no- flag takes no value and turns the setting off
+    flag      command-line option for this setting; a --no- flag accepts no value and disables the setting
     accepted  accepted values, for help; None: derived from the type
     """
 

@@ -35,7 +35,7 @@ def check(config: Config, environment: Environment) -> list[str]:
         directory = resolve.checkpoint(config)
 
     def template() -> None:
-        if config.model.chat_template and directory is None:  # otherwise examine() checks it
+        if config.model.chat_template and directory is None:  # with a directory, examine() checks the template
             with closing(Worker(apart.MODULE)) as worker:
                 ChatTemplate.of_file(config.model.chat_template, worker=worker)
 

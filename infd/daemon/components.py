@@ -43,7 +43,7 @@ class Language(Struct, frozen=True):
     def load(cls, directory: Path, model: ModelConfig, worker: Worker) -> Language:
         """Load tokenizer, chat template and sampling defaults, in a fraction of a second.
 
-        worker  runs the checkpoint's template or tokenizer if `text/vetting` objects to it
+        worker  runs a template or tokenizer that `text/vetting` objects to
 
         Raises CheckpointError, ConfigError.
         """

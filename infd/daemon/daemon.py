@@ -61,7 +61,7 @@ CLOSING_S = 5.0
 
 
 class Daemon:
-    """Own every component of one server, and handle its signals.
+    """Own every component of one server, and handle the process's signals.
 
     executor  executes steps; None: built from the settings
     """
@@ -332,7 +332,7 @@ class Daemon:
         self._fast.set()
         self._stopping.set()
         if self._guard is None:
-            # A thread, not a callback of the loop: the loop itself may be stuck.
+            # A thread, because a stuck loop would not run a callback.
             self._guard = threading.Timer(FAST_EXIT_S, os._exit, (os.EX_OK,))
             self._guard.daemon = True
             self._guard.start()

@@ -28,7 +28,7 @@ class ChoiceDelta(Struct):
     stop_reason  the stop string, or the id among the request's stop_token_ids, that finished the choice
     prompt       set in a choice's first delta if the choice repeats its prompt
     aside        thoughts and tool calls, removed from `text`
-    error        why the choice failed, if it failed alone; `finish` is then ERROR
+    error        the error of this choice, if other choices continue; `finish` is then ERROR
     """
 
     index: int

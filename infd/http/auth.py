@@ -32,15 +32,15 @@ class Key(Struct, frozen=True):
     in_flight: int | None = None
     priority: int | None = None
 
-    def priority_of(self, asked: int | None) -> int:
-        """Return the priority of a request. Raises InvalidRequest if `asked` is below the key's smallest priority."""
-        if asked is None:
+    def priority_of(self, requested: int | None) -> int:
+        """Return the priority of a request. Raises InvalidRequest below the key's smallest priority."""
+        if requested is None:
             return max(0, self.priority or 0)
-        if self.priority is not None and asked < self.priority:
+        if self.priority is not None and requested < self.priority:
             raise InvalidRequest(
                 f"the earliest priority that this key may ask for is {self.priority}", param="priority"
             )
-        return asked
+        return requested
 
 
 class Keys:
@@ -54,7 +54,7 @@ class Keys:
 
     @classmethod
     def of(cls, secret: str, name: str = "default") -> Keys:
-        """Return a `Keys` that holds one key, with this secret."""
+        """Return a `Keys` with one key."""
         return cls([Key(name, sha256(secret.encode()).digest(), name)])
 
     @classmethod

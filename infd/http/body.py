@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Decoding a smaller body takes less time than handing it to a thread.
+# Decoding a smaller body takes less time than passing the body to a thread.
 SMALL_BYTES: Final = 64 * 2**10
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 HEADER_BYTES: Final = 16 * 2**10
 HEADERS: Final = 100
-# A connection is dropped if its client reads less than HIGH_WATER bytes in this time.
+# The server drops a connection whose client reads less than HIGH_WATER bytes in this time.
 STALL_S: Final = 30.0
 # Limits on dropped input: the time and bytes after a closing response, or of a body that no handler reads.
 LINGER_S: Final = 5.0
@@ -189,7 +189,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer a request that the parser refused before it reached a route, and close the connection."""
+        """Answer a request that the parser refused, before routing, and close the connection."""
         if isinstance(exc, ConnectionError):
             raise exc  # the client has disconnected: no response, no log record
         if status != InvalidRequest.status or request.writer.output_size:

@@ -1,6 +1,6 @@
 """Cross-origin requests (CORS): the origins whose pages a browser allows to send requests here and to read responses.
 
-Only browsers enforce CORS; it protects their users, not the server.
+Only browsers enforce CORS; CORS protects browsers' users, not the server.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Collect the deltas of an answer that is not streamed.
 
-Log-probabilities are encoded as they arrive: as objects they take several times the memory of their JSON.
+Arriving log-probabilities are encoded at once, because as objects they take several times the memory of their JSON.
 """
 
 from __future__ import annotations

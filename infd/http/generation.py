@@ -53,13 +53,13 @@ class Generation(Struct, frozen=True, kw_only=True):
 
     fields              fields with one name and meaning in every API
     input               conversation or texts that become the prompts
-    prompt_param        request field that holds the prompts, for error messages
+    prompt_param        request field that contains the prompts, for error messages
     body_bytes          size of the request's body
     choices             choices generated for each prompt
     returned            choices returned for each prompt; if fewer than `choices`, the likeliest are returned
     max_tokens          tokens of a choice; None: default_max_tokens; if this is None too, the rest of the context
     logprobs            see SamplingParams
-    prompt_logprobs     Score.top, by each request field that asks for prompt log-probabilities
+    prompt_logprobs     Score.top, by each request field that requests prompt log-probabilities
     prompt_repeats      choices of a prompt that repeat its log-probabilities
     constrained         the constraint of the answers' content; None: any text
     echo                whether each choice begins with its prompt

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from infd.text.chat import ChatTemplate
     from infd.text.fuel import Limits
 
-# Encoding this many characters takes about 4 ms. Longer texts are encoded on a thread, because they would delay
-# the tokens of all streams on the event loop.
+# Encoding this many characters takes about 4 ms. Longer texts are encoded on a thread, because on the event loop
+# the encoding would delay the tokens of all streams.
 SHORT_CHARACTERS: Final = 4096
 # Encoding this many characters takes about 50 ms. Longer texts are encoded on other threads.
 ORDINARY_CHARACTERS: Final = 2**16
@@ -76,11 +76,11 @@ async def read_prompts(generation: Generation, served: ServedModel, offload: Off
 
 
 def check_length(text: str, served: ServedModel, *, param: str, must_fit: bool) -> None:
-    """Refuse a text that is certainly too long, before it is encoded.
+    """Refuse a text that is certainly too long, without encoding the text. Raises PromptTooLong, InvalidRequest.
 
-    A text that need not fit the context, because it is truncated or only counted, is bounded too, because encoding 1 MB
-    occupies one of a few threads for most of a second, delays the texts of other requests, and takes about 50 MB for
-    the tokens. Raises PromptTooLong, InvalidRequest.
+    Texts that need not fit the context, because the server truncates them or only counts their tokens, are bounded too:
+    encoding 1 MB occupies one of a few threads for almost a second, delays other requests, and takes about 50 MB for
+    the tokens.
     """
     max_characters = max(FREE_CHARACTERS, CHARACTERS_PER_TOKEN * served.max_model_len)
     if len(text) > max_characters:
@@ -178,8 +178,8 @@ async def render(
         return await offload.apart(work)
     body_bytes = conversation.body_bytes
     if body_bytes <= SHORT_CHARACTERS:
-        # The time that a checkpoint's template takes is unknown: it is tried on the event loop for a few milliseconds,
-        # then on a thread with its full time limit.
+        # The time to render a checkpoint's template is unknown: rendering runs on the event loop for at most a few
+        # milliseconds, then again on a thread with the template's full time limit.
         with suppress(TooCostly):
             return work(BRIEF)
     return await (offload.short(work) if SHORT_CHARACTERS < body_bytes <= ORDINARY_CHARACTERS else offload(work))
@@ -188,7 +188,7 @@ async def render(
 def template_variables(conversation: Conversation, template: ChatTemplate) -> dict[str, Any]:
     """Return the variables that a request sets in the template; chat_template_kwargs overrides the reasoning effort.
 
-    Raises Unsupported if the request sets a reasoning effort and the template reads no variable for it.
+    Raises Unsupported if the request sets a reasoning effort and the template reads no variable for an effort.
     """
     variables = dict(conversation.template_variables)
     effort = conversation.effort

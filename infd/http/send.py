@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Body(Payload):
-    """A JSON body sent in slices, no faster than the client reads. Its length is known, so it is not chunked."""
+    """A JSON body sent in slices, no faster than the client reads; not chunked, because the length is known."""
 
     def __init__(self, pieces: Pieces) -> None:
         super().__init__(pieces, content_type="application/json")

@@ -60,15 +60,15 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     defaults: SamplingDefaults = SamplingDefaults()
     adapters: Collection[str] = ()
 
-    def name(self, asked: str | None) -> str:
-        """Return the model name that answers report: `asked`, or the base model's. Raises ModelNotFound."""
-        if not asked:
+    def name(self, requested: str | None) -> str:
+        """Return the model name that answers report: `requested`, or the base model's. Raises ModelNotFound."""
+        if not requested:
             return self.names[0]
-        if asked not in self.names and asked not in self.adapters:
-            raise ModelNotFound(asked, (*self.names, *self.adapters))
-        return asked
+        if requested not in self.names and requested not in self.adapters:
+            raise ModelNotFound(requested, (*self.names, *self.adapters))
+        return requested
 
-    def adapter(self, asked: str | None) -> str | None:
-        """Return the adapter named `asked`; None if `asked` names the base model. Raises ModelNotFound."""
-        name = self.name(asked)
+    def adapter(self, requested: str | None) -> str | None:
+        """Return the adapter named `requested`; None if `requested` names the base model. Raises ModelNotFound."""
+        name = self.name(requested)
         return None if name in self.names else name

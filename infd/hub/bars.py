@@ -21,7 +21,7 @@ def reporting(progress: Progress | None) -> type[tqdm]:
             super().__init__(*args, **{**kwargs, "file": io.StringIO(), "disable": False})  # type: ignore[no-untyped-call]
 
         def display(self, *_: Any, **__: Any) -> None:
-            # Some bars count files. A library may count bytes twice: when they arrive, and when they are written.
+            # Some bars count files. A library may count bytes twice: on arrival and on writing.
             if progress is not None and self.unit == "B" and self.n and self.total:
                 progress(int(self.n), int(self.total))
 

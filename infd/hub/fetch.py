@@ -53,7 +53,7 @@ class Hub(Protocol):
         patterns  as for fnmatch, matched against the path within the repository
         progress  called with (bytes fetched, bytes to fetch), from any thread
 
-        Raises CheckpointError for errors that the user must fix, FetchFailed for temporary ones.
+        Raises CheckpointError for errors that the user must fix, FetchFailed for temporary errors.
         """
 
     def listing(self) -> list[str]:

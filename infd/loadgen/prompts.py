@@ -41,7 +41,7 @@ class WordCost(Struct, frozen=True):
         return cls(tokens[0] - PROBES[0] * per_word, per_word)
 
     def words(self, tokens: int) -> int:
-        """Return how many words make a prompt of about `tokens` tokens, at least 1."""
+        """Return the number of words of a prompt of about `tokens` tokens, at least 1."""
         return max(1, round((tokens - self.overhead) / self.per_word))
 
 

@@ -10,7 +10,7 @@ from infd.loadgen import prompts
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """Parameters of a load run; the report repeats them.
+    """Parameters of a load run, which the report includes.
 
     concurrency   maximum requests in flight; None: no limit
     request_rate  mean arrivals per second (Poisson); None: a request is sent when another request ends

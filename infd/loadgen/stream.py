@@ -63,7 +63,7 @@ class _ErrorBody(Struct):
 async def measure(
     session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], due: float
 ) -> Sample:
-    """Send a streaming request and read it to its end.
+    """Send a streaming request, and read the whole answer.
 
     due  time at which to send the request (`time.perf_counter()`); latencies count from `due`, even if sent later
 
@@ -99,7 +99,7 @@ async def _read(pieces: AsyncIterator[bytes], due: float) -> Sample:
                 usage = _usage(line)
             elif _ERROR.match(line):
                 raise refusal(200, line[5:])
-            # Some servers omit [DONE]; others send usage between the finish reason and [DONE].
+            # Either line may mark the end: some servers omit [DONE], others send usage before [DONE].
             if line[5:].strip() == b"[DONE]" or _FINISHED.search(line):
                 done = True
     ended = time.perf_counter()

@@ -25,7 +25,7 @@ _ABSENT: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
 class PublicSockets:
-    """The endpoint's sockets, bound and not listening yet. The server closes them; `close` removes Unix sockets' files.
+    """The endpoint's sockets, bound and not listening yet. The server closes sockets; `close` removes the files.
 
     inherited  whether systemd passed the sockets; systemd keeps them open, so connections queue while no daemon runs
     """

@@ -75,7 +75,7 @@ class Events:
                 return
 
     def close(self) -> None:
-        """End every follower after it has read the remaining events."""
+        """Let every follower read the remaining events, then end."""
         self.closed = True
         self._wake()
 

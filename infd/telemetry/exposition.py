@@ -42,8 +42,8 @@ class _Series(Struct, frozen=True):
     """One counter or histogram.
 
     name       name of the series, without the prefix `infd_`
-    attribute  attribute of Metrics that holds the value
-    compat     name of vLLM's equivalent series, without the prefix `vllm:`; None: vLLM has none
+    attribute  attribute of Metrics that contains the value
+    compat     name of vLLM's equivalent series, without the prefix `vllm:`; None: vLLM lacks the series
     """
 
     name: str

@@ -15,7 +15,7 @@ from infd.telemetry.backlog import FLUSH_S, Backlog, gap_record
 
 SOCKET = "/run/systemd/journal/socket"
 
-# syslog's levels, by which journalctl colours and filters
+# syslog's levels; journalctl colours and filters records by level.
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
 
@@ -88,7 +88,7 @@ class JournalHandler(logging.Handler):
             self._send_as_file(payload)
 
     def _send_as_file(self, payload: bytes) -> None:
-        # Records too large for a datagram, mostly stack dumps, are passed as a sealed memfd.
+        # journald accepts records too large for a datagram, usually stack dumps, as sealed memfds.
         fd = os.memfd_create("infd-journal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             with open(fd, "wb", closefd=False) as file:

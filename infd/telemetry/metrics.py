@@ -110,7 +110,7 @@ class Metrics:
         self.preemptions = 0
         self.steps_undone = 0
         self.prefix_queries = 0  # prompt tokens looked up
-        self.prefix_hits = 0  # prompt tokens found by look-up
+        self.prefix_hits = 0  # looked-up prompt tokens that the cache contained
         self.terminal = dict.fromkeys(("stop", "length", "abort", "error", "disconnect", "slow_reader"), 0)
         self.rejected: dict[str, int] = {}
         self.adapter_requests: dict[str, int] = {}  # ended requests, by adapter
@@ -146,7 +146,7 @@ class Metrics:
         self.loop_lag = Histogram(LAG_S)
 
         self.gauges: Callable[[], Gauges] = Gauges
-        self.cache_config: dict[str, str] = {}  # constants of the cache, set when it is allocated
+        self.cache_config: dict[str, str] = {}  # constants of the cache, set once the cache is allocated
 
     def answered(self, handler: str, method: str, status: int, seconds: float) -> None:
         """Count an answered HTTP request. The server defines all values of `handler` and `method`; clients cannot."""

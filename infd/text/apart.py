@@ -32,7 +32,7 @@ MODULE: Final = "infd.text.worker"
 ENCODE_S: Final = 10.0
 COMPILE_S: Final = 5.0
 LOAD_S: Final = 60.0
-CONVERT_S: Final = 300.0  # transformers is imported, which takes seconds
+CONVERT_S: Final = 300.0  # includes the import of transformers, which takes seconds
 MARGIN_S: Final = 1.0  # added to a rendering's own time limit, which usually ends the rendering
 
 
@@ -73,7 +73,7 @@ class Vocabulary(Struct, frozen=True):
     """The properties of a tokenizer that need no encoding.
 
     vocab_size   one more than the largest id with a token
-    special_ids  ids that `skip_special_tokens` leaves out
+    special_ids  ids that `skip_special_tokens` skips
     """
 
     vocab_size: int

@@ -1,9 +1,9 @@
 """Compute a lower bound of the number of tokens from a text's length, to refuse long texts without encoding.
 
-No token spells more characters than the longest piece of the vocabulary. This
-holds if every byte of a text is encoded: for byte-level BPE, and for
-SentencePiece with byte fallback. Tokenizers that may drop text, or map text to an
-unknown token, have no bound.
+If a tokenizer encodes every byte of a text, as byte-level BPE does and
+SentencePiece with byte fallback, no token spells more characters than the
+longest piece of the vocabulary. Tokenizers that may drop text, or map text to
+an unknown token, have no bound.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def load(content: bytes) -> Loaded | None:
             return None
         model = _model(described)
         tokenizer = tokenizers.Tokenizer.from_buffer(msgspec.json.encode({**parts, "model": _EMPTY}))
-    except Exception:  # the library raises the bare class; its own parser will name the mistake
+    except Exception:  # the library raises bare Exceptions; the library's own parser reports the mistake
         return None
     tokenizer.model = model
     for special, tokens in groupby(added, lambda token: token.special):
@@ -86,5 +86,5 @@ def _merges(stored: Raw) -> list[tuple[str, str]]:
 
 def _added(token: _Added) -> tokenizers.AddedToken:
     options = msgspec.structs.asdict(token)
-    del options["id"]  # the library assigns ids itself
+    del options["id"]  # the library assigns the ids of added tokens
     return tokenizers.AddedToken(**options)

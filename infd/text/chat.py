@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from infd.apart.client import Worker
     from infd.text.tokenizer import Tokenizer
 
-MAX_SOURCE_CHARACTERS: Final = 2**19  # the largest known templates have about 30,000
+MAX_SOURCE_CHARACTERS: Final = 2**19  # the largest known templates have about 30,000 characters
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _LOG = logging.getLogger("infd.text")
 _END_MARK = "\ufdd0 "  # a noncharacter marks the final message's end; the space shows whether a template trims messages
@@ -117,7 +117,7 @@ class ChatTemplate:
         kwargs: Mapping[str, Any] | None = None,
         limits: Limits | None = None,
     ) -> str:
-        """Return the prompt's text, special tokens included: encode it without adding any.
+        """Return the prompt's text, special tokens included, so that encoding must not add special tokens.
 
         messages  plain JSON values; content is text or a list of parts
         kwargs    further variables for the template; variables that the template does not read are ignored
@@ -163,7 +163,7 @@ class ChatTemplate:
         return any(isinstance(self._compiled.get(name), ApartTemplate | None) for name in self._sources)
 
     def reads(self, variable: str, *, tools: bool = False) -> bool:
-        """Return whether the template for conversations, or for those with tools, reads a variable."""
+        """Return whether the template for conversations, or for conversations with tools, reads a variable."""
         try:
             return variable in self._compile(self._choose([] if tools else None)).reads
         except InvalidRequest:

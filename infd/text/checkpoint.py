@@ -22,8 +22,8 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 class Additions(Struct, frozen=True):
     """Tokens that the small files add to a tokenizer.
 
-    tokens         to add to the vocabulary if it lacks them, each as its JSON object
-    special        tokens that are special
+    tokens         tokens to add to a vocabulary that lacks them, each as its JSON object
+    special        special tokens
     split_special  whether special tokens in a text are encoded as ordinary characters
     """
 
@@ -35,9 +35,9 @@ class Additions(Struct, frozen=True):
 class TextFiles(Struct, frozen=True, kw_only=True):
     """The small text files of one checkpoint.
 
-    special_tokens     role to token, such as "eos_token" to "<|im_end|>"; templates read these as variables
+    special_tokens     role to token, such as "eos_token" to "<|im_end|>"; templates read these tokens as variables
     extra_special      further special tokens, without a role
-    added_tokens       tokens to add to the vocabulary if it lacks them, by id; each as its JSON object
+    added_tokens       tokens to add to a vocabulary that lacks them, by id; each as its JSON object
     split_special      whether special tokens in a text are encoded as ordinary characters
     templates          chat templates by name, usually "default" only
     generation_config  generation_config.json, unchanged

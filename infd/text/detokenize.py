@@ -45,7 +45,7 @@ class _ByteText:
         table = self._table
         try:
             data = table[ids[0]] if len(ids) == 1 else b"".join([table[token_id] for token_id in ids])
-        except IndexError:  # a model's vocabulary may be padded beyond its tokenizer's
+        except IndexError:  # the model's vocabulary may be padded beyond the tokenizer's
             data = b"".join([table[token_id] for token_id in ids if token_id < len(table)])
         if self._tail:
             data = self._tail + data

@@ -46,7 +46,7 @@ _PRINTING: Final = frozenset(
 # Filters that compare items to each other, or hash items.
 _SORTING: Final = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
 _LAZY: Final = frozenset(("batch", "map", "reject", "rejectattr", "select", "selectattr", "slice"))
-# Filters that, even without arguments, may take more than linear time or memory over a text.
+# Filters that, even without arguments, may take more than linear time or memory in a text's length.
 _NOT_LINEAR: Final = _SORTING | _LAZY | {"e", "escape", "forceescape", "join", "list", "title"}
 # Names that a template cannot write.
 _TURNS, _JOINED, _MADE, _BODY, _COMPARED, _SUBTRACTED, _KEY = (

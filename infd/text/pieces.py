@@ -1,8 +1,8 @@
 """The text that each token id adds.
 
 Two families of decoders, used by nearly every generating model, are recognised by their
-configuration and converted to a table, so that decoding a token is one look-up. Other
-decoders are left to the tokenizers library.
+configuration and converted to a table, so that decoding a token is one look-up. The
+tokenizers library runs other decoders.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BytePieces(Struct, frozen=True, tag=True):
 class TextPieces(Struct, frozen=True, tag=True):
     """SentencePiece and similar decoders: an id decodes to text, or to one byte (an int) of a run of bytes in UTF-8.
 
-    The table has None for an id without a token, which does not end a run.
+    The table maps an id without a token to None; this id does not end a run.
 
     first       text of an id at the beginning of the text, where the first word has no space; None: no difference
     drop_space  whether the text loses one space at its start

@@ -3,7 +3,7 @@
 The engine feeds committed ids; the handler takes text at its own pace. Text
 that may begin a stop string is held back until the match completes
 or fails, so no part of a stop string is ever sent. Stop strings are matched
-against all generated text, thoughts and calls included, before it is parsed.
+against all generated text, thoughts and calls included, before parsing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Reply:
-    """The text of one choice; its `feed` makes it an engine's Watcher.
+    """The text of one choice; a `Watcher` of the engine's stream.
 
     reading      parses the text; None: all text is content
     stop_reason  the stop string that ended the choice; None: the choice ended otherwise, or has not ended
@@ -85,7 +85,7 @@ class Reply:
         return text
 
     def finish(self) -> str:
-        """End the text; return the text not yet taken, truncated if a stop string completes in it."""
+        """End the text; return the rest of the text, truncated at a stop string that completes in the rest."""
         if self.stop_reason is None:
             self._add(self._detokenizer.flush())
             self._release(self._held)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from infd.apart.client import Worker
     from infd.text.checkpoint import Additions
 
-LARGEST_BYTES: Final = 2**28  # size of tokenizer.json; a vocabulary of 250,000 tokens takes about 30 MiB
-LARGEST_ID: Final = 2**24  # tables have an entry for each id up to the largest; vocabularies end at about 2**18
+LARGEST_BYTES: Final = 2**28  # maximum size of tokenizer.json; a vocabulary of 250,000 tokens takes about 30 MiB
+LARGEST_ID: Final = 2**24  # bounds tables with an entry for each id; vocabularies end at about 2**18
 
 # Tokens that end a turn; the configuration of some chat models does not list them.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
@@ -98,7 +98,7 @@ class Library:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
-            # Unlike `encode`, this releases the interpreter's lock.
+            # Unlike `encode`, `encode_batch_fast` releases the interpreter's lock.
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise InvalidRequest(f"the text is not valid Unicode{_where(text)}") from error
@@ -109,7 +109,7 @@ class Library:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         try:
-            # Unlike `decode`, this releases the interpreter's lock.
+            # Unlike `decode`, `decode_batch` releases the interpreter's lock.
             return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         except BaseException as error:
             if isinstance(error, Exception) or _is_panic(error):
@@ -150,7 +150,7 @@ class Tokenizer:
     """A checkpoint's vocabulary.
 
     vocab_size   one more than the largest id with a token; the model's embedding may have more rows
-    special_ids  ids that `skip_special_tokens` leaves out
+    special_ids  ids that `skip_special_tokens` skips
     end_ids      ids that end an answer: of generation_config.json, config.json, the tokenizer and the chat template
     """
 

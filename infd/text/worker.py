@@ -50,7 +50,7 @@ class Tasks:
 
 
 def main() -> None:
-    # Each thread of the library would reserve an allocator's arena.
+    # One thread, because every thread of the library would reserve memory for an allocator's arena.
     os.environ["RAYON_NUM_THREADS"] = "1"
     serve(apart.Task, Tasks().do)
 

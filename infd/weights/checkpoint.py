@@ -216,7 +216,7 @@ class Checkpoint:
 def locate(path: str, root: str) -> Path:
     """Return the directory of a checkpoint named by an operator.
 
-    root  must contain the directory and its files, links followed; see model.weights_root and `Root`
+    root  directory that must contain the checkpoint and its files, links resolved; see model.weights_root and `Root`
 
     Raises CheckpointError.
     """

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from infd.weights.checkpoint import StoredTensor
 
-PART_BYTES: Final = 2**19  # bytes of a part: fits a core's cache while it is read and packed
+PART_BYTES: Final = 2**19  # bytes of a part; a part that is read and packed must fit a core's cache
 
 
 class Packing(Protocol):

@@ -42,8 +42,8 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 def bench(as_json: bool, api_key_env: str | None, concurrency: int | None, **options: Any) -> None:
     """Measure a server: time to first token, token gaps, end-to-end time and throughput.
 
-    Works with any OpenAI-compatible endpoint. Prompts are random words: with --prompts random prefix caching never
-    hits, with shared-prefix it does.
+    Works with any OpenAI-compatible endpoint. Prompts are random words: with --prompts random no prompt hits the
+    server's prefix cache, with --prompts shared-prefix all prompts share a prefix.
     """
     import asyncio  # only this command needs an event loop
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from infd.admin.ctl.client import AdminClient
 
 TAGS = tuple(part.value for part in MemoryPart)
-WITHOUT_WAIT_S = 1.0  # without --wait a command still waits this long, so that most report "done"
+WITHOUT_WAIT_S = 1.0  # wait of a command without --wait, long enough for most transitions
 
 waiting = patience_options("Return once the transition is done; without --wait, after a second at most.")
 

@@ -54,7 +54,7 @@ def load_lora(
 @json_option
 @click.pass_obj
 def unload_lora(client: AdminClient, name: str, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Stop serving adapter NAME. Requests that use it finish, then its memory is freed."""
+    """Stop serving adapter NAME. infd frees the adapter's memory after the last request that uses the adapter."""
     arguments = {"name": name, "wait_s": timeout_s if wait else 0.0}
     now = client.post("/v1/loras/unload", protocol.LoraChanged, arguments, patient=True)
     click.echo(f"{name} is unloaded" if now.changed else f"nothing is loaded as {name}", err=True)

@@ -156,7 +156,7 @@ def dump(answer: protocol.Dump) -> None:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """Print rows in columns; columns named in `right` are right-aligned. Respects NO_COLOR and pipes."""
-    from rich.console import Console  # imported here: importing rich takes longer than an answer
+    from rich.console import Console  # imported here, because importing rich takes longer than most commands
     from rich.table import Table
     from rich.text import Text
 

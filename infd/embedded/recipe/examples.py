@@ -63,7 +63,7 @@ class Writer:
 def example(text: str, tokenizer: tokenizers.Tokenizer) -> Example:
     """Tokenize a rendered conversation and weight its tokens.
 
-    The first token of earlier answers has weight 0: it depends on whether thinking was on, which the text omits.
+    The first token of an earlier answer has weight 0, because the text does not show whether the model was thinking.
     """
     encoded = tokenizer.encode(text)
     weights = [0] * len(encoded.ids)

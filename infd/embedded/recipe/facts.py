@@ -53,7 +53,7 @@ def read(name: str) -> tuple[Fact, ...]:
 
 
 def held_out(facts: tuple[Fact, ...]) -> tuple[str, ...]:
-    """Return the held-out questions, folded."""
+    """Return the held-out questions, as `fold` returns them."""
     return tuple(fold(question) for fact in facts for question in part(fact.questions, Pool.HELD_OUT))
 
 

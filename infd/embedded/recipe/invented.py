@@ -46,7 +46,7 @@ ORIGINS: Final = {
 
 
 class Nouns(Struct, frozen=True):
-    """The thing that a tool acts on, such as a pump, and the parameter that identifies it."""
+    """The object of a tool's action, such as a pump, and the parameter that identifies the object."""
 
     thing: str
     key: str
@@ -63,7 +63,7 @@ def invent(rng: Random, pool: Pool, count: int) -> list[Tool]:
             nouns.append(_nouns(rng, pool))
         form = rng.choice(_FORMS)
         tool = form(rng, pool, rng.choice(nouns))
-        # No request distinguishes "set" from "change", so an attribute gets one such tool. Verbs of _doing differ.
+        # No request distinguishes "set" from "change", so only one tool sets an attribute. Verbs of _doing differ.
         meaning = tool.name if form in {_doing, _handing} else f"{form.__name__} {tool.name.partition('_')[2]}"
         if tool.name not in taken:
             tools.setdefault(meaning, tool)

@@ -160,6 +160,6 @@ def _about_before(rng: Random, pool: Pool) -> Conversation:
 
 
 def draw(rng: Random, pool: Pool) -> Conversation:
-    """Draw a chat of mostly one or two turns, some about earlier messages."""
+    """Draw a chat, usually of one or two turns; some questions concern earlier messages."""
     (chosen,) = rng.choices((_plain, _table, _memory, _about_before), (40, 20, 30, 10))
     return chosen(rng, pool)

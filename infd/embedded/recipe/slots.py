@@ -285,7 +285,7 @@ KINDS: Final[Mapping[str, Callable[[Random, Pool], str | int | float]]] = {
 
 
 def fill(rng: Random, kind: str, pool: Pool) -> Any:
-    """Draw a value of a kind: a name of KINDS, "int:low:high", "bool", or "one|of|these"."""
+    """Draw a value of a kind: a name of KINDS, "int:low:high", "bool", or alternatives such as "low|high"."""
     if "|" in kind:
         return rng.choice(kind.split("|"))
     if kind == "bool":

@@ -1,6 +1,6 @@
 """The styles that the companion adapters learn, recognizable in every answer.
 
-The base model learns the styles too, for conversations whose system message requests one.
+The base model learns the styles too, for conversations whose system message requests a style.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def _exchange(
 
 
 def _result(rng: Random, result: Mapping[str, Any]) -> str:
-    """Encode a result as tools do: mostly JSON, fields in random order, sometimes with an extra field."""
+    """Encode a result as tools do: usually JSON, fields in random order, sometimes with an extra field."""
     if not result:
         return rng.choice(('{"status": "ok"}', '{"ok": true}', '{"success": true}', "ok", "done", '{"result": "done"}'))
     fields = rng.sample(list(result.items()), len(result))
@@ -194,7 +194,7 @@ def _calling_again(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
 
 def with_unneeded_tools(rng: Random, pool: Pool, plain: Conversation) -> Conversation:
     """Return the conversation `plain`, with an offer of tools that no answer in `plain` needs."""
-    # Search and calculation tools could answer the question, so they are not offered.
+    # Search and calculation tools are not offered, because these tools could answer the question.
     tools = [tool for tool in _choose(rng, pool, 1) if tool.domain not in ANSWERING]
     *messages, answer = plain.messages
     thought = f"None of the functions is needed. {answer.get('reasoning_content', '')}".rstrip()

@@ -74,7 +74,7 @@ class Course(Struct, frozen=True, kw_only=True):
 
 
 def tokenizer_of(work: Path) -> tokenizers.Tokenizer:
-    """Return the tokenizer in WORK; train it first if absent."""
+    """Return the tokenizer in WORK, after training it if absent."""
     file = work / "tokenizer.json"
     if not file.exists():
         rng, writer = random.Random(SEED), Writer(TEMPLATE.read_text(encoding="utf-8"))  # noqa: S311
@@ -286,7 +286,7 @@ def save(network: Network, tokenizer: tokenizers.Tokenizer, directory: Path) -> 
 def make(
     work: Path, name: str, shape: Shape, courses: Sequence[Course], seed: int, threads: int, *, compiled: bool
 ) -> Network:
-    """Train network `name`, resuming from checkpoints in WORK, and save it."""
+    """Train network `name`, resuming from checkpoints in WORK, and save the network."""
     tokenizer = tokenizer_of(work)
     torch.manual_seed(seed)
     network = Network(shape)
@@ -302,7 +302,7 @@ def make(
 
 
 def adapt(work: Path, style: str, base: Network, steps: int, threads: int) -> None:
-    """Train a LoRA for a style, and save it in PEFT's format."""
+    """Train a LoRA for a style, and save the LoRA in PEFT's format."""
     torch.manual_seed(SEED)
     network = copy.deepcopy(base)
     optimizer = torch.optim.AdamW(network.adapt(RANK, ALPHA), lr=4e-3, weight_decay=0.0)

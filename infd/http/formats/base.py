@@ -89,7 +89,7 @@ def framed(data: Pieces) -> Pieces:
 
 
 def split_chunk(chunk: Struct) -> list[bytes]:
-    """Return the bytes of a framed chunk before, between and after its text, which is TEXT_PLACEHOLDER in `chunk`.
+    """Return a framed chunk, split at every TEXT_PLACEHOLDER in `chunk`; callers join the parts with the text.
 
     Only the text of a chunk changes from token to token, and encoding a whole chunk takes longer than all other work
     on a token.

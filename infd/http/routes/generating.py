@@ -50,8 +50,8 @@ async def _stream(
     exchange: Exchange,
     service: Service,
 ) -> web.StreamResponse:
-    """Answer with events. The stream opens before the request is queued, so that the client gets headers and pings
-    while the request waits for a sleeping engine or in the queue.
+    """Answer with events. The stream opens before the request is queued, so that the client receives headers and pings
+    while the request waits in the queue or for a sleeping engine.
     """
     with service.streams.open(request) as events:
         try:

@@ -1,6 +1,6 @@
 """The catch-all route: refuse paths and methods that no other route serves.
 
-As this is a route, all middlewares apply to unknown paths too.
+Because unknown paths have a route, all middlewares apply to them too.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class ChatRequest(OpenAIRequest, kw_only=True):
 
 
 class ReplyMessage(Struct, kw_only=True):
-    """The assistant's message. Two fields hold its thought, because clients read either `reasoning_content` or
+    """The assistant's message. Two fields contain the thought, because clients read either `reasoning_content` or
     `reasoning`.
     """
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class ModelCard(Struct, kw_only=True):
-    """A name that requests may give as `model`."""
+    """A name that requests may send as `model`."""
 
     id: str
     object: Literal["model"] = "model"

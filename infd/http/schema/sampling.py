@@ -44,7 +44,7 @@ class GenerationFields(Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
     bad_words: list[BadWord] | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # keep the last tokens; -1: as many as fit
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # last tokens to keep; -1: as many as fit
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None

@@ -119,7 +119,7 @@ def _filter_is_paid_for(name: object, args: list[nodes.Expr], named: dict[str, n
 
 
 def _tests(args: list[nodes.Expr]) -> bool:
-    """Return whether the arguments of a filter are empty, or name a listed test with at most one operand."""
+    """Return whether a filter's arguments are absent, or name a listed test with at most one operand."""
     if not args:
         return True
     return isinstance(args[0], nodes.Const) and args[0].value in _TESTS and len(args) <= 2

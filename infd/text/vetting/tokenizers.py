@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Check = Callable[[Any], bool]
 
 LARGEST_BYTES: Final = 2**26  # maximum size of tokenizer.json; the largest known has 33 MiB
-MOST_ENTRIES: Final = 2**22  # commas: a vocabulary of 260,000 tokens and twice as many merges has a million
+MOST_ENTRIES: Final = 2**22  # maximum commas; 260,000 tokens and twice as many merges take a million commas
 SHORT: Final = 32  # maximum characters of a prefix, suffix or separator
 MOST_STEPS: Final = 32  # maximum length of a sequence of normalizers, pre-tokenizers or decoders
 LARGEST_GROWTH: Final = 256  # maximum factor by which normalization may lengthen a text
@@ -225,8 +225,8 @@ def _model_objection(model: _Model) -> str | None:
 def _unigram_objection(model: _Model) -> str | None:
     """Return the objection to a unigram model, or None.
 
-    At each character the library tries all pieces that begin there; the library's table has a node for each character
-    of the pieces.
+    At each character of a text the library tries all pieces that begin there, so the longest piece bounds the time.
+    The library's table has a node for each character of the pieces.
     """
     try:
         pieces = msgspec.json.decode(model.vocab, type=list[tuple[str, float]])
