@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from infd.grammar.protocol import Limits
 
 ROOT: Final = "root"
+# Possessive quantifiers, because a search cannot be interrupted: with others a run of n spaces takes time n^4.
 _TOKEN: Final = re.compile(
     r"""
-    (?P<space>\s+|\#[^\n]*)
-  | (?P<rule>[A-Za-z0-9_-]+)(?=\s*::=)
+    (?P<space>\s++|\#[^\n]*+)
+  | (?P<rule>[A-Za-z0-9_-]++)(?=\s*+::=)
   | (?P<defined>::=)
-  | (?P<name>[A-Za-z_][A-Za-z0-9_-]*)
-  | "(?P<text>(?:\\.|[^"\\\n])*)"
-  | \[(?P<characters>(?:\\.|[^\]\\\n])*)\]
-  | \{\s*(?P<least>\d*)\s*(?P<range>,?)\s*(?P<most>\d*)\s*\}
+  | (?P<name>[A-Za-z_][A-Za-z0-9_-]*+)
+  | "(?P<text>(?:\\.|[^"\\\n])*+)"
+  | \[(?P<characters>(?:\\.|[^\]\\\n])*+)\]
+  | \{\s*+(?P<least>\d{0,9}+)\s*+(?:(?P<range>,)\s*+(?P<most>\d{0,9}+)\s*+)?\}
   | (?P<mark>[()|*+?.])
     """,
     re.VERBOSE,
@@ -65,11 +66,6 @@ class Repeated(Struct, frozen=True):
 
 
 Node = Characters | Reference | Sequence | Alternatives | Repeated
-
-
-def is_ebnf(grammar: str) -> bool:
-    """Return whether a grammar's rules are written with `::=`, outside of its strings and comments."""
-    return "::=" in re.sub(r'"(?:\\.|[^"\\\n])*"|#[^\n]*|//[^\n]*|/(?:\\.|[^/\\\n])+/', "", grammar)
 
 
 def to_lark(grammar: str, limits: Limits) -> str:
@@ -201,7 +197,7 @@ class _Parser:
         self._start, self._kind, self._value = self._at, "", ""
 
     def _times(self, match: re.Match[str]) -> str:
-        least, most = match["least"], match["most"]
+        least, most = match["least"], match["most"] or ""
         if not match["range"]:
             return f"{{{least}}}" if least else self._fail("{} repeats nothing")
         if least and most and int(least) > int(most):

@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 
     from infd.grammar.protocol import Limits
 
+# A search cannot be interrupted. Quantifiers are possessive, and what is not closed extends to the end of its line:
+# with a second attempt behind each quote or bracket, n of them would take time n^2.
 _TOKEN = re.compile(
     r"""
-    (?P<comment>//[^\n]*|\#[^\n]*)
-  | (?P<string>"(?:\\.|[^"\\\n])*")
-  | (?P<regex>/(?:\\.|[^/\\\n])+/)
-  | (?P<special><[^<>\s]*>)
+    (?P<comment>//[^\n]*+|\#[^\n]*+)
+  | (?P<string>"(?:\\.|[^"\\\n])*+"?)
+  | (?P<regex>/(?:\\.|[^/\\\n])++/?)
+  | (?P<special><[^<>\s]*+>)
   | (?P<json>%json\b)
   | (?P<options>%llguidance\b)
-  | (?P<attributes>(?<=[\w!?-])\[[^\]\n]*\])
+  | (?P<attributes>(?<=[\w!?-])\[[^\]\n]*+\]?)
   | (?P<or>\|)
     """,
     re.VERBOSE | re.DOTALL,

@@ -15,7 +15,7 @@ from infd.errors import GrammarFailed
 from infd.grammar.llguidance import LlguidanceCompiler
 from infd.grammar.protocol import Limits
 from infd.grammar.trial import Trial
-from infd.request import Calls, Choice, Constraint, JsonSchema, Lark, Regex, ToolSchema
+from infd.request import Calls, Choice, Constraint, Ebnf, JsonSchema, Lark, Regex, ToolSchema
 from infd.text.tools.hermes import Hermes
 from tests.grammar import vocabularies
 
@@ -71,6 +71,14 @@ REFUSED: dict[str, Constraint] = {
     "5,000 parentheses": Lark("start: " + "(" * 5000 + '"a"' + ")" * 5000),
     "a terminal of itself": Lark("start: A\nA: A"),
     "a rule of itself": Lark("start: start"),
+    "spaces in an open brace": Ebnf('root ::= "a"{' + " " * 600),
+    "digits in an open brace": Ebnf('root ::= "a"{' + "1" * 20_000),
+    "20,000 repetitions in digits": Ebnf('root ::= "a"{' + "1" * 20_000 + "}"),
+    "quotes in an open string": Lark('start: "' + '\\"' * 20_000),
+    "slashes in an open expression": Lark("start: /" + "\\/" * 20_000),
+    "open brackets": Lark("start: " + "a[" * 20_000),
+    "digits before a boundary": schema(pattern="[a]{" + "1" * 20_000),
+    "a boundary behind digits": schema(pattern="[a]{" + "1" * 20_000 + r"}\b[b]*$"),
     "nested groups": Regex("(" * 5000 + "a" + ")" * 5000),
     "a?^n a^n": Regex("a?" * 2000 + "a" * 2000),
     "520 optional groups": Regex("".join(f"(.*{each})?" for each in "abcdefghijklmnopqrstuvwxyz") * 20),

@@ -156,8 +156,3 @@ def test_nesting_and_alternatives_are_bounded():
         with pytest.raises(GrammarFailed) as failed:
             ebnf.to_lark(grammar, Limits())
         assert failed.value.code == "grammar_too_large"
-
-
-def test_a_grammar_is_known_by_its_defining_mark():
-    assert ebnf.is_ebnf('root ::= "a"')
-    assert not ebnf.is_ebnf('start: "::=" | /::=/ // ::=')

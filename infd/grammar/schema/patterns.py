@@ -172,7 +172,7 @@ def _without_boundary(pattern: str) -> str:
 
     The alternatives differ in whether a letter precedes the boundary.
     """
-    found = re.search(rf"({_CLASS})(\+|\{{(\d+)(,?)(\d*)\}}|)\\b(\(?)({_CLASS})\*(\)?)\$\Z", pattern)
+    found = re.search(rf"({_CLASS})(\+|\{{(\d{{1,9}}+)(?:(,)(\d{{0,9}}+))?\}}|)\\b(\(?)({_CLASS})\*(\)?)\$\Z", pattern)
     if found is None or bool(found[6]) != bool(found[8]):
         return pattern
     least, most = int(found[3] or 1), found[5] and int(found[5])
