@@ -361,7 +361,7 @@ class ConfigError(StartError):
 
 
 class Foreign(Exception):
-    """An exception of another process that is not an InfdError; the message names its type and text."""
+    """An exception of another process that is not an InfdError; the message states its type and text."""
 
 
 class Fault(Struct, frozen=True):

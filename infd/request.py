@@ -237,7 +237,7 @@ class AdapterFacts(Struct, frozen=True):
 class TokenLogprobs(Struct, frozen=True):
     """Log-probabilities at one position, from the raw logits (before temperature, penalties and bias)."""
 
-    chosen: float  # of the sampled token, or the prompt's
+    chosen: float  # of the sampled token, or of the prompt's token
     top_ids: tuple[int, ...] = ()  # likeliest first
     top: tuple[float, ...] = ()  # of top_ids
     rank: int | None = None  # of the prompt's token, 1 is the likeliest; None for sampled tokens

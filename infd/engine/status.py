@@ -22,12 +22,12 @@ class Status(Struct, kw_only=True):
 
     state: str
     reason: str
-    since: float  # Unix time
+    since: float  # Unix time at which the state began
     running: int = 0
     waiting: int = 0
     waiting_tokens: int = 0
     held: int = 0  # requests that wait at the gate, included in `waiting`
-    weights: str = "loaded"  # or released, parked, invalid
+    weights: str = "loaded"  # loaded, released, parked or invalid
     kv_cache: str = "loaded"
     tickets: int = 0
     pages: int = 0
@@ -38,7 +38,7 @@ class Status(Struct, kw_only=True):
     prefix_hits: int = 0
     steps: int = 0
     last_step_age_s: float | None = None
-    accepted: int = 0  # choices
+    accepted: int = 0  # choices queued so far
     terminal: dict[str, int] = {}
     max_model_len: int = 0
     step_tokens: int = 0

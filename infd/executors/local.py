@@ -203,7 +203,7 @@ class LocalExecutor:
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None
-        with suppress(RuntimeError):  # the event loop is closed
+        with suppress(RuntimeError):  # raised if the event loop is closed
             self._loop.call_soon_threadsafe(callback, *args)
 
     # On the event loop

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Selected(Struct, frozen=True):
-    """One row of the selection table: the implementation that a family uses, and why the others are not used."""
+    """One row of the selection table: the implementation that a family uses, and why others are not used."""
 
     family: str
     chosen: str

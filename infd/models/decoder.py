@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from infd.models.layers.sublayer import Sublayer
     from infd.models.parameter import Parameter
 
-# Prefixes of decoder weights: text-only; multimodal before transformers 5; multimodal since; decoder saved alone.
+# Prefixes of decoder weights: of text-only models; of multimodal models before transformers 5, and since; of decoders
+# saved alone.
 ROOTS = ("model.", "language_model.model.", "model.language_model.", "")
 HEADS = ("lm_head", "language_model.lm_head")
 

@@ -128,7 +128,7 @@ class Runner:
         return pending
 
     def prepare_to_wait(self) -> None:
-        """Prepare the calling thread to wait for the device."""
+        """Set the calling thread's device and timer slack, before its first wait."""
         self._staging.prepare_to_wait()
 
     def spin(self, seconds: float) -> None:

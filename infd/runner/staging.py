@@ -116,7 +116,7 @@ class Staging(Protocol):
         """End a step; return the buffer of its results, for `wait` and `release`; None if nothing is copied."""
 
     def prepare_to_wait(self) -> None:
-        """Prepare the calling thread to wait."""
+        """Set the calling thread's device and timer slack, before its first wait."""
 
     def wait(self, buffer: StagingBuffer) -> None:
         """Wait until the device has finished the step."""

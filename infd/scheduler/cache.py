@@ -115,7 +115,7 @@ class Cache(Resource):
         peak = self._layout.peak_pages(len(seq.tokens), self._step_tokens)
         return max(0, peak - found) + len(self._groups)
 
-    # Growth
+    # Page allocation
 
     def shortage(self, seq: Sequence, end: int) -> int:
         """Release the pages behind a sequence's window; return how many pages tokens [computed, end) lack."""

@@ -58,7 +58,7 @@ class PagePool:
         self._references[page] += 1
 
     def release(self, page: int) -> None:
-        """Drop a reference. After the last, the page is cached if it is indexed, else free."""
+        """Drop a reference. A page without references is cached if it is indexed, else free."""
         self._references[page] -= 1
         assert self._references[page] >= 0, f"page {page} released more often than held"
         if not self._references[page]:

@@ -241,7 +241,7 @@ class Scheduler:
         for queue in (self.waiting, self.running):
             assert queue == sorted(queue, key=by_place), "a queue is out of order"
 
-    # One step
+    # Planning and committing one step
 
     def _fill(self, step: Scheduled, sequences: list[Sequence], budget: int, only: Container[Sequence] | None) -> int:
         """Add a span of each sequence, in order, until the token budget is spent; return the remaining tokens."""

@@ -84,7 +84,7 @@ class Sequence:
                     self.end_ids = end_ids
                     self.limit += sampling.max_tokens  # the sequence ends at this many known tokens
                 case Score():  # only the first choice scores the prompt that all choices share
-                    self.scoring = choice == 0 and self.prompt_tokens > 1  # until all log-probabilities are known
+                    self.scoring = choice == 0 and self.prompt_tokens > 1  # whether log-probabilities are still missing
         self.prompt_logprobs: list[TokenLogprobs] = []  # known, and not yet in an outcome
         self.token_cost = 1  # budget tokens per computed token
         self.regime = 0  # regime of the rotary angles, see Regimes

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Times(Struct, frozen=True):
     """When a ticket's first choice reached each stage, and when its latest token was delivered (monotonic seconds).
 
-    None: not yet.
+    A time is None until the choice reaches the stage.
     """
 
     admitted: float
@@ -46,8 +46,8 @@ class Ticket:
     client         the API key's name, for `infdctl ps`
     adapter        the adapter's name; None: the model itself
     choices        empty until submitted
-    prompt_tokens  of all requests; a prompt counts once for all its choices
-    cached_tokens  of `prompt_tokens`, found in the prefix cache
+    prompt_tokens  tokens of all requests' prompts; a prompt counts once for all its choices
+    cached_tokens  prompt tokens found in the prefix cache
     departure      metrics label of a reader that leaves early: disconnect, or slow_reader if dropped
     held           whether the request waits at the gate
     expired        the error that ended the request before it was queued: a timeout, or an abort

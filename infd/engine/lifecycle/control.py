@@ -112,7 +112,7 @@ class LifecycleControl:
             released &= self._memory.released
         return self._set_target(awake_target if released <= parts else replace(now, awake=now.awake | parts))
 
-    # For other parts of the engine
+    # Called by other parts of the engine
 
     @property
     def target(self) -> Target:

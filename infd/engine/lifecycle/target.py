@@ -53,7 +53,7 @@ class Target(Struct, frozen=True, kw_only=True):
 class Transition:
     """One operator's request to reach a target, or to load weights.
 
-    ended        resolves when the target is reached; raises the error that prevented it
+    ended        resolves when the target is reached; raises the error that prevented the transition
     took_s       from the operator's request to the end of the transition
     aborted      choices ended by the transition
     frozen       choices that wait until steps run again

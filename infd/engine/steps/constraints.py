@@ -33,7 +33,7 @@ log = logging.getLogger("infd.engine")
 
 
 class Ended(Struct, frozen=True):
-    """A choice that its grammar ended: complete, or with `failure`."""
+    """A choice whose grammar is complete, or whose matcher failed with `failure`."""
 
     seq: Sequence
     failure: InfdError | None

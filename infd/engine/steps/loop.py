@@ -38,7 +38,7 @@ log = logging.getLogger("infd.engine")
 class Issued(Struct):
     """A step in flight.
 
-    at           monotonic seconds
+    at           time of issue, monotonic seconds
     constrained  whether the step samples a constrained choice
     filled       the step's mask; None until its filling begins
     result       None until the step may sample
@@ -81,7 +81,7 @@ class StepLoop:
         self._on_commit = on_commit
         self._on_end = on_end
         self._in_flight: deque[Issued] = deque()
-        self._committed: deque[tuple[Issued, list[Outcome]]] = deque()  # on_commit not yet called
+        self._committed: deque[tuple[Issued, list[Outcome]]] = deque()  # steps whose on_commit is not called yet
         self._suspects = Suspects()
         self._changed = asyncio.Event()
         self._held = False

@@ -28,7 +28,7 @@ class StepRecord:
     def __init__(self, scheduler: Scheduler, pulse: Callable[[], int], telemetry: Telemetry) -> None:
         self.steps = 0
         self.last_time = 0.0
-        self._last: float | None = None  # monotonic seconds
+        self._last: float | None = None  # time of the last commit, monotonic seconds
         self._verified = 0  # `steps` when the cache was last verified
         self._scheduler = scheduler
         self._watchdog = Watchdog(pulse)
@@ -72,7 +72,7 @@ class StepRecord:
         return self._watchdog.check(self._now(), busy=busy) and not known
 
     def verify_idle(self) -> None:
-        """Verify, while no choice is in flight, that no page is referenced. Skipped if no step ran since."""
+        """Verify, without choices in flight, that no page is referenced; skipped if no step ran since the last call."""
         if self._verified == self.steps:
             return
         self._verified = self.steps

@@ -79,7 +79,7 @@ class Stream:
         self.index = index
         self.watcher = watcher
         self.finish: FinishReason | None = None
-        self.delivered = 0  # tokens
+        self.delivered = 0  # tokens delivered so far
         self.inbox = inbox
         self._pending: Delta | None = None
         self._bytes = 0  # approximate size of the pending delta

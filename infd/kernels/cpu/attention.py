@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Step(ctypes.Structure):
-    """AttentionStep of `native/attention.h`."""
+    """The C structure AttentionStep of `native/attention.h`."""
 
     _fields_ = (
         ("tokens", INT),
@@ -42,7 +42,7 @@ class Step(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """AttentionLayer of `native/attention.h`."""
+    """The C structure AttentionLayer of `native/attention.h`."""
 
     _fields_ = (
         ("half", INT),

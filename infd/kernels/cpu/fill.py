@@ -18,7 +18,7 @@ TURN_S: Final = 1.0  # seconds between two reports
 
 
 class FillPart(ctypes.Structure):
-    """FillPart of `native/fill.cpp`."""
+    """The C structure FillPart of `native/fill.cpp`."""
 
     _fields_ = (
         ("file", INT),
@@ -33,7 +33,7 @@ class FillPart(ctypes.Structure):
 
 
 class FillProgress(ctypes.Structure):
-    """FillProgress of `native/fill.cpp`."""
+    """The C structure FillProgress of `native/fill.cpp`."""
 
     _fields_ = (("next", INT), ("failed", INT), ("error", INT))
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Product(ctypes.Structure):
-    """StackProduct of `native/stack.h`."""
+    """The C structure StackProduct of `native/stack.h`."""
 
     _fields_ = (("multiply", POINTER), ("weights", POINTER), ("bias", POINTER), ("outputs", INT), ("inputs", INT))
 

@@ -30,19 +30,19 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 class Norm(ctypes.Structure):
-    """StackNorm of `native/stack.h`."""
+    """The C structure StackNorm of `native/stack.h`."""
 
     _fields_ = (("weight", POINTER), ("size", INT), ("eps", FLOAT), ("offset", FLOAT))
 
 
 class Transform(ctypes.Structure):
-    """StackTransform of `native/stack.h`."""
+    """The C structure StackTransform of `native/stack.h`."""
 
     _fields_ = (("norm", Norm), ("factor", FLOAT))
 
 
 class Layer(ctypes.Structure):
-    """StackLayer of `native/stack.h`."""
+    """The C structure StackLayer of `native/stack.h`."""
 
     _fields_ = (
         ("input_norm", Norm),
@@ -72,7 +72,7 @@ class Layer(ctypes.Structure):
 
 
 class StackStep(ctypes.Structure):
-    """StackStep of `native/stack.h`."""
+    """The C structure StackStep of `native/stack.h`."""
 
     _fields_ = (
         ("tokens", INT),

@@ -89,7 +89,7 @@ class Unloaded:
 
 
 class Modules:
-    """Replaces the flashinfer module, without a GPU: each function requests the module that FlashInfer's would run."""
+    """Replaces the flashinfer module, without a GPU: its functions request the modules that FlashInfer's would run."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         import_module("flashinfer")
@@ -166,7 +166,7 @@ class Planner:
         getattr(self._module, self._name)(*self._backend, *kinds, torch.int32, head, head, NO_ANGLES, *limits, *rest)
 
     def reset_workspace_buffer(self, *_: Tensor) -> None:
-        """No-op."""
+        """No-op: no kernel uses the workspace."""
 
     def run(self, *_: Any, **__: Any) -> None:
         """No-op: `plan` has already requested the module."""

@@ -62,7 +62,7 @@ class Steps(ABC):
         q = q.contiguous() if pages.scales is None else _by_head(q, pages.scales[0])
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         known = batch.offsets[-1]
-        out[known:].zero_()  # padding
+        out[known:].zero_()  # rows of padding must be finite
         if unplanned:
             table = batch.table.contiguous()
             state.decode(q[:known], pages, table, self._lengths(), params, batch.window, sinks, out[:known])

@@ -1,4 +1,4 @@
-"""The persistent batch on a GPU: one launch per step and page group, and one for the sampled tokens."""
+"""The persistent batch on a GPU: one launch per step and page group, and one launch for the sampled tokens."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Linear:
         return ProductRecipe(self._weight.form, self._weight.tensor, bias)
 
     def __call__(self, x: Tensor, adapters: PassAdapters | None) -> Tensor:
-        """Return [T, sum of outputs] of x [T, inputs]."""
+        """Return the products [T, sum of outputs] of x [T, inputs], with bias and adapters."""
         y = self._weight.multiply(x, None if self._bias is None else self._bias.tensor)
         if adapters is not None:
             adapters.add(y, x, self._target)

@@ -35,5 +35,5 @@ class GatedMLP:
         return GatedRecipe(gate_up=self._gate_up.recipe(), activation=self._activated, down=self._down.recipe())
 
     def __call__(self, x: Tensor, adapters: PassAdapters | None) -> Tensor:
-        """Return [T, hidden] of x [T, hidden]."""
+        """Return the output [T, hidden] of the network for x [T, hidden]."""
         return self._down(self._activation(self._gate_up(x, adapters)), adapters)

@@ -48,7 +48,7 @@ def attend(
     infd_pass.batch.beat()
     plan, pages = infd_pass.batch.attention[infd_pass.group_of[layer]], infd_pass.batch.cache[layer]
     width, narrower = query.shape[-1], value.shape[-1]
-    if narrower < width:  # pages have one size for keys and values; padding of values is zeros, dropped below
+    if narrower < width:  # pages have one size for keys and values; values are padded with zeros, dropped below
         value = F.pad(value, (0, width - narrower))
     q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
     plan.write(k, v, pages)

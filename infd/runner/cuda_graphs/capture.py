@@ -82,7 +82,7 @@ class CudaGraphs:
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """End an invalidated capture in torch's allocators, which otherwise consider the capture in progress."""
         self._broken.append(graph)
-        with suppress(RuntimeError):  # the allocators have ended the capture
+        with suppress(RuntimeError):  # raised if the allocators have already ended the capture
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
             torch._C._cuda_releasePool(self._device.index, self._pool)
         self._made.clear()

@@ -2,7 +2,7 @@
 
 The runner's warm-up steps are issued on tensors without storage: the compiled kernels and their arguments equal those
 of serving, and neither weights nor GPU memory are needed. The steps are also issued as captured steps, and with
-made-up adapters, because any adapter may be loaded later.
+adapters of zeros, because any adapter may be loaded later.
 """
 
 from __future__ import annotations
