@@ -71,7 +71,7 @@ def configurable(command: Command) -> Command:
     )(with_settings)
 
 
-# keyed by click's parameter name
+# Settings that have a flag, by click's parameter name.
 _FLAGS = {setting.key.replace(".", "__"): setting for setting in SETTINGS.values() if setting.flag is not None}
 
 

@@ -32,7 +32,7 @@ class Residency(Enum):
 
 
 ALL: Final = frozenset(MemoryPart)
-M_ARENA_MAX: Final = -8  # glibc malloc.h
+M_ARENA_MAX: Final = -8  # from glibc's malloc.h
 
 
 class Memory(Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = {}
-    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all tokens
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are never generated
     seed: int = 0  # of the sampling noise; each choice adds its index
     logprobs: int | None = None  # None: not requested; 0: of the chosen token; k: also of the k most likely
@@ -238,6 +238,6 @@ class TokenLogprobs(Struct, frozen=True):
     """Log-probabilities at one position, from the raw logits (before temperature, penalties and bias)."""
 
     chosen: float  # of the sampled token, or of the prompt's token
-    top_ids: tuple[int, ...] = ()  # likeliest first
-    top: tuple[float, ...] = ()  # of top_ids
+    top_ids: tuple[int, ...] = ()  # ids of the likeliest tokens, likeliest first
+    top: tuple[float, ...] = ()  # log-probabilities of top_ids
     rank: int | None = None  # of the prompt's token, 1 is the likeliest; None for sampled tokens

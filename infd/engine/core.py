@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NOTHING: Final = Capacity(
     layout=CacheLayout(()), pages=0, rows=0, step_tokens=0, max_model_len=0, vocab_size=0
-)  # before a model is loaded
+)  # the capacity before a model is loaded
 
 
 class EngineCore:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], None]
     Build = Callable[[wire.Start, Progress], Executor]
 
-BEAT_S: Final = 0.25  # between two reports of the pulse
+BEAT_S: Final = 0.25  # seconds between two reports of the pulse
 LEVELS: Final = (1, 2)  # levels of sleep
 
 

@@ -64,60 +64,60 @@ class Settings:
         return self._table.get(key) is not None
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
-        """Return an integer between `least` and `most`."""
+        """Return the value of `key`: an integer between `least` and `most`."""
         value = self._get(key, default)
         if type(value) is not int or not least <= value <= most:
             raise self.error(key, f"an integer between {least} and {most}", value)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a positive, finite number."""
+        """Return the value of `key`: a positive, finite number."""
         value = self._get(key, default)
         if not _positive(value):
             raise self.error(key, "a positive number", value)
         return float(value)
 
     def number_or_none(self, key: str) -> float | None:
-        """Return a positive, finite number, or None for an absent key."""
+        """Return the value of `key`, a positive, finite number; None if the key is absent."""
         return self.number(key) if key in self else None
 
     def numbers(self, key: str, count: int) -> list[float]:
-        """Return `count` positive, finite numbers."""
+        """Return the value of `key`: `count` positive, finite numbers."""
         value = self._get(key, None)
         if not isinstance(value, list) or len(value) != count or not all(map(_positive, value)):
             raise self.error(key, f"a list of {count} positive numbers", value)
         return value
 
     def boolean(self, key: str, default: bool | None = None) -> bool:
-        """Return true or false."""
+        """Return the value of `key`: a boolean."""
         value = self._get(key, default)
         if type(value) is not bool:
             raise self.error(key, "true or false", value)
         return value
 
     def string(self, key: str, default: str | None = None) -> str:
-        """Return a string."""
+        """Return the value of `key`: a string."""
         value = self._get(key, default)
         if type(value) is not str:
             raise self.error(key, "a string", value)
         return value
 
     def strings(self, key: str) -> list[str]:
-        """Return a list of strings."""
+        """Return the value of `key`: a list of strings."""
         value = self._get(key, None)
         if not isinstance(value, list) or not all(type(item) is str for item in value):
             raise self.error(key, "a list of strings", value)
         return value
 
     def choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
-        """Return one of `choices`."""
+        """Return the value of `key`: a member of `choices`."""
         value = self.string(key, default)
         if value not in choices:
             raise self.error(key, " or ".join(map(repr, choices)), value)
         return value
 
     def table(self, key: str) -> Settings:
-        """Return a nested table."""
+        """Return the nested table `key`."""
         value = self._get(key, None)
         if not isinstance(value, dict):
             raise self.error(key, "an object", value)

@@ -75,11 +75,11 @@ class Matrix(Parameter):
         self.form.place(self.tensor, first, rows)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None, *, wide: bool = False) -> torch.Tensor:
-        """As Form.multiply."""
+        """See Form.multiply."""
         return self.form.multiply(x, self.tensor, bias, wide=wide)
 
     def look_up(self, tokens: torch.Tensor) -> torch.Tensor:
-        """As Form.look_up."""
+        """See Form.look_up."""
         return self.form.look_up(tokens, self.tensor)
 
 

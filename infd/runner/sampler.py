@@ -303,7 +303,7 @@ class Sampler:
         return [self._rows.sampling[at.row_ids[i]] for i in subset]
 
 
-_SHAPING = (  # in this order
+_SHAPING = (  # stages that change logits, in the order of application
     (Stage.REPETITION, Sampler._penalize_repetition),
     (Stage.FREQUENCY, Sampler._penalize_answer),
     (Stage.BIAS, Sampler._add_bias),

@@ -29,7 +29,7 @@ BUFFER_BYTES: Final = 2**20  # initial size of a buffer; long prompts, scores an
 KEPT_BYTES: Final = 2**24  # a larger buffer shrinks to BUFFER_BYTES after its step
 ALIGNMENT: Final = 64
 NAP_S: Final = 1e-5
-PR_SET_TIMERSLACK: Final = 29  # linux/prctl.h; in nanoseconds
+PR_SET_TIMERSLACK: Final = 29  # option of prctl(2), from linux/prctl.h; the argument is in nanoseconds
 
 
 class Event(Protocol):

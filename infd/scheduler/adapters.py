@@ -32,7 +32,7 @@ class AdapterSlots(Resource):
         self.per_step = min(per_step, slots)
         self._free = list(range(slots, 0, -1))
         self._slots: dict[Adapter, int] = {}
-        self._idle: dict[Adapter, None] = {}  # loaded and unused, the longest unused first
+        self._idle: dict[Adapter, None] = {}  # loaded adapters without sequences, the longest unused first
         self._users: Counter[Adapter] = Counter()
 
     @property

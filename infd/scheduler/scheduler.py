@@ -91,12 +91,12 @@ class Scheduler:
         self.adapters = AdapterSlots(max_adapters, max_adapters_per_step)
         # In the order of admission's checks: the cheapest first, since most plans admit no sequence.
         self.resources: tuple[Resource, ...] = (self.budget, self.rows, self.adapters, self.cache)
-        self.preemptions = 0  # of sequences, because pages ran out
+        self.preemptions = 0  # sequences preempted because pages ran out
         self.undone = 0  # steps rolled back
         self.prefix_queries = 0  # prompt tokens looked up in the cache
         self.prefix_hits = 0  # prompt tokens found in the cache
         self._policy = Policy(priority_patience)
-        self._number = 0  # of the next plan
+        self._number = 0  # number of the next plan
         self._held: set[Sequence] = set()
 
     # Queue and steps

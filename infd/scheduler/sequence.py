@@ -85,7 +85,7 @@ class Sequence:
                     self.limit += sampling.max_tokens  # the sequence ends at this many known tokens
                 case Score():  # only the first choice scores the prompt that all choices share
                     self.scoring = choice == 0 and self.prompt_tokens > 1  # whether log-probabilities are still missing
-        self.prompt_logprobs: list[TokenLogprobs] = []  # known, and not yet in an outcome
+        self.prompt_logprobs: list[TokenLogprobs] = []  # known log-probabilities not yet in an outcome
         self.token_cost = 1  # budget tokens per computed token
         self.regime = 0  # regime of the rotary angles, see Regimes
         self.regime_limit = self.limit  # most tokens computed in this regime

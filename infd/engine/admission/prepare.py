@@ -55,7 +55,7 @@ class GrammarNeed:
         self._grammars = grammars
 
     async def acquire(self) -> None:
-        """Raises GrammarFailed, Unsupported."""
+        """Compile the grammar. Raises GrammarFailed, Unsupported."""
         if self._grammars is None:
             raise Unsupported("structured output")
         self.grammar = await self._grammars.compile(self.constraint)
@@ -76,7 +76,7 @@ class AdapterNeed:
         self._name = name
 
     async def acquire(self) -> None:
-        """Raises ModelNotFound, AdapterUnavailable."""
+        """Acquire the adapter `name`. Raises ModelNotFound, AdapterUnavailable."""
         if self._name is not None:
             self.adapter = await self._registry.acquire(self._name)
 

@@ -1,4 +1,4 @@
-"""Rotary positions."""
+"""Rotary position embeddings of queries and keys."""
 
 from __future__ import annotations
 

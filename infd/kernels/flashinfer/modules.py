@@ -162,7 +162,7 @@ class Planner:
         head = arguments[-2]  # the last argument is the page size
         kinds = (q_data_type, kv_data_type, q_data_type)
         limits = (window_left != -1, (logits_soft_cap or 0.0) > 0)
-        rest = (False,) if self._backend else ()  # use_fp16_qk_reduction
+        rest = (False,) if self._backend else ()  # the argument use_fp16_qk_reduction
         getattr(self._module, self._name)(*self._backend, *kinds, torch.int32, head, head, NO_ANGLES, *limits, *rest)
 
     def reset_workspace_buffer(self, *_: Tensor) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 ATTENDING = frozenset({"full_attention", "sliding_attention"})
-BIASED = frozenset({"BloomForCausalLM", "MptForCausalLM"})  # use ALiBi without a setting in config.json
+BIASED = frozenset({"BloomForCausalLM", "MptForCausalLM"})  # architectures with ALiBi that config.json does not state
 # Architectures with a recurrent state in some or all layers, which not every config.json states.
 RECURRENT = frozenset(
     {

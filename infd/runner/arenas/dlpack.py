@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-KINDS: Final = MappingProxyType({"cpu": 1, "cuda": 2})  # DLDeviceType
-UNSIGNED: Final = 1  # DLDataTypeCode
+KINDS: Final = MappingProxyType({"cpu": 1, "cuda": 2})  # values of DLDeviceType
+UNSIGNED: Final = 1  # kDLUInt of DLDataTypeCode
 NAME: Final = b"dltensor"  # name of an unconsumed capsule
 
 

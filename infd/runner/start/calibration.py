@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from infd.config import SchedulerConfig
     from infd.runner.start.trial import TrialRunner
 
-LEAST = 64  # step_tokens
-MOST = {"cpu": 2048, "cuda": 8192}  # step_tokens, by kind of device
+LEAST = 64  # least step_tokens
+MOST = {"cpu": 2048, "cuda": 8192}  # most step_tokens, by kind of device
 GROWTH = 4  # factor between the token counts of successive measured steps
 FEW = 16  # tokens of a step that lasts about as long as a step of one token
 TARGET_MS = {"cpu": 150.0, "cuda": 50.0}

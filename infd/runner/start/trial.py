@@ -130,7 +130,7 @@ class TrialRunner:
 
     @property
     def device(self) -> str:
-        """The kind of device."""
+        """Kind of device: "cpu" or "cuda"."""
         return self.runner.instance.rows.device.type
 
     @property

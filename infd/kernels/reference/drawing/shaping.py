@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def forbid(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """As families/draw.py Draw.forbid."""
+    """Implements families.draw.Draw.forbid."""
     shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
     allowed = (bits[:, :, None] >> shifts & 1).flatten(1)[:, : logits.shape[1]]
     with _some(logits, rows) as part:
@@ -24,7 +24,7 @@ def forbid(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
 
 
 def penalize_repetition(logits: Tensor, rows: Tensor, history: History, penalty: Tensor) -> None:
-    """As families/draw.py Draw.penalize_repetition."""
+    """Implements families.draw.Draw.penalize_repetition."""
     tokens = _tokens(history)
     # Positions past a sequence's end repeat its first token: writing its penalized logit twice changes nothing.
     seen = torch.where(_places(tokens) < history.end[:, None], tokens, tokens[:, :1])
@@ -35,7 +35,7 @@ def penalize_repetition(logits: Tensor, rows: Tensor, history: History, penalty:
 
 
 def penalize_answer(logits: Tensor, rows: Tensor, history: History, presence: Tensor, frequency: Tensor) -> None:
-    """As families/draw.py Draw.penalize_answer."""
+    """Implements families.draw.Draw.penalize_answer."""
     tokens = _tokens(history)
     place = _places(tokens)
     generated = (place >= history.prompt[:, None]) & (place < history.end[:, None])

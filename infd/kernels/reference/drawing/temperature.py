@@ -1,4 +1,4 @@
-"""Temperature."""
+"""Divide logits by the temperature."""
 
 from __future__ import annotations
 
