@@ -4,8 +4,9 @@
     python bench/constrained.py DIR --streams 8 32 --pairs 5
 
 Token rates are compared in pairs, one after the other: some streams that each ask again as soon as an answer ends, for
-a fixed time. A constrained stream's schemas are ten of tests/grammar's real-world schemas of 0.2 to 8 KB. The first
-token is timed for one stream: unconstrained, with a schema that the server has compiled, and with a new one.
+a fixed time. A constrained stream's schemas are ten of tests/grammar's real-world schemas of 0.2 to 8 KB. Their answers
+end early; the unconstrained stream of a pair repeats their lengths, so that both have as many prompts per token. The
+first token is timed for one stream: unconstrained, with a schema that the server has compiled, and with a new one.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ SMALLEST, LARGEST = 200, 8192  # bytes
 PROMPT_TOKENS = 64
 FIRST, VOCABULARY = 256, 32_000  # ids of prompts
 Body = dict[str, Any]
+Turn = tuple[Any, int]  # a schema or None, and the most tokens of an answer
 
 
 def candidates() -> list[dict[str, Any]]:
@@ -81,31 +83,36 @@ class Client:
                 break
         return chosen
 
-    async def rate(self, schemas: list[Any] | None, streams: int, tokens: int, seconds: float) -> float:
-        """Return tokens a second of `streams` streams, from the time when every stream has its first token."""
+    async def rate(self, turns: list[Iterator[Turn]], seconds: float) -> tuple[float, list[list[int]]]:
+        """Return tokens a second, from the time when every stream has its first token, and the lengths of answers.
+
+        turns  of each stream
+        """
         started: set[int] = set()
         begun = until = 0.0
         counted = 0
+        lengths: list[list[int]] = [[] for _ in turns]
 
         async def stream(number: int) -> None:
             nonlocal begun, until, counted
-            turn: Iterator[Any] = itertools.cycle(schemas[number % len(schemas) :] + schemas if schemas else [None])
-            while not until or time.perf_counter() < until:
-                limits = {"max_tokens": tokens, **({} if schemas else {"ignore_eos": True})}
-                async for count in self.events(self.body(next(turn), **limits)):
+            for schema, tokens in turns[number]:
+                length = 0
+                async for count in self.events(self.body(schema, max_tokens=tokens, ignore_eos=schema is None)):
                     now = time.perf_counter()
+                    length += count
                     started.add(number)
-                    if not until and len(started) == streams:
+                    if not until and len(started) == len(turns):
                         begun, until = now, now + seconds
                     if until and now >= until:
                         return
                     if until:
                         counted += count
+                lengths[number].append(length)
 
         async with asyncio.TaskGroup() as group:
-            for number in range(streams):
+            for number in range(len(turns)):
                 group.create_task(stream(number))
-        return counted / (until - begun)
+        return counted / (until - begun), lengths
 
     async def first_token_ms(self, schema: Any) -> float:
         begun, took = time.perf_counter(), 0.0
@@ -120,8 +127,14 @@ async def measure(client: Client, arguments: argparse.Namespace) -> None:
     for streams in arguments.streams:
         ratios = []
         for _ in range(arguments.pairs):
-            free = await client.rate(None, streams, arguments.tokens, arguments.seconds)
-            bound = await client.rate(schemas, streams, arguments.tokens, arguments.seconds)
+            limited = [(schema, arguments.tokens) for schema in schemas]
+            bound, lengths = await client.rate(
+                [itertools.cycle(limited[n % 10 :] + limited[: n % 10]) for n in range(streams)], arguments.seconds
+            )
+            free, _ = await client.rate(
+                [((None, n) for n in itertools.chain(own, itertools.repeat(arguments.tokens))) for own in lengths],
+                arguments.seconds,
+            )
             ratios.append(bound / free)
             print(f"{streams} streams: {bound:.1f} constrained, {free:.1f} unconstrained tokens/s: {bound / free:.3f}")
         print(f"{streams} streams: median {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
