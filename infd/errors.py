@@ -263,7 +263,7 @@ class AdapterTooLarge(InfdError):
 
 
 class TextFailed(InfdError):
-    """A chat template or tokenizer failed unexpectedly: a library panicked, or the worker process died."""
+    """A chat template or tokenizer failed unexpectedly: a library panicked, or the worker process ended."""
 
 
 class RequestFailed(InfdError):

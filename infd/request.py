@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class FinishReason(Enum):
-    """How a choice finished. The values are those of OpenAI's API."""
+    """The reason why a choice finished. The values are those of OpenAI's API."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -19,7 +19,7 @@ class FinishReason(Enum):
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True):
-    """How the next token is sampled from the logits. The HTTP schema has validated every value."""
+    """Parameters for sampling the next token from the logits. The HTTP schema has validated every value."""
 
     max_tokens: int  # at least 1
     min_tokens: int = 0  # end ids and stop strings are ignored until this many tokens are generated
@@ -112,7 +112,7 @@ class AfterThought(Struct, frozen=True, tag="after_thought"):
 
 
 class CallSyntax(Struct, frozen=True):
-    """How a family of models writes calls: begin call (between call)* end.
+    """The syntax of a model family's tool calls: begin call (between call)* end.
 
     call     the syntax of a call: contains $name once, then $arguments, a JSON object, once
     trigger  beginning of the first call, which no other text contains

@@ -149,7 +149,7 @@ class Engine:
     def _forget_adapter(self, adapter: Adapter) -> None:
         self.core.forget_adapter(adapter)
 
-    # A request
+    # Requests
 
     @asynccontextmanager
     async def admit(self, choices: int, body_bytes: int) -> AsyncIterator[Ticket]:

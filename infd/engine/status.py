@@ -105,7 +105,7 @@ class RequestRow(Struct, kw_only=True):
     """One line of `infdctl ps`."""
 
     id: str
-    state: str  # admitted; waiting; running; done: its reader has not left yet
+    state: str  # admitted, waiting, running, or done: finished, but the reader has not left
     client: str
     prompt_tokens: int
     cached_tokens: int

@@ -39,7 +39,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     stored      the checkpoint's tensors by name; empty: the usual names are assumed
     parameters  declared so far, in order of use
     targets     declared so far, in order of use
-    ropes       built so far, in order of use
+    ropes       declared so far, in order of use
     """
 
     ops: Ops

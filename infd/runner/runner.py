@@ -156,7 +156,7 @@ class Runner:
             self.decoding.begin()
 
     def idle(self) -> bool:
-        """Capture one size of decoding steps; return whether uncaptured sizes are left."""
+        """Capture one size of decoding steps; return whether uncaptured sizes remain."""
         return self.decoding is not None and self.decoding.capture_next()
 
     def facts(self) -> dict[str, Any]:

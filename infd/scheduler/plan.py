@@ -54,7 +54,7 @@ class Span(Struct, gc=False):
     """Compute `count` tokens of a row's sequence from position `start` on: cache entries, and the requested readouts.
 
     samples  whether to sample the token after the span
-    scores   how many leading tokens have their successor, a prompt token, scored
+    scores   number of leading tokens whose successor, a prompt token, is scored
     """
 
     row: int

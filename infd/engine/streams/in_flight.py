@@ -90,8 +90,8 @@ class InFlight:
                 first = first or seq
                 if request.constraint is not None:
                     self._constraints.add(seq, grammars[request.constraint])
-                # The first choice uses the whole step budget until its prompt is planned; its siblings then find the
-                # prompt's pages in the prefix index.
+                # The first choice uses the whole step budget until its prompt is planned; the other choices then find
+                # the prompt's pages in the prefix index.
                 self._queue(seq, next(streams), ticket, prompt_tokens=0 if index else len(request.prompt))
         self._on_change()
         return choices

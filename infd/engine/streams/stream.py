@@ -54,7 +54,7 @@ class Consumer(Protocol):
 class Delta(Struct):
     """The tokens pushed since the caller read the previous delta, and the choice's end.
 
-    token_ids        including the end id that finished the choice, if any
+    token_ids        tokens, including the end id that finished the choice, if any
     logprobs         one per token, if requested
     finish           set in the last delta only
     stop_id          the end id that finished the choice

@@ -55,7 +55,7 @@ class Library:
 
     @property
     def sources(self) -> str | None:
-        """Return the digest of the sources that the library was built from."""
+        """Return the digest of the sources from which the library was compiled."""
         return self._text("infd_sources")
 
     def _text(self, name: str) -> str | None:
@@ -82,7 +82,7 @@ def why_not() -> str | None:
 
 
 def built_from() -> str | None:
-    """Return the digest of the sources that the native kernels were built from; None: no native kernels."""
+    """Return the digest of the sources from which the native kernels were compiled; None: no native kernels."""
     try:
         return Library().sources
     except NativeMissing:

@@ -13,7 +13,7 @@ LEAST_ROWS: Final = 4  # with fewer rows, torch's matrix products round differen
 
 
 class Packing(NamedTuple):
-    """How native code stores rows [n, inputs] of one dtype as a matrix's rows from `first` on, as `Form.place` does.
+    """A native function that stores rows [n, inputs] of one dtype in a matrix from row `first` on, like `Form.place`.
 
     pack   address of a function (place, inputs, rows, first, n), called by several threads at once
     place  address of the matrix

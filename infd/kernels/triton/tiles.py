@@ -109,7 +109,7 @@ class TileTable(NamedTuple):
 
 
 class _Splitting(NamedTuple):
-    """How finely tiles' keys are split.
+    """The parameters by which tiles' keys are split.
 
     programs    number of programs that the device runs in parallel
     kv_heads    number of programs per split

@@ -86,7 +86,7 @@ def survey(model: Any, decoder: Any) -> Surveyed:
 
 @contextmanager
 def refusing(reason: str) -> Iterator[None]:
-    """Turn any exception of the model's code into a CheckpointError."""
+    """Turn any exception of the model's code into a CheckpointError whose message begins with `reason`."""
     try:
         yield
     except CheckpointError:

@@ -48,7 +48,7 @@ class Extent(Protocol):
         """Allocate zeroed memory for all addresses. If it raises OutOfMemory, no memory is allocated."""
 
     def collapse(self, used: int) -> bool:
-        """Move a piece of the first `used` bytes into large pages; return whether pieces are left."""
+        """Move a piece of the first `used` bytes into large pages; return whether pieces remain."""
 
 
 class Arena:
@@ -92,7 +92,7 @@ class Arena:
         return self._extent.large
 
     def collapse(self) -> bool:
-        """Move a piece of the allocated front into large pages; return whether pieces are left."""
+        """Move a piece of the allocated front into large pages; return whether pieces remain."""
         return self._extent.collapse(self.used)
 
     def release(self) -> None:
@@ -131,7 +131,7 @@ class Anonymous:
         """No-op: the system commits a page at its first touch."""
 
     def collapse(self, used: int) -> bool:
-        """Move the next piece into large pages; return whether pieces are left.
+        """Move the next piece into large pages; return whether pieces remain.
 
         A CPU reads weights 1.5 times as fast from large pages. Allocating large pages at the first touch would delay
         the start by seconds if the system must compact memory first, so they are moved later, piece by piece.

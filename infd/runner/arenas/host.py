@@ -140,7 +140,7 @@ class Collapsing:
     def __init__(self, collapse: Callable[[], bool], quiet: Event) -> None:
         """Start the thread.
 
-        collapse  moves a piece; returns whether pieces are left
+        collapse  moves a piece; returns whether pieces remain
         quiet     set while no step is in flight
         """
         self.ended = False

@@ -74,7 +74,8 @@ class Addresses:
     def __init__(self, size: int, driver: Driver, unfreed: deque[Callable[[], None]]) -> None:
         """Reserve at least `size` bytes. Raises OutOfMemory, DeviceLost.
 
-        unfreed  collects functions that free ranges whose last tensor died when the device could not be synchronized
+        unfreed  collects functions that free ranges whose last tensor was freed when the device could not be
+        synchronized
         """
         names = driver.names
         self._driver = driver

@@ -105,7 +105,7 @@ class Decoding:
         )
 
     def capture_next(self) -> bool:
-        """Capture the next size; return whether uncaptured sizes are left."""
+        """Capture the next size; return whether uncaptured sizes remain."""
         self._renew()
         if self._uncaptured:
             self._capture(self._uncaptured[0])

@@ -59,7 +59,7 @@ class Loaded(Struct, frozen=True):
     facts: dict[str, Any]
 
     def idle(self) -> bool:
-        """Do a piece of the runner's idle work unless memory is released; return whether more is left."""
+        """Do a piece of the runner's idle work unless memory is released; return whether more remains."""
         return self.residence.memory.whole and self.runner.idle()
 
 
@@ -194,7 +194,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _cache_dtype(runners: Runners) -> str:
-    """Return the cache's dtype, as the setting cache.dtype names it."""
+    """Return the cache's dtype as a value of the setting cache.dtype."""
     tensors = runners.spec.tensors
     if not tensors:
         return "nothing"

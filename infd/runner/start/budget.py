@@ -66,7 +66,7 @@ class Budget(Struct, frozen=True, kw_only=True):
 
     @property
     def room(self) -> Room:
-        """Return the bytes left for the cache."""
+        """Return the bytes available to the cache."""
         peak = max(self.footprint.step, self.footprint.decoding)
         allowed = int((self.total - self.others) * self.share)
         remaining = allowed - self.weights - self.footprint.lasting - peak - self.graphs
