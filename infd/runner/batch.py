@@ -76,7 +76,7 @@ class Placed(Struct):
 
 
 def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout]) -> Gathered:
-    """Build the batch of at least one span, in the order of `spans`."""
+    """Build the batch of `spans`, at least one, in their order."""
     model, layout, rows = instance.model, instance.layout, instance.rows
     count = len(spans)
     counts = [span.count for span in spans]

@@ -51,7 +51,7 @@ class Cache(Resource):
         return self._prefix_caching and not seq.scoring
 
     def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
-        """Return whether there are pages for a sequence's known tokens, and the next page of every running sequence.
+        """Return whether pages suffice for a sequence's known tokens, and for the next page of every running sequence.
 
         While no sequence runs, every sequence fits. No pages are reserved for the rest of a prompt in progress: the
         prompt takes all remaining tokens of a step, so no sequence is admitted before the prompt's last chunk.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(Struct, gc=False):
-    """A step's output for one sequence, and whether it ended the sequence.
+    """A step's output for one sequence, and whether the step ended the sequence.
 
     prompt_logprobs  of the whole prompt if requested, with the sequence's first outcome
     prompt_computed  prompt tokens that were not cached, with the sequence's first outcome

@@ -104,7 +104,7 @@ class Rope:
         self.number = number
 
     def lay_out(self, regimes: Regimes) -> None:
-        """Compute the table for `regimes`, those of all ropes of the model."""
+        """Compute the table for `regimes`, the common regimes of the model's ropes."""
         positions = torch.arange(self._max_len, dtype=torch.int64)
         lengths = positions + 1
         if (short := regimes.outgrown) is not None:
