@@ -151,7 +151,7 @@ class DeviceThread:
                 quiet.clear()
 
     def _do_next(self, runner: Runner, waiter: Waiter[LaunchedStep]) -> bool:
-        """Do the next possible piece of work: sample, read, forward or make a call; False if none is possible."""
+        """Sample, read, forward or make a call, whichever is possible first; return False if none is possible."""
         if self._begun is not None and self._begun[0].may_sample:
             self._sample(runner, waiter, *self._begun)
         elif self._unread and self._unread[0].finished:

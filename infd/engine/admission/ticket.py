@@ -98,7 +98,7 @@ class Ticket:
 
     @asynccontextmanager
     async def interrupt_if_expired(self) -> AsyncIterator[None]:
-        """Run a block that waits before the requests are queued; `expire` interrupts the block, which then raises the error."""
+        """Run a block that waits before the requests are queued; `expire(error)` makes the block raise `error`."""
         if self.expired is not None:
             raise self.expired
         try:

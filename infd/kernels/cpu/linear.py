@@ -126,7 +126,7 @@ class Matrices:
 
 
 class Int8:
-    """Forms of int8 weights: a word contains four inputs of one output. `native/quantized.h`."""
+    """Forms of int8 weights: a word contains four inputs of one output; see `native/quantized.h`."""
 
     HEADER = 2  # lines of a panel before the weights: the scales, and the sums' initial values
     MOST_INPUTS = 2**31 // 127**2  # most products whose sum fits an int32
@@ -140,7 +140,7 @@ class Int8:
 
 
 class Int4:
-    """Forms of int4 weights: a word contains eight inputs of one output. `native/nibbles.h`."""
+    """Forms of int4 weights: a word contains eight inputs of one output; see `native/nibbles.h`."""
 
     GROUP = 32  # inputs that share a scale
     STEP = PANEL // 2 + GROUP // 8 * PANEL  # words of one group: scales, then weights

@@ -87,7 +87,7 @@ class CapturedLora(Protocol):
         """Set each row's slot for the next replay, 0 for no adapter."""
 
     def add(self, y: Tensor, x: Tensor, weights: Any) -> None:
-        """As Lora.add, with the result of `slot_weights`."""
+        """Add like Lora.add. weights: returned by `slot_weights`."""
 
     def add_rows(self, y: Tensor, tokens: Tensor, weights: Any) -> None:
-        """As Lora.add_rows, with the result of `slot_weights`."""
+        """Add like Lora.add_rows. weights: returned by `slot_weights`."""

@@ -62,7 +62,7 @@ class AttentionPlan(Protocol):
 
     @property
     def slots(self) -> Tensor:
-        """As AttentionBatch.slots."""
+        """See AttentionBatch.slots."""
 
     def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
         """Write k and v, each [T, K, D], to the cache, at `slots`."""

@@ -354,7 +354,7 @@ class Plan:
         sinks: Tensor | None,
     ) -> None:
         blocks, splits, merged = table.blocks, len(table.tiles), table.firsts is not None
-        partial = mass = out  # read only if splits are merged
+        partial = mass = out  # placeholders: the kernel writes them only if splits are merged
         if merged:
             partial = out.new_empty((splits, shape.kv_heads, blocks.rows, shape.head), dtype=torch.float32)
             mass = out.new_empty((splits, shape.kv_heads, blocks.rows), dtype=torch.float32)

@@ -104,7 +104,7 @@ class TrialPlans:
 
 
 def first_steps(plans: TrialPlans, device: str) -> Iterator[StepPlan]:
-    """Plan the steps whose first use initializes torch and kernels: the smallest step, and on a GPU further steps.
+    """Plan the steps that initialize torch and kernels: the smallest step, and on a GPU further steps.
 
     A GPU's kernels are compiled at the first call. Kernels depend on sequence lengths and sampling parameters; together
     these steps call every kernel, so that no later step compiles.
