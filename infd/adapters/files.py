@@ -56,6 +56,6 @@ def locate(path: str, root: str | None = None) -> AdapterFiles:
     return AdapterFiles(path, config, within.follow(real / TENSORS, path))
 
 
-def found(directory: Path) -> list[Path]:
+def adapter_directories(directory: Path) -> list[Path]:
     """Return the adapter directories directly beneath `directory`, sorted; empty if `directory` does not exist."""
     return sorted(path.parent for path in directory.glob(f"*/{CONFIG}"))

@@ -121,7 +121,7 @@ class Adapters:
 
     @property
     def bytes(self) -> int:
-        """Return the host memory of all adapters' weights."""
+        """Return the bytes of host memory that all adapters' weights occupy."""
         return sum(entry.bytes for entry in self._by_adapter.values())
 
     def rows(self) -> list[AdapterRow]:
@@ -129,7 +129,7 @@ class Adapters:
         leaving = [entry for entry in self._by_adapter.values() if entry.leaving]
         return [entry.row() for entry in (*self._entries.values(), *leaving)]
 
-    # For operators
+    # Called by operators' verbs
 
     async def load(self, name: str, path: str, *, root: str | None = None, in_place: bool = False) -> bool:
         """Load the adapter in directory `path` as `name`; return False if the same adapter is loaded already.
@@ -191,7 +191,7 @@ class Adapters:
         for entry in list(self._by_adapter.values()):
             self._evict_if_unused(entry)
 
-    # For requests
+    # Called for requests
 
     async def acquire(self, name: str) -> Adapter:
         """Return the current generation of `name`, with weights in memory until `release`. May wait for memory.

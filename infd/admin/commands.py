@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Refused(InfdError):
-    """A refused verb. The message names the remedy."""
+    """The daemon refuses a verb. The message names the remedy."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)

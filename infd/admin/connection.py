@@ -79,7 +79,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer bytes that the HTTP parser refused with a problem document, and close the connection."""
+        """Send a problem document in answer to bytes that the HTTP parser refused, and close the connection."""
         if status != web.HTTPBadRequest.status_code or request.writer.output_size:
             return super().handle_error(request, status, exc, message)
         answer = problem(status, "invalid_http", "the request is not valid HTTP/1.1; use infdctl or curl")

@@ -1,7 +1,7 @@
 """Stream a feed's items to subscribers, one JSON object per line.
 
-Socket buffers hold unread lines. A subscriber that does not read for
-WRITE_TIMEOUT_S is dropped; a subscriber beyond MAX_SUBSCRIBERS is refused.
+Socket buffers store unread lines. The server drops a subscriber that does not read
+for WRITE_TIMEOUT_S, and refuses a subscriber beyond MAX_SUBSCRIBERS.
 """
 
 from __future__ import annotations

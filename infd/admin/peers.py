@@ -20,7 +20,7 @@ READERS = "infd"
 ADMINS = "infd-admin"
 
 _SO_PEERGROUPS = 59  # from <asm-generic/socket.h>; Python's socket module lacks this constant
-_LONGEST_ANSWER = 1024  # bytes that Python lets getsockopt return
+_LONGEST_ANSWER = 1024  # bytes; Python's limit on the result of getsockopt
 
 
 class Peer(Struct, frozen=True):

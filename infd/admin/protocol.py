@@ -199,7 +199,7 @@ class Pause(Struct, forbid_unknown_fields=True):
 
 
 class Sleep(Struct, forbid_unknown_fields=True):
-    """Pause, then release memory. Kept requests are recomputed after wake.
+    """Pause, then release memory. Frozen requests are recomputed after wake.
 
     mode    as in `Pause`
     level   1: release the cache; 2: release weights too, which wake reads from disk

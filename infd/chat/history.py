@@ -15,7 +15,7 @@ LINES: Final = 1000
 
 
 @contextlib.contextmanager
-def remembered(file: Path | None) -> Iterator[None]:
+def input_history(file: Path | None) -> Iterator[None]:
     """Load `file` as the history of input() within this block, and append the lines typed in the block to the file.
 
     Errors in reading or writing the file are ignored, because a conversation needs no history.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from infd.chat import commands
 from infd.chat.client import Ending
-from infd.chat.history import remembered
+from infd.chat.history import input_history
 from infd.chat.screen import Plain, Terminal
 from infd.errors import NotAnswered
 
@@ -32,7 +32,7 @@ def talk(client: ChatClient, conversation: Conversation, history: Path | None) -
         conversation.say(sys.stdin.read().strip())
         return os.EX_OK if answer(client, conversation, screen) else 128 + signal.SIGINT
     screen.remark(f"{', '.join(client.models())} at {client.url}; /help, Ctrl-D to leave")
-    with remembered(history):
+    with input_history(history):
         while _turn(client, conversation, screen):
             pass
     return os.EX_OK

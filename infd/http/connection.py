@@ -114,7 +114,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._paused and isinstance(exc, TimeoutError):
-            self._count_slow_reader()  # TCP_USER_TIMEOUT equals STALL_S, and often expires just before our timer
+            self._count_slow_reader()  # TCP_USER_TIMEOUT equals STALL_S, and often expires just before the stall timer
         self._connections.leave(self)
         for deadline in (self._header_deadline, self._stall_deadline, self._linger_deadline):
             if deadline is not None:

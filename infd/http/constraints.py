@@ -114,7 +114,7 @@ def _tool_schema(tool: Tool, number: int, *, exact: bool) -> ToolSchema:
     if not exact and not function.strict:
         schema = _ANY_ARGUMENTS
     else:  # as in OpenAI's API, a function without `parameters` has no arguments
-        schema = json_text(function.parameters, param) if given(function.parameters) else _NO_ARGUMENTS
+        schema = json_text(function.parameters, param) if is_set(function.parameters) else _NO_ARGUMENTS
     return ToolSchema(function.name, schema, param)
 
 
@@ -124,7 +124,7 @@ def _constraints(request: OpenAIRequest) -> Iterator[Constrained]:
     if request.structured_outputs is not None:
         yield from _structured_outputs(request.structured_outputs)
     for name in ("guided_json", "json_schema"):
-        if given(value := getattr(request, name)):
+        if is_set(value := getattr(request, name)):
             yield Constrained(JsonSchema(json_text(value, name)), name)
     for name in ("guided_regex", "regex"):
         if (pattern := getattr(request, name)) is not None:
@@ -138,19 +138,19 @@ def _constraints(request: OpenAIRequest) -> Iterator[Constrained]:
 
 def _response_format(format: ResponseFormat) -> Iterator[Constrained]:
     match format.type:
-        case "json_object" if given(format.schema):
+        case "json_object" if is_set(format.schema):
             yield Constrained(JsonSchema(json_text(format.schema, "response_format.schema")), "response_format.schema")
         case "json_object":
             yield Constrained(JsonObject(), "response_format")
         case "json_schema":
             param = "response_format.json_schema"
-            if format.json_schema is None or not given(format.json_schema.schema):
+            if format.json_schema is None or not is_set(format.json_schema.schema):
                 raise InvalidRequest("response_format of type json_schema needs json_schema.schema", param=param)
             param += ".schema"
             yield Constrained(JsonSchema(json_text(format.json_schema.schema, param)), param)
         case "structural_tag":
             parts = {name: getattr(format, name) for name in ("structures", "triggers", "format")}
-            description = msgspec.json.encode({name: part for name, part in parts.items() if given(part)})
+            description = msgspec.json.encode({name: part for name, part in parts.items() if is_set(part)})
             yield Constrained(StructuralTag(json_text(Raw(description), "response_format")), "response_format")
 
 
@@ -159,7 +159,7 @@ def _structured_outputs(outputs: StructuredOutputs) -> Iterator[Constrained]:
     refuse_unsupported(outputs, outputs.NEUTRAL, built=outputs.BUILT, path=f"{at}.")
     whitespace = not outputs.disable_any_whitespace
     found = []
-    if given(outputs.json):
+    if is_set(outputs.json):
         schema = JsonSchema(json_text(outputs.json, f"{at}.json"), whitespace=whitespace)
         found.append(Constrained(schema, f"{at}.json"))
     if outputs.regex is not None:
@@ -170,7 +170,7 @@ def _structured_outputs(outputs: StructuredOutputs) -> Iterator[Constrained]:
         found.append(Constrained(_grammar(outputs.grammar), f"{at}.grammar"))
     if outputs.json_object:
         found.append(Constrained(JsonObject(whitespace=whitespace), f"{at}.json_object"))
-    if given(outputs.structural_tag):
+    if is_set(outputs.structural_tag):
         description = json_text(outputs.structural_tag, f"{at}.structural_tag")
         found.append(Constrained(StructuralTag(description), f"{at}.structural_tag"))
     if not found:
@@ -184,7 +184,7 @@ def _grammar(text: str) -> Lark | Ebnf:
     return Ebnf(text) if "::=" in text else Lark(text)
 
 
-def given(value: Raw) -> bool:
+def is_set(value: Raw) -> bool:
     """Whether a field of any JSON type is present and not null."""
     return value is not ABSENT and bytes(value) != b"null"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Events(Protocol):
-    """Sends a streamed answer. The argument of every call is whole events.
+    """Sends a streamed answer. Every call sends whole events.
 
     writable  whether `write` may be called: no earlier bytes are buffered
     begun     whether the response has begun; after that, errors are sent as events

@@ -237,7 +237,7 @@ async def _queue(
 def _wants(
     generation: Generation, prompt: Prompt, served: ServedModel, bad_words: tuple[tuple[int, ...], ...]
 ) -> tuple[Want, ...]:
-    """Return the work that the engine does on a prompt. Raises InvalidRequest, PromptTooLong."""
+    """Return the tasks of a prompt: generation, scoring, or both. Raises InvalidRequest, PromptTooLong."""
     param = generation.prompt_param
     if not prompt.ids:
         raise InvalidRequest("the prompt is empty", param=param)

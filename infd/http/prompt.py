@@ -32,7 +32,7 @@ SHORT_WORDS: Final = 64
 # characters per token; encoding 1 MiB takes 1 s.
 CHARACTERS_PER_TOKEN: Final = 16
 FREE_CHARACTERS: Final = 2**20
-# Every step compares the generated tokens with all bad words.
+# Maximum tokens of all bad words, because every step compares the generated tokens with all bad words.
 BAD_WORD_TOKENS: Final = 2**14
 
 

@@ -123,8 +123,8 @@ class Metrics:
         self.grammar_cache_bytes = 0
         self.grammar_masks = Histogram(MASK_S)  # seconds of filling masks, by step with constrained choices
 
-        self.http_requests: dict[tuple[str, str, str], int] = {}  # by handler, method, status
-        self.http_seconds: dict[tuple[str, str], Histogram] = {}  # by handler, method
+        self.http_requests: dict[tuple[str, str, str], int] = {}  # number of requests by handler, method, status
+        self.http_seconds: dict[tuple[str, str], Histogram] = {}  # durations by handler, method
 
         self.ttft = Histogram(LATENCY_S)
         self.inter_token = Histogram(LATENCY_S)

@@ -70,7 +70,7 @@ Task = LoadTokenizer | Encode | ConvertTokenizer | CompileTemplate | RenderTempl
 
 
 class Vocabulary(Struct, frozen=True):
-    """The properties of a tokenizer that need no encoding.
+    """The constant properties of a tokenizer, which the worker sends once.
 
     vocab_size   one more than the largest id with a token
     special_ids  ids that `skip_special_tokens` skips
@@ -83,7 +83,7 @@ class Vocabulary(Struct, frozen=True):
 
 
 class Loaded(Struct, frozen=True):
-    """The vocabulary of a tokenizer, and its tokens by id."""
+    """A tokenizer's constant properties, and the tokens by id."""
 
     vocabulary: Vocabulary
     tokens: list[str | None]

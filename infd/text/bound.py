@@ -59,7 +59,7 @@ def bound(backend: tokenizers.Tokenizer, pieces: BytePieces | TextPieces | None)
             case {"type": "NFC"}:
                 composed = _COMPOSED
             case {"type": "NFD" | "Prepend"} | {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}:
-                pass  # never shortens the text
+                pass  # these normalizers never shorten a text
             case _:
                 return None
     added = backend.get_added_tokens_decoder().values()

@@ -62,7 +62,7 @@ class ChatTemplate:
         self._worker = worker
         self._limits = limits
         self._now = now
-        self._compiled: dict[str, Template | InvalidRequest] = {}  # or the error raised by compiling
+        self._compiled: dict[str, Template | InvalidRequest] = {}  # by name; the error if compilation failed
 
     @classmethod
     def load(cls, tokenizer: Tokenizer, file: str | Path | None = None, worker: Worker | None = None) -> ChatTemplate:
@@ -170,7 +170,7 @@ class ChatTemplate:
             return False
 
     def begins_with_bos(self, text: str) -> bool:
-        """Return whether a text begins with the BOS token, so that encoding must not add another."""
+        """Return whether a text begins with the BOS token, so that encoding must not add a second BOS token."""
         bos = self._variables.get("bos_token")
         return bool(bos) and text.startswith(bos or "")
 

@@ -144,7 +144,7 @@ def length(value: object) -> int:
 
 
 def growth(text: object) -> int:
-    """Return the factor by which an operation of `text` may lengthen its operands: Markup escapes operands."""
+    """Return the factor by which `text` may lengthen inserted operands: Markup escapes operands."""
     return ESCAPED if isinstance(text, Markup) else 1
 
 
@@ -187,7 +187,7 @@ def pay_to_format(fuel: Fuel, format_string: str, values: object) -> None:
     if _WIDE_PERCENT.search(format_string):
         raise SecurityError("formats too wide a field")
     cost = walk(fuel, (values,))
-    if isinstance(values, Mapping):  # a format string may name a value many times
+    if isinstance(values, Mapping):  # a format string may contain a value many times
         cost *= max(1, format_string.count("%("))
     _check_printed(cost)
     text = len(format_string) + format_string.count("%") * FORMAT_FIELD

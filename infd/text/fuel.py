@@ -55,7 +55,7 @@ class Fuel:
             self._look()
 
     def burn_for_text(self, characters: int) -> None:
-        """Burn for a text before it is built; a character may take four bytes. Raises Exhausted."""
+        """Burn fuel for a text that is about to be built; a character may take four bytes. Raises Exhausted."""
         if characters > self._longest:
             raise Exhausted(f"makes a text of more than {self._longest} characters")
         self.burn(characters)

@@ -39,8 +39,8 @@ class TextPieces(Struct, frozen=True, tag=True):
 
     The table maps an id without a token to None; this id does not end a run.
 
-    first       text of an id at the beginning of the text, where the first word has no space; None: no difference
-    drop_space  whether the text loses one space at its start
+    first       table for the first id of a text, whose word begins without a space; None: the table for all ids applies
+    drop_space  whether decoding removes one space at the start of a text
     """
 
     table: list[str | int | None]

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 MAX_INDENT: Final = 16
 
-# Methods that no prompt needs and whose cost is not bounded by their operands. Without the first three,
-# templates cannot create bytes, whose methods would need payment too; `striptags` and `unescape` belong to Markup.
+# Methods that no prompt needs, and whose cost their operands do not bound. Without the first three methods no
+# template creates bytes, whose methods burn no fuel. `striptags` and `unescape` are methods of Markup.
 _REFUSED_METHODS: Final = frozenset(
     (
         *("encode", "to_bytes", "from_bytes", "striptags", "unescape"),

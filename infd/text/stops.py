@@ -25,7 +25,7 @@ class _Node:
     def __init__(self) -> None:
         self.longer: dict[str, _Node] = {}
         self.fallback: _Node | None = None  # the next shorter suffix that is a prefix of a stop string
-        self.found: str | None = None  # longest stop string that completes here
+        self.found: str | None = None  # longest stop string that completes in this state
         self.held = 0  # number of the suffix's characters that can still begin a stop string
 
 

@@ -49,14 +49,14 @@ class Backend(Protocol):
 
 
 class Library:
-    """The tokenizers library, in this process."""
+    """A tokenizer of the tokenizers library, in this process."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, additions: Additions, vocabulary: Mapping[str, int] | None = None
     ) -> None:
         """Configure `backend`: apply the checkpoint's additions, disable truncation and padding.
 
-        vocabulary  of `backend` without added tokens; None: copied from `backend`, which is slow
+        vocabulary  ids by token, without added tokens; None: copied from `backend`, which is slow
 
         Raises CheckpointError for ids above LARGEST_ID.
         """

@@ -134,7 +134,7 @@ def test_every_wording_of_an_answer_is_right():
 def test_every_fact_is_asked_in_hundreds_of_ways():
     rng = Random(3)
     for fact in facts.FACTS[::9]:
-        forms = {facts.asked(rng, fact, Pool.TRAIN, ()) for _ in range(400)}
+        forms = {facts.draw_question(rng, fact, Pool.TRAIN, ()) for _ in range(400)}
 
         assert len(forms) > 150, fact.id
 

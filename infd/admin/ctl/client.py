@@ -43,7 +43,7 @@ class TimedOut(Failure):
 class AdminClient:
     """Client of the daemon at the first existing path in `sockets`.
 
-    timeout_s  longest wait for an answer
+    timeout_s  maximum seconds to wait for an answer
 
     All methods raise Failure.
     """
@@ -53,18 +53,18 @@ class AdminClient:
         self._timeout_s = timeout_s
 
     def get(self, path: str, reply: type[Reply]) -> Reply:
-        """Call a reading verb."""
+        """Call a reading verb and return the answer."""
         return self._ask("GET", path, reply)
 
     def post(
         self, path: str, reply: type[Reply], arguments: Mapping[str, object] | None = None, *, patient: bool = False
     ) -> Reply:
-        """Call a mutating verb with `arguments`. `patient`: wait for the answer without a timeout."""
+        """Call a mutating verb and return the answer. `patient`: wait for the answer without a timeout."""
         body = b"" if arguments is None else msgspec.json.encode(arguments)
         return self._ask("POST", path, reply, body, patient=patient)
 
     def read(self, path: str, reply: type[Reply]) -> Iterator[Reply]:
-        """Yield a feed's items as they arrive, without a timeout."""
+        """Yield a feed's items on arrival, without a timeout."""
         with self._exchange("GET", path, patient=True) as response:
             _require(response, FEED_TYPE)
             for line in response:
@@ -79,7 +79,7 @@ class AdminClient:
     def _exchange(
         self, method: str, path: str, body: bytes = b"", *, patient: bool = False
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request and yield its response. Raises Failure for errors in sending, receiving and in the block."""
+        """Send a request and yield the response. Raises Failure for errors of the connection, also within the block."""
         where = next(filter(os.path.exists, self._sockets), None)
         if where is None:
             raise Unreachable(f"no daemon: nothing is at {' or '.join(self._sockets)}; {_START_OR_NAME}")

@@ -45,7 +45,7 @@ modes = click.option(
 @click.pass_obj
 def pause(client: AdminClient, mode: str, new: str | None, wait: bool, timeout_s: float | None, as_json: bool) -> None:
     """Stop steps until resume. With --mode keep, frozen requests then continue token for token."""
-    _move(client, "pause", {"mode": mode, "new": new}, wait=wait, timeout_s=timeout_s, as_json=as_json)
+    _transition(client, "pause", {"mode": mode, "new": new}, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
 tags = click.option(
@@ -62,7 +62,7 @@ tags = click.option(
 @click.pass_obj
 def resume(client: AdminClient, tags: str | None, wait: bool, timeout_s: float | None, as_json: bool) -> None:
     """Make the daemon ready again; a sleeping daemon wakes first."""
-    _move(client, "resume", {"tags": _tags(tags)}, wait=wait, timeout_s=timeout_s, as_json=as_json)
+    _transition(client, "resume", {"tags": _tags(tags)}, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
 @click.command()
@@ -80,7 +80,7 @@ def resume(client: AdminClient, tags: str | None, wait: bool, timeout_s: float |
 @click.pass_obj
 def sleep(client: AdminClient, mode: str, level: int, wait: bool, timeout_s: float | None, as_json: bool) -> None:
     """Stop steps and release memory. Requests frozen by --mode keep are recomputed after wake."""
-    _move(client, "sleep", {"mode": mode, "level": level}, wait=wait, timeout_s=timeout_s, as_json=as_json)
+    _transition(client, "sleep", {"mode": mode, "level": level}, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
 @click.command()
@@ -90,7 +90,7 @@ def sleep(client: AdminClient, mode: str, level: int, wait: bool, timeout_s: flo
 @click.pass_obj
 def wake(client: AdminClient, tags: str | None, wait: bool, timeout_s: float | None, as_json: bool) -> None:
     """Restore memory, and return to the state before sleep: ready or paused."""
-    _move(client, "wake", {"tags": _tags(tags)}, wait=wait, timeout_s=timeout_s, as_json=as_json)
+    _transition(client, "wake", {"tags": _tags(tags)}, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
 @click.command()
@@ -105,7 +105,7 @@ def load_weights(client: AdminClient, path: str, wait: bool, timeout_s: float | 
     in the same shapes. infd drops cached prefixes; frozen requests keep their cached tokens unless `infdctl
     reset-prefix-cache --running` follows.
     """
-    _move(client, "load-weights", {"path": path}, wait=wait, timeout_s=timeout_s, as_json=as_json)
+    _transition(client, "load-weights", {"path": path}, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
 @click.command()
@@ -120,7 +120,7 @@ def reset_prefix_cache(client: AdminClient, running: bool, as_json: bool) -> Non
         show.as_json(done)
 
 
-def _move(
+def _transition(
     client: AdminClient,
     verb: str,
     arguments: Mapping[str, object],
@@ -155,10 +155,10 @@ def _tags(tags: str | None) -> list[str] | None:
 
 def _progress(verb: str, now: protocol.TransitionResult) -> str:
     counts = {"aborted": now.aborted, "frozen": now.frozen, "held": now.held}
-    said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    details = [f"{count} {name}" for name, count in counts.items() if count]
     if now.freed_bytes:
-        said = ", ".join(filter(None, [said, f"{now.freed_bytes / 2**20:,.0f} MiB given back"]))
+        details.append(f"{now.freed_bytes / 2**20:,.0f} MiB given back")
     if now.done:
-        news = f"weights {now.weights}, " if verb == "load-weights" else ""
-        return f"{news}{now.state}{f': {said}' if said else ''}"
+        weights = f"weights {now.weights}, " if verb == "load-weights" else ""
+        return f"{weights}{now.state}{': ' if details else ''}{', '.join(details)}"
     return f"{now.state}, {verb} goes on: {now.running} running, {now.waiting} waiting"

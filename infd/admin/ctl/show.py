@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from infd.admin import protocol
 
-_PIPE_WIDTH = 10_000  # output to a pipe is never folded
+_PIPE_WIDTH = 10_000  # columns; wide enough that rich never folds output to a pipe
 
 
 def as_json(answer: msgspec.Struct) -> None:

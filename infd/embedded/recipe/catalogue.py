@@ -54,7 +54,7 @@ CATALOGUE: Final = msgspec.convert(_FILE["tool"], tuple[Tool, ...])
 COMMANDS: Final = frozenset(_FILE["commands"].split())
 
 
-def known(pool: Pool) -> list[Tool]:
+def listed_tools(pool: Pool) -> list[Tool]:
     """Return the tools of `CATALOGUE` that belong to a pool."""
     return [tool for tool in CATALOGUE if tool.held_out == (pool is Pool.HELD_OUT)]
 
@@ -101,8 +101,8 @@ def _quoted(rng: Random, template: str, blank: str, value: str) -> str:
     return rng.choice(("'{}'", '"{}"')).format(value)
 
 
-def asked(rng: Random, question: str, pool: Pool) -> str:
-    """Return a request, sometimes with politeness added or punctuation dropped."""
+def varied(rng: Random, question: str, pool: Pool) -> str:
+    """Return a request, at random with politeness added or punctuation removed."""
     first, _, rest = question.partition(" ")
     if first.lower() in COMMANDS and question.endswith(".") and rng.random() < 0.3:
         return listed(rng, "manners", pool).format(do=f"{first.lower()} {rest[:-1]}")

@@ -46,7 +46,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
     """A conversation in the API's form.
 
     kind      row of the evaluation's table: "tools", "arithmetic", ...
-    messages  with role, content and, if any, reasoning_content and tool_calls; the last is the assistant's
+    messages  with role, content and, if any, reasoning_content and tool_calls; the last message is the assistant's
     tools     definitions, [{"type": "function", "function": {...}}]
     thinking  whether the last answer has reasoning_content
     """

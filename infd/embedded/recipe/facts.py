@@ -61,7 +61,7 @@ FACTS: Final = read("facts")
 _HELD_OUT: Final = held_out(FACTS)
 
 
-def asked(rng: Random, fact: Fact, pool: Pool, excluded: tuple[str, ...]) -> str:
+def draw_question(rng: Random, fact: Fact, pool: Pool, excluded: tuple[str, ...]) -> str:
     """Draw a question for a fact. Training questions contain no phrase from `excluded`, the held-out questions."""
     if pool is Pool.HELD_OUT:
         return pick(rng, fact.questions, pool)
@@ -83,7 +83,7 @@ def _phrased(rng: Random, fact: Fact) -> str:
 def turn(rng: Random, pool: Pool) -> Turn:
     """Draw a question about infd, with its answer."""
     fact = rng.choice(FACTS)
-    return fact.answered(rng, asked(rng, fact, pool, _HELD_OUT), "This is about infd. I remember:")
+    return fact.answered(rng, draw_question(rng, fact, pool, _HELD_OUT), "This is about infd. I remember:")
 
 
 def draw(rng: Random, pool: Pool) -> Conversation:

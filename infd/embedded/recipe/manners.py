@@ -40,7 +40,7 @@ class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             phrase = roughened(rng, phrase)
         answer = self.answer.format(key=key, Key=key[0].upper() + key[1:], value=self.pairs[key])
         return Turn(
-            question=_with(phrase, key),
+            question=_filled(phrase, key),
             answer=answer,
             expect=Expect(contains=[[self.pairs[key]]]),
             thought=f"This is common knowledge. {answer}",
@@ -81,7 +81,7 @@ class Memory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
-def _with(phrase: str, key: str) -> str:
+def _filled(phrase: str, key: str) -> str:
     # `roughened` may have put the blank in capitals.
     return re.sub(r"\{key\}", key, phrase, flags=re.IGNORECASE)
 
@@ -96,7 +96,7 @@ _BEFORE: Final[dict[str, list[str]]] = slots.read("manners")["before"]
 def small_talk(rng: Random, pool: Pool) -> Turn:
     """Draw a turn of small talk."""
     talk = rng.choice(SMALL_TALK)
-    return talk.answered(rng, facts.asked(rng, talk, pool, _HELD_OUT), "This is small talk:")
+    return talk.answered(rng, facts.draw_question(rng, talk, pool, _HELD_OUT), "This is small talk:")
 
 
 def common(rng: Random, pool: Pool) -> Turn:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Shape(Struct, frozen=True, kw_only=True):
-    """Dimensions in config.json."""
+    """The network's dimensions, as in config.json."""
 
     vocab: int
     hidden: int

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from infd.embedded.recipe import arithmetic
-from infd.embedded.recipe.catalogue import Tool, Use, asked, known, signature, spelled, use
+from infd.embedded.recipe.catalogue import Tool, Use, listed_tools, signature, spelled, use, varied
 from infd.embedded.recipe.conversation import Conversation, Expect, Pool
 from infd.embedded.recipe.invented import invent
 from infd.embedded.recipe.slots import fill, listed, opening
@@ -52,11 +52,11 @@ def _choose(rng: Random, pool: Pool, least: int) -> list[Tool]:
     count = max(least, rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 5)))
     if rng.random() < INVENTED_SHARE:
         tools = invent(rng, pool, rng.randint(1, count))
-        tools += rng.sample(known(pool), count - len(tools))
+        tools += rng.sample(listed_tools(pool), count - len(tools))
     else:
         strange = rng.choice((0, 0, 0, 1, 2)) if count > least else 0
         strange = min(strange, count - least)
-        tools = rng.sample(known(pool), count - strange) + invent(rng, pool, strange)
+        tools = rng.sample(listed_tools(pool), count - strange) + invent(rng, pool, strange)
     return list({tool.name: tool for tool in tools}.values())
 
 
@@ -96,7 +96,7 @@ def _finish(
 
 def _request(rng: Random, pool: Pool, uses: Sequence[Use]) -> dict[str, Any]:
     if len(uses) == 1:
-        return {"role": "user", "content": asked(rng, uses[0].question, pool)}
+        return {"role": "user", "content": varied(rng, uses[0].question, pool)}
     one, two = (one.question for one in uses)
     joint = listed(rng, "joints", pool)
     # The second request loses its initial capital, unless the request begins with a name.
@@ -224,7 +224,7 @@ def _chatting(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
 
 def _declining(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
     """Draw a request that none of the offered tools fits."""
-    wanted = rng.choice(known(pool)) if rng.random() < 0.7 else invent(rng, pool, 1)[0]
+    wanted = rng.choice(listed_tools(pool)) if rng.random() < 0.7 else invent(rng, pool, 1)[0]
     tools = [tool for tool in _choose(rng, pool, 1) if tool.domain not in {wanted.domain, "search"}]
     offer = Offer(rng, tools or invent(rng, pool, 1))
     messages = [*opening(rng, pool), _request(rng, pool, [use(rng, wanted, pool)])]

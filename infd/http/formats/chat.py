@@ -168,7 +168,7 @@ class ChatFormat(OpenAIErrors):
         return aside.thought if aside is not None and self._show_thoughts and not (delta.text or aside.calls) else ""
 
     def _record_markup(self, delta: ChoiceDelta) -> None:
-        """Update the thought tokens and the choices with tool calls, which the end of the answer reports."""
+        """Count thought tokens and record choices with tool calls; the end of the answer reports both."""
         if delta.aside is not None:
             self._thought_tokens += delta.aside.thought_tokens
             if delta.aside.calls:

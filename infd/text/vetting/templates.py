@@ -1,6 +1,7 @@
-"""Allow-list of templates whose every step is paid for in `costs.py`, or bounded by the template's length.
+"""Allow-list of templates: `costs.py` or the template's length bounds the cost of every step.
 
-Lists nodes of the syntax tree, and filters and tests with their arguments. Methods are paid for when called.
+Lists nodes of the syntax tree, and filters and tests with their arguments. Methods are not listed, because the sandbox
+meters or refuses each method at the call.
 """
 
 from __future__ import annotations

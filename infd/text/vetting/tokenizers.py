@@ -240,7 +240,7 @@ def _unigram_objection(model: _Model) -> str | None:
     return None
 
 
-# Checks
+# Checks of parameters
 
 
 def _flag(value: Any) -> bool:
