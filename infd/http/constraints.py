@@ -13,7 +13,7 @@ from msgspec import Raw, Struct
 from infd.errors import InvalidRequest, Unsupported, shorten
 from infd.http.sampling import refuse_unsupported
 from infd.http.schema.tools import ToolChoice
-from infd.http.schema.unbuilt import ABSENT
+from infd.http.schema.unsupported import ABSENT
 from infd.request import (
     Choice,
     Ebnf,
@@ -156,7 +156,7 @@ def _response_format(format: ResponseFormat) -> Iterator[Constrained]:
 
 def _structured_outputs(outputs: StructuredOutputs) -> Iterator[Constrained]:
     at = "structured_outputs"
-    refuse_unsupported(outputs, outputs.NEUTRAL, built=outputs.BUILT, path=f"{at}.")
+    refuse_unsupported(outputs, outputs.NEUTRAL, supported=outputs.SUPPORTED, path=f"{at}.")
     whitespace = not outputs.disable_any_whitespace
     found = []
     if is_set(outputs.json):

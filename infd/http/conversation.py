@@ -10,7 +10,7 @@ from infd.errors import InvalidRequest, Unsupported, shorten
 from infd.http.json_body import exceeds_depth
 from infd.http.sampling import refuse_unsupported
 from infd.http.schema.tools import SCHEMA_DEPTH
-from infd.http.schema.unbuilt import ABSENT
+from infd.http.schema.unsupported import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

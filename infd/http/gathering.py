@@ -73,8 +73,8 @@ class Gathering:
             prompts = [choices[first : first + generated] for first in range(0, len(choices), generated)]
             choices = [
                 choice
-                for siblings in prompts
-                for choice in sorted(siblings, key=_Choice.merit, reverse=True)[:returned]
+                for of_prompt in prompts
+                for choice in sorted(of_prompt, key=_Choice.sort_key, reverse=True)[:returned]
             ]
         for choice in choices:
             choice.encode_logprobs(self._encode_logprobs)  # also without tokens: the answer then has empty arrays
@@ -121,7 +121,7 @@ class _Choice:
             extend(self._encoded_logprobs.setdefault(name, []), pieces)
         self.token_ids_waiting, self._logprobs_waiting = [], []
 
-    def merit(self) -> tuple[bool, float]:
+    def sort_key(self) -> tuple[bool, float]:
         """Return whether the choice has not failed, and the mean log-probability of its generated tokens."""
         mean = self._logprobs_sum / self._logprobs_count if self._logprobs_count else 0.0
         return self._error is None, mean

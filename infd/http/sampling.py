@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from infd.errors import InvalidRequest, PromptTooLong, Unsupported
-from infd.http.schema.unbuilt import ABSENT
+from infd.http.schema.unsupported import ABSENT
 from infd.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ MAX_NEUTRAL_BYTES: Final = 256
 
 def check(request: OpenAIRequest, limits: LimitsConfig) -> None:
     """Refuse a request that is invalid for every model. Raises InvalidRequest, Unsupported."""
-    refuse_unsupported(request, request.NEUTRAL, {"best_of": (request.n or 1,)}, built=request.BUILT)
+    refuse_unsupported(request, request.NEUTRAL, {"best_of": (request.n or 1,)}, supported=request.SUPPORTED)
     check_fields(request, stop_strings(request), limits)
     if (request.prompt_logprobs or 0) > limits.top_logprobs:
         raise InvalidRequest(f"prompt_logprobs is at most {limits.top_logprobs}", param="prompt_logprobs")
@@ -64,19 +64,19 @@ def refuse_unsupported(
     fields: Struct,
     neutral: Mapping[str, tuple[Any, ...]],
     extra_neutral: Mapping[str, tuple[Any, ...]] | None = None,
-    built: Container[str] = (),
+    supported: Container[str] = (),
     path: str = "",
 ) -> None:
     """Refuse unsupported fields unless their value is null or neutral. Raises Unsupported, InvalidRequest.
 
     neutral        accepted values, by field
     extra_neutral  further accepted values, by field
-    built          fields of the same type that are supported
+    supported      fields of the same type that are supported
     path           path of `fields` in the request, for errors
     """
     for name in fields.__struct_fields__:
         value = getattr(fields, name)
-        if type(value) is not Raw or value is ABSENT or name in built:
+        if type(value) is not Raw or value is ABSENT or name in supported:
             continue
         decoded = _decode(value, name, f"{path}{name}")
         accepted = (*neutral.get(name, ()), *(extra_neutral or {}).get(name, ()))

@@ -55,7 +55,7 @@ NEUTRAL = {
     "use_beam_search": False,
 }
 
-NOT_BUILT = {
+UNSUPPORTED = {
     "audio": {"voice": "alloy"},
     "best_of": 2,
     "chat_template": "{{ messages }}",
@@ -82,10 +82,10 @@ def test_a_field_that_is_not_built_passes_with_its_neutral_value(field: str):
     sampling.check(asked(**{field: NEUTRAL[field]}), LimitsConfig())
 
 
-@pytest.mark.parametrize("field", NOT_BUILT)
+@pytest.mark.parametrize("field", UNSUPPORTED)
 def test_a_field_that_is_not_built_is_refused_by_name(field: str):
     with pytest.raises(Unsupported, match=field) as caught:
-        sampling.check(asked(**{field: NOT_BUILT[field]}), LimitsConfig())
+        sampling.check(asked(**{field: UNSUPPORTED[field]}), LimitsConfig())
 
     assert caught.value.param == field
 

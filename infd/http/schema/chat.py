@@ -10,7 +10,7 @@ from infd.http.schema.error import ErrorDetail
 from infd.http.schema.logprobs import PromptLogprobs
 from infd.http.schema.sampling import OpenAIRequest
 from infd.http.schema.tools import CALLS, TOOLS, Called, CallId, ReplyCall, ReplyCallDelta, Tool, ToolChoice
-from infd.http.schema.unbuilt import ABSENT, UnsupportedField
+from infd.http.schema.unsupported import ABSENT, UnsupportedField
 from infd.http.schema.usage import Timings, Usage
 
 # Maximum messages in a request. Even an empty message takes time to render, so bounding the body's size is not enough.

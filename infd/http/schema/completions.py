@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from infd.http.schema.error import ErrorDetail
 from infd.http.schema.logprobs import PromptLogprobs
 from infd.http.schema.sampling import OpenAIRequest, TokenId
-from infd.http.schema.unbuilt import ABSENT, UnsupportedField
+from infd.http.schema.unsupported import ABSENT, UnsupportedField
 from infd.http.schema.usage import Timings, Usage
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Raw, Struct
 
-from infd.http.schema.unbuilt import ABSENT, UnsupportedField
+from infd.http.schema.unsupported import ABSENT, UnsupportedField
 
 Text = Annotated[str, Meta(min_length=1)]
 Options = Annotated[list[str], Meta(min_length=1)]
@@ -50,5 +50,5 @@ class StructuredOutputs(Struct, kw_only=True):
     disable_additional_properties: UnsupportedField = ABSENT
     whitespace_pattern: UnsupportedField = ABSENT
 
-    BUILT: ClassVar[frozenset[str]] = frozenset({"json", "structural_tag"})
+    SUPPORTED: ClassVar[frozenset[str]] = frozenset({"json", "structural_tag"})
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"disable_additional_properties": (False,)}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta, Raw, Struct
 
 from infd.http.schema.constraints import Options, ResponseFormat, StructuredOutputs, Text
-from infd.http.schema.unbuilt import ABSENT, UnsupportedField
+from infd.http.schema.unsupported import ABSENT, UnsupportedField
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
@@ -84,7 +84,7 @@ class OpenAIRequest(GenerationFields, kw_only=True):
     thinking_token_budget: UnsupportedField = ABSENT
     use_beam_search: UnsupportedField = ABSENT
 
-    BUILT: ClassVar[frozenset[str]] = frozenset({"guided_json", "json_schema"})
+    SUPPORTED: ClassVar[frozenset[str]] = frozenset({"guided_json", "json_schema"})
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         "length_penalty": (1, 1.0),
         "logits_processors": ([],),

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from infd.http.schema.unbuilt import ABSENT
+from infd.http.schema.unsupported import ABSENT
 
 # Maximum tools in a request and calls in a message. OpenAI accepts 128; the limits on templates bound rendering.
 TOOLS: Final = 512

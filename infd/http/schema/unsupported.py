@@ -5,6 +5,6 @@ from __future__ import annotations
 from msgspec import Raw
 
 # Null and the values in a schema's NEUTRAL pass; other values are refused. Fields of this type that a schema lists in
-# BUILT are supported; their values are JSON text.
+# SUPPORTED are read nevertheless: their values are JSON text.
 UnsupportedField = Raw
 ABSENT = Raw(b"null")
