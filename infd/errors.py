@@ -78,9 +78,9 @@ class InfdError(Exception):
 
 
 class RequestError(InfdError):
-    """Answered to the client as `{"error": {message, type, param, code}}`; affects no other request.
+    """An error answered to the client as `{"error": {message, type, param, code}}`; other requests are unaffected.
 
-    closes  the server closes the connection, because the start of its next request is unknown
+    closes  whether the server closes the connection, because the start of its next request is unknown
     """
 
     status: ClassVar[int] = 400

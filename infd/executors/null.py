@@ -180,7 +180,7 @@ class NullExecutor:
         return result
 
     def _explain(self, plan: StepPlan, result: StepResult) -> None:
-        """Make up the requested log-probabilities."""
+        """Add invented log-probabilities to the result, where requested."""
         token = iter(result.tokens)
         for i, span in enumerate(plan.spans):
             if span.scores:
@@ -192,6 +192,6 @@ class NullExecutor:
                     result.logprobs[i] = [self._likely(sampled, self._logprobs[span.row])]
 
     def _likely(self, token: int, most: int, rank: int | None = None) -> TokenLogprobs:
-        """Make up log-probabilities of the `most` likeliest tokens, `token` first."""
+        """Return invented log-probabilities of the `most` likeliest tokens, `token` first."""
         top = tuple(self._first + (token - self._first + k) % self._ordinary for k in range(most))
         return TokenLogprobs(-1.0, top, tuple(-1.0 - k for k in range(most)), rank)

@@ -74,7 +74,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
         return target
 
     def rope(self, settings: Settings, head_size: int, *, partial: bool = False) -> Rope:
-        """Build the rotary positions of some layers; arguments and errors as Rope's."""
+        """Build the rotary positions of some layers; see Rope for arguments and errors."""
         number, length = len(self.ropes), self.max_len
         rope = Rope(settings, head_size, max_len=length, device=self.device, number=number, partial=partial)
         self.ropes.append(rope)

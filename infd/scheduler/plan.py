@@ -17,7 +17,7 @@ class Join(Struct):
     """A sequence joins the persistent batch: the state of its row before the first span.
 
     tokens  all known tokens, prompt and generated
-    wants   Generate and Score of the request
+    wants   the request's Generate, Score or both
     tables  page ids per group, by page index; 0 where the page is behind the window
     seed    noise seed: the request's seed plus the choice's index
     slot    the adapter's slot; 0: the model itself

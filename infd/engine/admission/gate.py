@@ -1,4 +1,4 @@
-"""Hold new requests while the engine is not ready, or refuse them."""
+"""Hold or refuse new requests while the engine is not ready."""
 
 from __future__ import annotations
 

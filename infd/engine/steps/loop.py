@@ -1,8 +1,9 @@
 """The step loop: plan, issue and commit steps, so that the device always has work.
 
 When a result arrives, the loop commits the step, plans and issues the next
-step, and only then delivers tokens, so that the device never waits for readers. A step with constrained
-choices is issued like any other, but samples only once its mask is filled.
+step, and only then delivers tokens, so that the device never waits for
+readers. A step with constrained choices is issued like any other step, but
+samples only once its mask is filled.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class InFlight:
         if stopped or outcome.finish is not None:
             self._end(seq, FinishReason.STOP if stopped else outcome.finish)
         elif stream.inbox.full and not self._scheduler.holds(seq):
-            for sibling in ticket.choices:  # until their reader has caught up, see `resume`
+            for sibling in ticket.choices:  # held until their reader has caught up, see `resume`
                 self._scheduler.hold(sibling.seq)
 
     def _end(self, seq: Sequence, finish: FinishReason | None, error: BaseException | None = None) -> None:

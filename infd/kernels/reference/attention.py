@@ -255,7 +255,7 @@ def _long(batch: AttentionBatch, span: int) -> _Long:
     blocks = []
     for first in range(0, count, QUERY_BLOCK):
         last = min(first + QUERY_BLOCK, count)
-        # The host's lengths are upper bounds; the mask applies the device's.
+        # The host's lengths are upper bounds; the mask applies the device's exact lengths.
         keys = slice(0 if batch.window is None else max(0, first - batch.window + 1), min(length, ahead + last))
         seen = _visible(queries[first:last, None], positions[0, keys], batch.window)
         blocks.append(_Block(slice(first, last), keys, seen))

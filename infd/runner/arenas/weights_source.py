@@ -36,7 +36,10 @@ class WeightsSource(Struct, frozen=True):
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, root: str) -> Self:
-        """Return the source of weights read from the configured checkpoint. root: a directory; empty: the parent"""
+        """Return the source of weights read from the configured checkpoint.
+
+        root  directory that must contain every other checkpoint; empty: the checkpoint's parent directory
+        """
         configured = checkpoint.directory.absolute()
         return cls(
             checkpoint.directory, checkpoint.config, checkpoint.stamps(), configured, root or str(configured.parent)

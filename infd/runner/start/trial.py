@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from infd.runner.runner import Runner
     from infd.scheduler.layout import CacheLayout
 
-TRIALS = 5  # most steps per size
-ENOUGH_S = 0.05  # seconds measured per size, after which no further step of the size is run
+TRIALS = 5  # most measured steps per number of tokens
+ENOUGH_S = 0.05  # seconds of measured steps, after which no further step of as many tokens is run
 FIRST = 4  # tokens of the first step, in which torch and kernels initialize
 LENGTHS = (1537, 200)  # tokens of two prompts; only the first prompt's attention is split over programs
 WAYS = (  # call every sampling kernel; kernels differ by the logits' dtype: float32 after any change except a mask

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 GPU = torch.device("cuda")
 NOWHERE = torch.device("meta")
-RANKS = (16, 32, 64)  # of adapters, one per step: a mixture of ranks calls no further kernels
+RANKS = (16, 32, 64)  # ranks of adapters, one adapter per step: a mixture of ranks calls no further kernels
 
 
 class Launched:
