@@ -198,7 +198,7 @@ def _toml(value: object) -> str:
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with a stable schema.")
 def models(as_json: bool) -> int:
-    """List the models on this machine: the embedded model and those in the Hugging Face cache.
+    """List the models on this machine: the embedded model and the models in the Hugging Face cache.
 
     Each row says whether infd's own model code or transformers' runs the model, or why infd cannot serve it.
     """

@@ -28,7 +28,7 @@ def windows(settings: Settings, types: Sequence[str]) -> list[int | None]:
 
 
 def from_some_layer_on(settings: Settings, layers: int) -> list[int | None]:
-    """Return each layer's window in a Qwen: none by default, else from max_window_layers on. Raises CheckpointError."""
+    """Return a Qwen model's windows by layer: none, or if set, from max_window_layers on. Raises CheckpointError."""
     if not settings.boolean("use_sliding_window", False):
         return [None] * layers
     first = settings.integer("max_window_layers", 28, least=0)

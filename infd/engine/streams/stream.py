@@ -3,8 +3,8 @@
 The engine pushes tokens, the caller reads deltas at its own pace. A slow caller
 receives several tokens in one delta and never blocks the engine; a caller with more
 than PENDING_BYTES unread is paused: no further steps are computed for it. A
-caller that waits may consume tokens during the push, unbuffered: most tokens
-are delivered unbuffered. Each stream ends with exactly one terminal event.
+caller that waits may consume tokens during the push, without buffering, which
+is the usual case. Each stream ends with exactly one terminal event.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class Planned:
     def plan(self, starts: list[int]) -> None:
         """Plan the wrapper for spans that start at `starts`."""
         batch = self._batch
-        if self._copied is not None:  # with two steps in flight the previous copy is done: no wait
+        if self._copied is not None:  # with two steps in flight, the previous copy is already done
             self._copied.synchronize()
         keys = Keys.of(starts, batch.counts, batch.page_tokens, batch.window)
         plan(self.wrapper, self._params, keys, self._pages[:0], batch)

@@ -289,7 +289,7 @@ def _key_run(batch: AttentionBatch, rows: Tensor, count: int) -> tuple[Tensor, T
 
 
 def _visible(query: Tensor, key: Tensor, window: int | None) -> Tensor:
-    """Return whether a query at position `query` sees `key`: itself and earlier positions, within the window."""
+    """Return whether a query at position `query` sees `key`: its own or an earlier position within the window."""
     seen = key <= query
     if window is not None:
         seen &= key > query - window

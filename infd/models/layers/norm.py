@@ -16,7 +16,7 @@ class RMSNorm:
     """RMSNorm over the last axis; see kernels/families/norm.py Norm."""
 
     def __init__(self, blueprint: Blueprint, name: str, size: int, eps: float, *, offset: float = 0.0) -> None:
-        """Declare the weight [size]. `offset` is added to it; Gemma stores its weights minus 1."""
+        """Declare the weight [size]. `offset` is added to the weight; Gemma stores its weights minus 1."""
         self._norm = blueprint.ops.norm
         self._weight = blueprint.declare({f"{name}.weight": size})
         self._eps, self._offset = eps, offset

@@ -53,7 +53,7 @@ class Budget(Struct, frozen=True, kw_only=True):
     """A GPU's memory in bytes, by use.
 
     others   allocated when infd started: by other processes, and by CUDA for this process
-    share    fraction of the other memory that infd may allocate
+    share    fraction of the device's memory beyond `others` that infd may allocate
     graphs   expected bytes of CUDA graphs
     """
 
