@@ -48,12 +48,20 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         str, about("file with the chat template (default: the checkpoint's)", flag="--chat-template")
     ] = ""
     tool_parser: Annotated[
-        Literal["auto", "none", "hermes"],
-        about("syntax of the model's tool calls; auto: found in its chat template", flag="--tool-parser"),
+        str,
+        about(
+            "syntax of the model's tool calls, by infd's name or another server's; auto: found in its chat template",
+            flag="--tool-parser",
+            values="auto|none|NAME",
+        ),
     ] = "auto"
     reasoning_parser: Annotated[
-        Literal["auto", "none", "qwen3"],
-        about("syntax of the model's thinking; auto: found in its chat template", flag="--reasoning-parser"),
+        str,
+        about(
+            "syntax of the model's thinking, by infd's name or another server's; auto: found in its chat template",
+            flag="--reasoning-parser",
+            values="auto|none|NAME",
+        ),
     ] = "auto"
     served_names: Annotated[
         tuple[str, ...],

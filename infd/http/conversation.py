@@ -11,6 +11,7 @@ from infd.http.json_body import exceeds_depth
 from infd.http.sampling import refuse_unsupported
 from infd.http.schema.tools import SCHEMA_DEPTH
 from infd.http.schema.unsupported import ABSENT
+from infd.text.tools.offered import Offered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,12 @@ def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     Raises InvalidRequest, naming the tool.
     """
     return [_tool(tool, f"tools[{number}].function") for number, tool in enumerate(tools)]
+
+
+def offered_tools(tools: Sequence[Tool]) -> Offered:
+    """Return the tools that an answer may call."""
+    schemas = ((tool.function.name, bytes(tool.function.parameters)) for tool in tools)
+    return Offered({name: b"" if schema == bytes(ABSENT) else schema for name, schema in schemas})
 
 
 def final_text(messages: Sequence[Message]) -> str:

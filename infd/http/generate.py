@@ -267,7 +267,7 @@ def _constraint(generation: Generation, prompt: Prompt, served: ServedModel) -> 
     if not isinstance(conversation, Conversation):
         return constraint
     if (calls := conversation.constrained_calls) is not None:
-        syntax = None if served.syntax.tools is None else served.syntax.tools.grammar
+        syntax = served.syntax.grammar
         if syntax is None:
             raise Unsupported("constraining this model's tool calls", param=calls.param)
         otherwise = None if calls.required else constraint
@@ -296,7 +296,7 @@ def _readings(generation: Generation, prompts: Sequence[Prompt], served: ServedM
         served.syntax.start(
             prompt.end,
             conversation.continued or "",
-            names=conversation.tool_names,
+            offered=conversation.offered,
             most_calls=conversation.max_calls,
         )
         for _ in range(generation.choices)
@@ -306,7 +306,7 @@ def _readings(generation: Generation, prompts: Sequence[Prompt], served: ServedM
 def _check_calls(generation: Generation, served: ServedModel) -> None:
     """Refuse tools if infd cannot parse this model's tool calls. Raises Unsupported."""
     conversation = generation.input
-    if isinstance(conversation, Conversation) and conversation.tool_names is not None and served.syntax.tools is None:
+    if isinstance(conversation, Conversation) and conversation.offered is not None and not served.syntax.reads_calls:
         raise Unsupported(
             "calling tools with this model, whose chat template writes no call that infd can read"
             " (the setting --tool-parser may know better),",

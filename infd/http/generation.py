@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from infd.http.constraints import Constrained, ConstrainedCalls
     from infd.http.schema.sampling import GenerationFields
+    from infd.text.tools.offered import Offered
 
 
 class Conversation(Struct, frozen=True, kw_only=True):
@@ -20,7 +21,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
                            the body is large
     body_bytes             size of the request's body
     tools                  returns the tools as dicts for the template, as `messages` does; None: no tools
-    tool_names             names of the tools that an answer may call; None: text that looks like a call is content
+    offered                tools that an answer may call; None: text that looks like a call is content
     max_calls              maximum tool calls in one choice, further calls are dropped; None: no limit
     constrained_calls      the constraint of tool calls; None: unconstrained
     add_generation_prompt  whether the prompt ends with the opening of an assistant message; None: true unless the
@@ -33,7 +34,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
     messages: Callable[[], list[dict[str, Any]]]
     body_bytes: int
     tools: Callable[[], list[dict[str, Any]]] | None = None
-    tool_names: Sequence[str] | None = None
+    offered: Offered | None = None
     max_calls: int | None = None
     constrained_calls: ConstrainedCalls | None = None
     add_generation_prompt: bool | None = None

@@ -1,26 +1,31 @@
 """Choose the syntaxes of a model's thoughts and tool calls.
 
-Settings may name the syntaxes. Otherwise the chat template decides: it contains
-the marks of thoughts, and renders calls, as the model was trained to write them.
+Settings may name the syntaxes, by our names, by those of other servers, or by the name of an entry point of another
+package. Otherwise the chat template decides: it contains the marks of thoughts, and renders calls, as the model was
+trained to write them.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from infd.errors import InvalidRequest
-from infd.text import reasoning, tools
+from infd.errors import ConfigError, InvalidRequest
+from infd.text import answers, reasoning, tools
 from infd.text.chat import PROBING
 from infd.text.markup import Asides, Reading
+from infd.text.tools.offered import Offered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
-    from infd.request import Thought
+    from infd.request import CallSyntax, Thought
+    from infd.text.answers.base import AnswerSyntax
     from infd.text.chat import ChatTemplate, Message
+    from infd.text.markup import Parser
     from infd.text.reasoning.base import ReasoningSyntax
     from infd.text.tokenizer import Tokenizer
     from infd.text.tools.base import ToolSyntax
@@ -30,50 +35,109 @@ _LOG = logging.getLogger("infd.text")
 AUTO: Final = "auto"
 NONE: Final = "none"
 PROMPT_END: Final = 64  # last characters of a prompt, where a template may open or close a thought
+TOOLS_GROUP: Final = "infd.tools"  # entry points: ToolSyntax
+REASONING_GROUP: Final = "infd.reasoning"  # entry points: ReasoningSyntax
 
 _QUESTION: Final = "\ufdd1"  # a noncharacter, which no template contains
-_NAME, _KEY, _VALUE, _ID = "probe_name", "probe_key", "probe_value", "abcdefghi"
+_NAME, _KEY, _VALUE = "probe_name", "probe_key", "probe_value"
+_IDS: Final = ("abcdefghi", f"functions.{_NAME}:0")  # Mistral refuses other lengths; Kimi K2 writes the id for the name
 
 
 class Syntax(Struct, frozen=True):
     """The syntaxes of one model.
 
+    whole     reads thoughts and calls; `reasoning` and `tools` are then None
     mark_ids  ids of the marks that are special tokens; detokenizing must not skip them
     """
 
     reasoning: ReasoningSyntax | None = None
     tools: ToolSyntax | None = None
     mark_ids: frozenset[int] = frozenset()
+    whole: AnswerSyntax | None = None
 
     @classmethod
     def choose(
         cls, tokenizer: Tokenizer, template: ChatTemplate, *, reasoning_name: str = AUTO, tools_name: str = AUTO
     ) -> Syntax:
-        """Return the named syntaxes: "auto" selects the chat template's, "none" no syntax."""
-        reasoning_name = _thinks(template) if reasoning_name == AUTO else reasoning_name
-        tools_name = _calls(template) if tools_name == AUTO else tools_name
-        thinking, calling = reasoning.SYNTAXES.get(reasoning_name), tools.SYNTAXES.get(tools_name)
+        """Return the named syntaxes: "auto" selects the chat template's, "none" no syntax.
+
+        Raises ConfigError for a name that neither infd nor an installed package knows.
+        """
+        whole = _whole(template, reasoning_name, tools_name)
+        thinking: ReasoningSyntax | None = None
+        calling: ToolSyntax | None = None
+        if whole is None:
+            if reasoning_name == AUTO:
+                reasoning_name = _thinks(template)
+            if tools_name == AUTO:
+                tools_name = _calls(template)
+            thinking = _named(reasoning_name, reasoning.SYNTAXES, reasoning.ALIASES, REASONING_GROUP)
+            calling = _named(tools_name, tools.SYNTAXES, tools.ALIASES, TOOLS_GROUP)
         _LOG.info("markup", extra={"reasoning": reasoning_name, "tools": tools_name})
-        marks = [mark for syntax in (thinking, calling) if syntax is not None for mark in syntax.marks]
+        marks = [mark for syntax in (thinking, calling, whole) if syntax is not None for mark in syntax.marks]
         ids = {tokenizer.id_of(mark) for mark in marks}
-        return cls(thinking, calling, frozenset(token_id for token_id in tokenizer.special_ids if token_id in ids))
+        mark_ids = frozenset(token_id for token_id in tokenizer.special_ids if token_id in ids)
+        return cls(thinking, calling, mark_ids, whole)
+
+    @property
+    def reads_calls(self) -> bool:
+        """Whether tool calls of this model can be read."""
+        return self.whole is not None or self.tools is not None
+
+    @property
+    def grammar(self) -> CallSyntax | None:
+        """The syntax in which a grammar forces calls; None: calls cannot be forced."""
+        calling = self.whole or self.tools
+        return None if calling is None else calling.grammar
 
     def thought(self, prompt: str, continued: str = "") -> Thought | None:
         """Return how an answer marks its thought; None if the answer cannot hold a thought. See ReasoningSyntax."""
-        return None if self.reasoning is None else self.reasoning.thought(prompt[-PROMPT_END:], continued)
+        thinking = self.whole or self.reasoning
+        return None if thinking is None else thinking.thought(prompt[-PROMPT_END:], continued)
 
     def start(
-        self, prompt: str, continued: str = "", *, names: Sequence[str] | None = None, most_calls: int | None = None
+        self, prompt: str, continued: str = "", *, offered: Offered | None = None, most_calls: int | None = None
     ) -> Reading | None:
         """Start parsing an answer. Returns None if all its text is content.
 
         prompt, continued  as in ReasoningSyntax.thought
-        names              names of the tools that may be called; None: no tools
+        offered            tools that may be called; None: text that looks like a call is content
         most_calls         further calls are dropped
         """
-        thoughts = None if self.reasoning is None else self.reasoning.start(prompt[-PROMPT_END:], continued)
-        calls = None if self.tools is None or names is None else self.tools.start(names)
+        prompt = prompt[-PROMPT_END:]
+        if self.whole is not None:
+            return Reading(self.whole.start(prompt, continued, offered), most_calls=most_calls)
+        calls: Parser | None = None
+        ends: tuple[str, ...] = ()
+        if self.tools is not None and offered is not None:
+            calls, ends = self.tools.start(offered), self.tools.opens
+        thoughts = None if self.reasoning is None else self.reasoning.start(prompt, continued, ends)
         return None if thoughts is None and calls is None else Reading(thoughts, calls, most_calls=most_calls)
+
+
+def _named(name: str, known: Mapping[str, Any], aliases: Mapping[str, str], group: str) -> Any:
+    """Return the syntax of a name, None for "none". Raises ConfigError."""
+    if name == NONE:
+        return None
+    if (found := known.get(aliases.get(name, name))) is not None:
+        return found
+    for entry in entry_points(group=group, name=name):
+        try:
+            return entry.load()
+        except Exception as error:  # another package's code
+            raise ConfigError(f"the parser {name!r} of {entry.value} cannot be loaded: {error}") from error
+    names = ", ".join(sorted({*known, *aliases}))
+    raise ConfigError(f"there is no parser {name!r}; known: auto, none, {names}, entry points of {group}")
+
+
+def _whole(template: ChatTemplate, reasoning_name: str, tools_name: str) -> AnswerSyntax | None:
+    """Return the syntax of whole answers that a setting names, or that the template has where no setting differs."""
+    for name in (tools_name, reasoning_name):
+        if (found := answers.SYNTAXES.get(answers.ALIASES.get(name, name))) is not None:
+            return found
+    if (reasoning_name, tools_name) != (AUTO, AUTO):
+        return None
+    return next((syntax for syntax in answers.SYNTAXES.values() if syntax.matches(template)), None)
 
 
 def _thinks(template: ChatTemplate) -> str:
@@ -81,17 +145,23 @@ def _thinks(template: ChatTemplate) -> str:
 
 
 def _calls(template: ChatTemplate) -> str:
-    """Return the name of the syntax that parses a call rendered by the template."""
-    turn = _written_call(template)
-    return next((name for name, syntax in tools.SYNTAXES.items() if _reads_back(syntax, turn)), NONE)
+    """Return the name of the syntax that parses a call rendered by the template, and leaves the least content."""
+    for id in _IDS:
+        turn = _written_call(template, id)
+        left = {
+            name: rest for name, syntax in tools.SYNTAXES.items() if (rest := _reads_back(syntax, turn)) is not None
+        }
+        if left:
+            return min(left, key=left.__getitem__)
+    return NONE
 
 
-def _written_call(template: ChatTemplate) -> str:
+def _written_call(template: ChatTemplate, id: str) -> str:
     function = {"name": _NAME, "arguments": {_KEY: _VALUE}}
     schema = {"type": "object", "properties": {_KEY: {"type": "string"}}}
     messages: list[Message] = [
         {"role": "user", "content": _QUESTION},
-        {"role": "assistant", "content": "", "tool_calls": [{"id": _ID, "type": "function", "function": function}]},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": id, "type": "function", "function": function}]},
     ]
     offered = [{"type": "function", "function": {"name": _NAME, "description": "", "parameters": schema}}]
     try:
@@ -101,11 +171,11 @@ def _written_call(template: ChatTemplate) -> str:
     return text.rpartition(_QUESTION)[2]
 
 
-def _reads_back(syntax: ToolSyntax, turn: str) -> bool:
-    parser, asides = syntax.start([_NAME]), Asides()
-    parser.feed(turn, asides)
-    parser.finish(asides)
+def _reads_back(syntax: ToolSyntax, turn: str) -> int | None:
+    """Return the length of the content beside the call in `turn`; None if the syntax does not read the call."""
+    parser, asides = syntax.start(Offered({_NAME: b""})), Asides()
+    content = parser.feed(turn, asides) + parser.finish(asides)
     aside = asides.take()
     if aside is None or [call.name for call in aside.calls] != [_NAME]:
-        return False
-    return all(word in aside.calls[0].arguments for word in (_KEY, _VALUE))
+        return None
+    return len(content) if all(word in aside.calls[0].arguments for word in (_KEY, _VALUE)) else None

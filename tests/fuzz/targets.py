@@ -40,7 +40,8 @@ from infd.text.reply import Reply
 from infd.text.stops import StopStrings
 from infd.text.syntax import Syntax
 from infd.text.tokenizer import Tokenizer
-from infd.text.tools.hermes import Hermes
+from infd.text.tools.families_json import HERMES
+from infd.text.tools.offered import Offered
 from infd.weights.checkpoint import TensorFile
 from tests.fuzz.grammar import Chooser, mapping
 from tests.fuzz.hostile import template, text, tokenizer
@@ -217,7 +218,7 @@ class MarkupTarget(Target):
         assert parsed <= len(text)
 
     def _read(self, prompt: str, parts: list[str]) -> transcripts.Message:
-        reading = Syntax(Qwen3(), Hermes()).start(prompt, names=["f"])
+        reading = Syntax(Qwen3(), HERMES).start(prompt, offered=Offered({"f": b""}))
         assert reading is not None
         return transcripts.read(reading, parts)
 

@@ -16,7 +16,7 @@ from infd.grammar.llguidance import LlguidanceCompiler
 from infd.grammar.protocol import Limits
 from infd.grammar.trial import Trial
 from infd.request import Calls, Choice, Constraint, Ebnf, JsonSchema, Lark, Regex, ToolSchema
-from infd.text.tools.hermes import Hermes
+from infd.text.tools.families_json import HERMES
 from tests.grammar import vocabularies
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ SECONDS = 1.0  # of processor time in this process; without limits some of these
 
 def schema(**keywords: Any) -> JsonSchema:
     return JsonSchema(json.dumps(keywords))
+
+
+GRAMMAR = HERMES.grammar
+assert GRAMMAR is not None
 
 
 def properties(number: int, *, required: bool = False) -> dict[str, Any]:
@@ -66,8 +70,8 @@ REFUSED: dict[str, Constraint] = {
     "26 intersections": Lark("start: A\nA: " + " & ".join(f"/.*{each}.*/" for each in "abcdefghijklmnopqrstuvwxyz")),
     "36 patterns behind a token by number": Lark(f"start: <[3000]> %json {json.dumps(PATTERNS)}"),
     "36 patterns behind a token by name": Lark(f"start: <think> %json {json.dumps(PATTERNS)}"),
-    "36 patterns beside a call": Calls(Hermes.grammar, (NO_ARGUMENTS,), required=False, otherwise=schema(**PATTERNS)),
-    "arguments of 36 patterns at once": Calls(Hermes.grammar, (TOOL,), required=True),
+    "36 patterns beside a call": Calls(GRAMMAR, (NO_ARGUMENTS,), required=False, otherwise=schema(**PATTERNS)),
+    "arguments of 36 patterns at once": Calls(GRAMMAR, (TOOL,), required=True),
     "5,000 parentheses": Lark("start: " + "(" * 5000 + '"a"' + ")" * 5000),
     "a terminal of itself": Lark("start: A\nA: A"),
     "a rule of itself": Lark("start: start"),

@@ -15,10 +15,14 @@ from infd.grammar.protocol import Limits, Vocabulary
 from infd.request import AfterThought, Calls, CallSyntax, Constraint, Regex, Thought, ToolSchema
 from infd.text.markup import Reading
 from infd.text.reasoning.base import BlockParser
-from infd.text.tools.hermes import CLOSE, OPEN, Hermes
+from infd.text.tools.families_json import HERMES
+from infd.text.tools.offered import Offered
 from tests.grammar.vocabularies import allowed, walk
 
 LIMITS = Limits()
+GRAMMAR = HERMES.grammar
+assert GRAMMAR is not None
+(OPEN,), (CLOSE,) = HERMES.opens, HERMES.closes
 MARKS = (b"<think>", b"</think>", b"<tool_call>", b"</tool_call>")
 PIECES = [*(bytes([byte]) for byte in range(256)), *MARKS, b">{", b">\n", b'{"', b">1", b"k>"]
 ENDED = Thought("<think>", "</think>", inside=True)
@@ -89,7 +93,7 @@ def test_a_mark_with_a_token_of_its_own_is_spelled_by_that_token_alone(kind: str
         assert PIECES.index(piece) not in free
     assert PIECES.index(b"</think>") in free
 
-    call = compiled.compile(Calls(Hermes.grammar, (GET,), required=True), LIMITS).matcher()
+    call = compiled.compile(Calls(GRAMMAR, (GET,), required=True), LIMITS).matcher()
     assert allowed(compiled, call) == [PIECES.index(b"<tool_call>")]
 
 
@@ -132,7 +136,7 @@ def call(name: str, arguments: str) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_required_calls_are_calls_alone_in_the_models_syntax(kind: str, parallel: bool):
-    constraint = Calls(Hermes.grammar, (GET, GET_ALL), required=True, parallel=parallel)
+    constraint = Calls(GRAMMAR, (GET, GET_ALL), required=True, parallel=parallel)
     one, other = call("get", '{"a": 1}'), call("get_all", "{}")
     assert accepts(kind, constraint, one)
     assert accepts(kind, constraint, other)
@@ -147,7 +151,7 @@ def test_required_calls_are_calls_alone_in_the_models_syntax(kind: str, parallel
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_calls_are_not_required_text_is_free_and_calls_keep_to_their_schemas(kind: str):
-    constraint = Calls(Hermes.grammar, (GET, GET_ALL), required=False)
+    constraint = Calls(GRAMMAR, (GET, GET_ALL), required=False)
     one = call("get", '{"a": 1}')
     for text in ("", "Yes <b>.", one, f"Let me see.\n{one}", f"{one}\n{one} and\n{one}.", f"a{one}{one}"):
         assert accepts(kind, constraint, text), text
@@ -157,7 +161,7 @@ def test_where_calls_are_not_required_text_is_free_and_calls_keep_to_their_schem
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_parallel_calls_free_text_holds_one_call(kind: str):
-    constraint = Calls(Hermes.grammar, (GET,), required=False, parallel=False)
+    constraint = Calls(GRAMMAR, (GET,), required=False, parallel=False)
     one = call("get", '{"a": 1}')
     assert accepts(kind, constraint, f"a {one} b")
     assert not accepts(kind, constraint, f"{one}\n{one}")
@@ -165,7 +169,7 @@ def test_without_parallel_calls_free_text_holds_one_call(kind: str):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_is_calls_or_the_other_constraint(kind: str):
-    constraint = Calls(Hermes.grammar, (GET,), required=False, otherwise=DIGITS)
+    constraint = Calls(GRAMMAR, (GET,), required=False, otherwise=DIGITS)
     one = call("get", '{"a": 1}')
     for text in ("123", one, f"{one}\n{one}"):
         assert accepts(kind, constraint, text), text
@@ -182,7 +186,7 @@ def test_what_parsers_read_in_any_finished_answer_is_what_was_constrained(
 ):
     compiled, draw, finished = compiler(kind, drop_space=drop_space), random.Random(1), 0
     for required in (True, False):
-        calls = Calls(Hermes.grammar, (GET, GET_ALL), required=required, otherwise=otherwise)
+        calls = Calls(GRAMMAR, (GET, GET_ALL), required=required, otherwise=otherwise)
         grammar = compiled.compile(calls if thought is None else AfterThought(thought, calls), LIMITS)
         for _ in range(3):
             tokens = walk(compiled, grammar.matcher(), draw, 600, ends=0.1)
@@ -191,7 +195,7 @@ def test_what_parsers_read_in_any_finished_answer_is_what_was_constrained(
             finished += 1
             text = b"".join(compiled.vocabulary.tokens[token] for token in tokens[:-1]).decode()
             thoughts = None if thought is None else BlockParser(thought)
-            reading = Reading(thoughts, Hermes().start(list(TOOLS)))
+            reading = Reading(thoughts, HERMES.start(Offered({})))
             content = reading.feed(text) + reading.finish()
             aside = reading.take()
             called = [] if aside is None else aside.calls
@@ -212,7 +216,7 @@ def test_a_syntax_may_have_a_section_around_its_calls_and_names_outside_of_json(
         between=", ",
         end="]</tool_call>",
         trigger=OPEN,
-        marks=Hermes.marks,
+        marks=HERMES.marks,
     )
     for kind in KINDS:
         for required in (True, False):
@@ -237,8 +241,8 @@ def test_a_syntax_may_have_a_section_around_its_calls_and_names_outside_of_json(
 def test_the_tool_at_fault_is_named(parameters: str, code: str):
     tools = (GET, ToolSchema("bad", parameters, "tools[7].function.parameters"), GET_ALL)
     for constraint in (
-        Calls(Hermes.grammar, tools, required=True),
-        AfterThought(ENDED, Calls(Hermes.grammar, tools, required=False)),
+        Calls(GRAMMAR, tools, required=True),
+        AfterThought(ENDED, Calls(GRAMMAR, tools, required=False)),
     ):
         with pytest.raises(GrammarFailed) as failed:
             compiler("added").compile(constraint, LIMITS)
@@ -250,7 +254,7 @@ def test_the_sizes_of_all_tools_add_up():
     properties = {f"p{number}": {"type": "integer"} for number in range(300)}
     schema = json.dumps({"properties": properties, "required": list(properties)})
     tools = tuple(ToolSchema(f"f{number}", schema, f"tools[{number}]") for number in range(4))
-    compiler("added").compile(Calls(Hermes.grammar, tools[:3], required=True), LIMITS)
+    compiler("added").compile(Calls(GRAMMAR, tools[:3], required=True), LIMITS)
     with pytest.raises(GrammarFailed) as failed:
-        compiler("added").compile(Calls(Hermes.grammar, tools, required=True), LIMITS)
+        compiler("added").compile(Calls(GRAMMAR, tools, required=True), LIMITS)
     assert failed.value.code == "grammar_too_large"

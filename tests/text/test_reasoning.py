@@ -66,6 +66,21 @@ def test_an_answer_that_goes_on_may_go_on_thinking(continued: str, answer: str, 
         assert read(Reading(thoughts), list(answer)) == message
 
 
+def test_a_call_at_the_beginning_of_a_line_ends_a_thought_left_open():
+    def message(text: str) -> Message:
+        whole = read(Reading(Qwen3().start(OPENED, "", ["<tool_call>", "<call>"])), [text])
+        for parts in cuts(text):
+            assert read(Reading(Qwen3().start(OPENED, "", ["<tool_call>", "<call>"])), parts) == whole
+        return whole
+
+    assert message("Hm.\n<tool_call>{}") == Message("<tool_call>{}", "Hm.")
+    assert message("<call>\n<tool_call>") == Message("<call>\n<tool_call>")
+    assert message("a <call> b\n\n<call>") == Message("<call>", "a <call> b")
+    assert message("a <call> b</think>c") == Message("c", "a <call> b")
+    assert message("a</think>\n<call>") == Message("<call>", "a")
+    assert message("a\n<tool_c") == Message("", "a\n<tool_c")
+
+
 def test_a_thought_streams_as_it_comes():
     reading = Reading(Qwen3().start(ASKED, ""))
     returned = []

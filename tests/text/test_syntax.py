@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args, get_type_hints
+from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.config import ModelConfig
-from infd.text import reasoning, tools
+from infd.errors import ConfigError
+from infd.text import answers, reasoning, tools
 from infd.text.chat import ChatTemplate
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
 from infd.text.syntax import Syntax
+from infd.text.tools.families_json import HERMES
+from infd.text.tools.offered import Offered
 from tests.text.templates import TEMPLATES
 from tests.text.transcripts import Message, message_of
 from tests.text.vocabularies import KINDS, byte_level, wrap
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from infd.text.markup import Aside
 
 TOKENIZER = wrap(byte_level())
@@ -57,11 +61,35 @@ def test_a_name_counts_more_than_the_template():
     assert chosen(TEMPLATES["qwen3"], reasoning_name="none", tools_name="none") == (None, None)
 
 
-def test_the_settings_know_every_syntax():
-    hints = get_type_hints(ModelConfig)
+def test_a_name_that_nobody_knows_is_refused_with_the_names_that_are_known():
+    for names in ({"tools_name": "no_such"}, {"reasoning_name": "no_such"}):
+        with pytest.raises(ConfigError, match=r"'no_such'; known: .*qwen"):
+            Syntax.choose(TOKENIZER, ChatTemplate({"default": "plain"}), **names)
 
-    assert set(get_args(hints["tool_parser"])) == {"auto", "none", *tools.SYNTAXES}
-    assert set(get_args(hints["reasoning_parser"])) == {"auto", "none", *reasoning.SYNTAXES}
+
+@pytest.mark.parametrize("known", [tools, reasoning, answers])
+def test_names_of_other_servers_stand_for_syntaxes_that_exist(known: ModuleType):
+    assert set(known.ALIASES.values()) <= set(known.SYNTAXES)
+    assert not set(known.ALIASES) & {*known.SYNTAXES, "auto", "none"}
+
+
+def test_a_parser_of_another_package_is_loaded_when_it_is_named(monkeypatch: pytest.MonkeyPatch):
+    loaded = []
+
+    class Entry:
+        value = "package:syntax"
+
+        def load(self) -> object:
+            loaded.append(1)
+            return HERMES
+
+    monkeypatch.setattr(
+        "infd.text.syntax.entry_points",
+        lambda group, name: [Entry()] if (group, name) == ("infd.tools", "theirs") else [],
+    )
+    assert chosen("plain", tools_name="theirs") == (None, "hermes")
+    assert chosen("plain") == (None, None)
+    assert loaded == [1]
 
 
 def test_a_parser_is_made_only_if_the_reply_may_have_something_to_parse():
@@ -69,8 +97,8 @@ def test_a_parser_is_made_only_if_the_reply_may_have_something_to_parse():
 
     assert qwen3.start("<think>\n\n</think>\n\n") is None
     assert qwen3.start("") is not None
-    assert qwen3.start("<think>\n\n</think>\n\n", names=["f"]) is not None
-    assert Syntax().start("", names=["f"]) is None
+    assert qwen3.start("<think>\n\n</think>\n\n", offered=Offered({"f": b""})) is not None
+    assert Syntax().start("", offered=Offered({"f": b""})) is None
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "wordpiece"])
@@ -110,7 +138,10 @@ def test_a_reply_is_the_same_however_its_tokens_come(kind: str, stops: tuple[str
     for first in range(len(ids) + 1):
         for second in {first, (first + len(ids)) // 2}:
             reply = Reply(
-                vocabulary, StopStrings(stops), reading=syntax.start("", names=["f"]), mark_ids=syntax.mark_ids
+                vocabulary,
+                StopStrings(stops),
+                reading=syntax.start("", offered=Offered({"f": b""})),
+                mark_ids=syntax.mark_ids,
             )
             content, asides = "", []
             for part in (ids[:first], ids[first:second], ids[second:]):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from infd.text.markup import Reading
 from infd.text.reasoning.qwen3 import Qwen3
-from infd.text.tools.hermes import Hermes
+from infd.text.tools.families_json import HERMES
+from infd.text.tools.offered import Offered
 from infd.text.tools.scan import ObjectScan
 from tests.text.transcripts import Message, cuts, read
 
@@ -98,7 +99,7 @@ TRANSCRIPTS = {
 
 
 def hermes(most_calls: int | None = None) -> Reading:
-    return Reading(calls=Hermes().start(["weather"]), most_calls=most_calls)
+    return Reading(calls=HERMES.start(Offered({"weather": b""})), most_calls=most_calls)
 
 
 @pytest.mark.parametrize("name", TRANSCRIPTS)
@@ -157,7 +158,7 @@ def test_only_the_first_call_counts_where_one_is_wanted():
 def test_nothing_in_a_thought_is_a_call():
     answer = f"<think>\n{block(*PARIS)}\n</think>\n\n{block(*ROME)}"
     for parts in cuts(answer):
-        reading = Reading(Qwen3().start("", ""), Hermes().start([]))
+        reading = Reading(Qwen3().start("", ""), HERMES.start(Offered({})))
         assert read(reading, parts) == Message("", block(*PARIS), (ROME,))
 
 

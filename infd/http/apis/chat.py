@@ -11,7 +11,7 @@ from infd.errors import InvalidRequest
 from infd.http import sampling
 from infd.http.apis.api import Api
 from infd.http.constraints import constrained, constrained_calls
-from infd.http.conversation import final_text, template_messages, template_tools
+from infd.http.conversation import final_text, offered_tools, template_messages, template_tools
 from infd.http.formats.chat import ChatFormat
 from infd.http.formats.openai import OPENAI_ERRORS
 from infd.http.generation import Conversation, Generation
@@ -51,7 +51,7 @@ def _conversation(request: ChatRequest, body_bytes: int, answer: Constrained | N
         messages=partial(template_messages, request.messages),
         body_bytes=body_bytes,
         tools=None if tools is None else partial(template_tools, tools),
-        tool_names=None if tools is None else [tool.function.name for tool in tools],
+        offered=None if tools is None else offered_tools(tools),
         max_calls=1 if request.parallel_tool_calls is False else None,
         constrained_calls=constrained_calls(request, answer),
         add_generation_prompt=request.add_generation_prompt,

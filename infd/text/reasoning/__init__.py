@@ -16,3 +16,4 @@ if TYPE_CHECKING:
     from infd.text.reasoning.base import ReasoningSyntax
 
 SYNTAXES: Mapping[str, ReasoningSyntax] = MappingProxyType({"qwen3": Qwen3()})
+ALIASES: Mapping[str, str] = MappingProxyType({})  # names of other servers

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from infd.text.markup import overlap
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infd.request import Thought
     from infd.text.chat import ChatTemplate
     from infd.text.markup import Asides, ThoughtParser
@@ -35,8 +37,12 @@ class ReasoningSyntax(Protocol):
         continued  the text of the assistant's message that the answer continues, usually empty
         """
 
-    def start(self, prompt: str, continued: str) -> ThoughtParser | None:
-        """Start parsing an answer. Returns None if the answer cannot hold a thought. Arguments as in `thought`."""
+    def start(self, prompt: str, continued: str, ends: Sequence[str] = ()) -> ThoughtParser | None:
+        """Start parsing an answer. Returns None if the answer cannot hold a thought.
+
+        prompt, continued  as in `thought`
+        ends               marks of a call: at the beginning of a line they end a thought that the model has left open
+        """
 
 
 class _State(Enum):
@@ -53,13 +59,15 @@ class BlockParser:
     clients send back.
     """
 
-    __slots__ = ("_close", "_emitted", "_newlines", "_open", "_pending", "_state", "inside")
+    __slots__ = ("_at_line_start", "_close", "_emitted", "_ends", "_newlines", "_open", "_pending", "_state", "inside")
 
-    def __init__(self, thought: Thought) -> None:
+    def __init__(self, thought: Thought, ends: Sequence[str] = ()) -> None:
         """Start before the block, or inside a block that the prompt has opened."""
         self.inside = thought.inside
         self._open = thought.opening
         self._close = thought.closing
+        self._ends = tuple(ends)
+        self._at_line_start = True
         self._state = _State.INSIDE if thought.inside else _State.START
         self._pending = ""  # text that may begin a mark
         self._emitted = False  # whether part of the thought was emitted
@@ -99,16 +107,33 @@ class BlockParser:
         return text
 
     def _inside(self, text: str, asides: Asides) -> str:
-        """Return the text after the closing mark."""
+        """Return the text after the closing mark, or from a call's mark on."""
         end = text.find(self._close)
+        if self._ends and (call := self._call_in(text if end < 0 else text[:end])) is not None:
+            self._emit_thought(text[:call].rstrip("\n"), asides)
+            self._state, self.inside, self._pending = _State.CONTENT, False, ""
+            return text[call:]
         if end >= 0:
             self._emit_thought(text[:end].rstrip("\n"), asides)
             self._state, self.inside, self._pending = _State.CLOSED, False, ""
             return text[end + len(self._close) :]
-        safe = len(text) - overlap(text, self._close)
+        safe = len(text) - max(overlap(text, mark) for mark in (self._close, *self._ends))
+        if safe:
+            self._at_line_start = text[safe - 1] == "\n"
         self._pending = text[safe:]
         self._emit_thought(text[:safe], asides)
         return ""
+
+    def _call_in(self, text: str) -> int | None:
+        """Return the place of the first call's mark at the beginning of a line."""
+        places = []
+        for mark in self._ends:
+            place = text.find(mark)
+            while place >= 0 and not (text[place - 1] == "\n" if place else self._at_line_start):
+                place = text.find(mark, place + 1)
+            if place >= 0:
+                places.append(place)
+        return min(places, default=None)
 
     def _emit_thought(self, text: str, asides: Asides) -> None:
         """Emit part of the thought, holding back newlines until more of the thought follows."""

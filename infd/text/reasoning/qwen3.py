@@ -12,6 +12,8 @@ from infd.request import Thought
 from infd.text.reasoning.base import BlockParser
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infd.text.chat import ChatTemplate
 
 OPEN: Final = "<think>"
@@ -33,6 +35,6 @@ class Qwen3:
         end = prompt.rstrip()
         return None if end.endswith(CLOSE) else Thought(OPEN, CLOSE, inside=end.endswith(OPEN))
 
-    def start(self, prompt: str, continued: str) -> BlockParser | None:
+    def start(self, prompt: str, continued: str, ends: Sequence[str] = ()) -> BlockParser | None:
         thought = self.thought(prompt, continued)
-        return None if thought is None else BlockParser(thought)
+        return None if thought is None else BlockParser(thought, ends)

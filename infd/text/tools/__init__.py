@@ -1,6 +1,6 @@
-"""Syntaxes of tool calls: one file per syntax.
+"""Syntaxes of tool calls: a file per shape, a table entry per family. README.md of `infd/text` says how to add one.
 
-"auto" takes the first syntax that parses a call as the model's template writes it.
+"auto" takes the syntax that reads back a rendered call and leaves the least content; of equal syntaxes the first.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from infd.text.tools.hermes import Hermes
+from infd.text.tools import families_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infd.text.tools.base import ToolSyntax
 
-SYNTAXES: Mapping[str, ToolSyntax] = MappingProxyType({"hermes": Hermes()})
+SYNTAXES: Mapping[str, ToolSyntax] = MappingProxyType({**families_json.FAMILIES})
+ALIASES: Mapping[str, str] = MappingProxyType({**families_json.ALIASES})  # names of other servers

@@ -1,9 +1,9 @@
 """The protocol of every syntax of tool calls.
 
 A call is emitted as soon as its name is complete and its arguments begin. Arguments are
-emitted verbatim as the model writes them, so their text is equal whether streamed or
-not. An emitted call stays a call, even if the model never closes it or writes arguments
-that are not JSON. Text that is malformed before a call is emitted is content.
+JSON text; where the model writes JSON they are emitted verbatim, so their text is equal
+whether streamed or not. An emitted call stays a call, even if the model never closes it or
+writes arguments that are not JSON. Text that is malformed before a call is emitted is content.
 
 A call of a tool that was not offered is a call too: the client can reply to the
 model with an error, and would miss the call if it were content.
@@ -14,24 +14,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from infd.request import CallSyntax
     from infd.text.markup import Parser
+    from infd.text.tools.offered import Offered
 
 
 class ToolSyntax(Protocol):
     """How one family of models writes tool calls.
 
     marks  tokens that detokenizing must not skip, even if the tokenizer declares them special
+    opens  marks that begin a call; at the beginning of a line they end a thought that the model has left open
     """
 
     @property
     def marks(self) -> tuple[str, ...]: ...
 
     @property
+    def opens(self) -> tuple[str, ...]: ...
+
+    @property
     def grammar(self) -> CallSyntax | None:
         """The syntax in which a grammar forces calls; None: calls cannot be forced."""
 
-    def start(self, names: Sequence[str]) -> Parser:
-        """Start parsing an answer; `names` are the tools offered."""
+    def start(self, offered: Offered) -> Parser:
+        """Start parsing an answer; `offered` are the tools that the model may call."""

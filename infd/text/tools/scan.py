@@ -6,10 +6,7 @@ Tracks brackets and strings only; the complete object is validated when it is pa
 from __future__ import annotations
 
 import re
-from typing import Final
-
-_OUTSIDE: Final = re.compile(r'["{}\[\]<]')
-_IN_STRING: Final = re.compile(r'["\\<\x00-\x1f]')
+from functools import cache
 
 
 class ObjectScan:
@@ -19,13 +16,14 @@ class ObjectScan:
     ended  whether `mark` was found within the object
     """
 
-    __slots__ = ("_bad_string", "_mark", "_string", "depth", "ended")
+    __slots__ = ("_bad_string", "_in_string", "_mark", "_outside", "_string", "depth", "ended")
 
     def __init__(self, mark: str, depth: int = 0) -> None:
-        """Start within `depth` brackets. `mark`, which begins with `<`, ends the scan outside of strings."""
+        """Start within `depth` brackets. `mark` ends the scan outside of strings; empty: there is no mark."""
         self.depth = depth
         self.ended = False
         self._mark = mark
+        self._outside, self._in_string = _searches(mark[:1])
         self._string = False
         self._bad_string = False  # in a string with a bare newline: invalid JSON, its closing quote may never come
 
@@ -36,20 +34,18 @@ class ObjectScan:
         """
         at = 0
         while True:
-            found = (_IN_STRING if self._string else _OUTSIDE).search(text, at)
+            found = (self._in_string if self._string else self._outside).search(text, at)
             if found is None:
                 return len(text)
             place, character = found.start(), found[0]
             at = place + 1
+            if character == self._mark[:1] and (not self._string or self._bad_string):
+                if text.startswith(self._mark, place):
+                    self.ended = True
+                    return place
+                if self._mark.startswith(text[place : place + len(self._mark)]):
+                    return place
             match character:
-                case "<" if not self._string or self._bad_string:
-                    if text.startswith(self._mark, place):
-                        self.ended = True
-                        return place
-                    if self._mark.startswith(text[place : place + len(self._mark)]):
-                        return place
-                case "<":
-                    pass
                 case '"':
                     self._string = not self._string
                     self._bad_string = False
@@ -57,11 +53,20 @@ class ObjectScan:
                     if at == len(text):
                         return place
                     at += 1
-                case "{" | "[":
+                case "{" | "[" if not self._string:
                     self.depth += 1
-                case "}" | "]":
+                case "}" | "]" if not self._string:
                     self.depth -= 1
                     if self.depth <= until:
                         return at
-                case _:
+                case "\n" | "\r" | "\t":
                     self._bad_string = True
+                case _ if character < " ":
+                    self._bad_string = True
+
+
+@cache
+def _searches(first: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return the searches outside and inside of strings, for a mark that begins with `first`."""
+    mark = re.escape(first)
+    return re.compile(rf'["{{}}\[\]{mark}]'), re.compile(rf'["\\\x00-\x1f{mark}]')

@@ -1,0 +1,14 @@
+"""Syntaxes of whole answers: one parser reads thoughts, calls and content; one file per syntax."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infd.text.answers.base import AnswerSyntax
+
+SYNTAXES: Mapping[str, AnswerSyntax] = MappingProxyType({})
+ALIASES: Mapping[str, str] = MappingProxyType({})

@@ -1,0 +1,116 @@
+"""The part common to all parsers of calls that begin with a mark: content, white space, the search for marks.
+
+White space around a call belongs to the call: an answer that consists of calls has no content. White space after
+content is held back until more content follows, white space after a call is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from infd.text.markup import overlap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infd.text.markup import Asides
+
+
+class MarkedCalls:
+    """Parses one answer; a shape of syntaxes derives from this class, and adds states.
+
+    A state consumes `_pending` and returns whether the next state can continue at once; False waits for more text.
+    After an opening mark the state is `_opened`; every call ends with the state `_between`.
+    """
+
+    def __init__(self, opens: Sequence[str]) -> None:
+        """opens: the opening marks; none of them begins with another."""
+        self._opens = opens
+        self._pending = ""
+        self._state: Callable[[Asides], bool] = self._between
+        self._opening = ""  # consumed since the opening mark; content, unless a call follows
+        self._content: list[str] = []
+        self._held_space: list[str] = []  # white space, emitted only if more content follows
+        self._has_content = False  # whether content was emitted
+        self._after_call = False  # whether only white space came since the last call
+
+    def feed(self, text: str, asides: Asides) -> str:
+        self._pending += text
+        while self._state(asides):
+            pass
+        return self._take_content()
+
+    def finish(self, asides: Asides) -> str:
+        rest, self._pending = self._pending, ""
+        if self._state == self._between:
+            self._emit_content(rest)
+        else:
+            self._cut(rest, asides)
+        if not self._after_call:
+            self._content += self._held_space
+        self._held_space.clear()
+        self._state = self._between
+        return self._take_content()
+
+    def _opened(self, asides: Asides) -> bool:
+        """Consume the text after an opening mark, which is `_opening`."""
+        raise NotImplementedError
+
+    def _cut(self, rest: str, asides: Asides) -> None:
+        """End the text after an opening mark. `rest`: text that no state has consumed."""
+        raise NotImplementedError
+
+    def _between(self, _: Asides) -> bool:
+        """Consume content, up to an opening mark."""
+        pending = self._pending
+        if len(self._opens) == 1:
+            (mark,) = self._opens
+            start = pending.find(mark)
+        else:
+            found = [(place, each) for each in self._opens if (place := pending.find(each)) >= 0]
+            start, mark = min(found, default=(-1, ""))
+        if start >= 0:
+            self._emit_content(pending[:start])
+            self._pending = pending[start + len(mark) :]
+            self._opening = mark
+            self._state = self._opened
+            return True
+        safe = len(pending) - max([overlap(pending, each) for each in self._opens], default=0)
+        self._emit_content(pending[:safe])
+        self._pending = pending[safe:]
+        return False
+
+    def _take_content(self) -> str:
+        text = "".join(self._content)
+        self._content.clear()
+        return text
+
+    def _begin_call(self, name: str, asides: Asides, id: str | None = None) -> None:
+        """Emit the beginning of a call."""
+        asides.call(name, id)
+        self._opening = ""
+        self._after_call = True
+        if not self._has_content:
+            self._held_space.clear()
+
+    def _refuse(self, text: str = "") -> None:
+        """Return to content: the opening mark and `text` are content."""
+        self._emit_content(self._opening + text)
+        self._opening = ""
+        self._state = self._between
+
+    def _emit_content(self, text: str) -> None:
+        """Emit content. White space before a call is emitted only if more content follows; after a call, never."""
+        if self._after_call:
+            text = text.lstrip()
+            if not text:
+                return
+            self._after_call = False
+        words = text.rstrip()
+        if words:
+            self._content += self._held_space
+            self._content.append(words)
+            self._has_content = True
+            self._held_space.clear()
+        if len(words) < len(text):
+            self._held_space.append(text[len(words) :])
