@@ -1,4 +1,4 @@
-"""Read an adapter into host memory, ready to compute: B includes the scale, A of fused modules is stacked.
+"""Read an adapter into host memory, in the form for computation: B includes the scale, A of fused modules is stacked.
 
 Files are checked before memory is allocated. Runs on any thread.
 """
@@ -39,7 +39,7 @@ class HostWeights(Struct, frozen=True, eq=False, weakref=True):
 
 
 class AdapterReader:
-    """Reads adapters for one model."""
+    """A reader of adapters for one model."""
 
     def __init__(self, targets: Sequence[Target], dtype: torch.dtype, arena: Callable[[int], Arena]) -> None:
         """`dtype` is the weights' type in memory; `arena` allocates one adapter's arena, given its bytes."""

@@ -39,7 +39,7 @@ class AdapterRow(Struct, kw_only=True):
     path: str
     base: str
     rank: int
-    bytes: int  # in host memory now
+    bytes: int  # host memory that the weights occupy now
     generation: int
     requests: int
 
@@ -51,9 +51,9 @@ class _Entry:
         self.adapter = adapter
         self.name, self.generation, self.path, self.root = adapter.name, adapter.generation, adapter.path, root
         self.base, self.rank, self.bytes, self.stamp = facts.base, facts.rank, facts.bytes, facts.stamp
-        self.stored = False  # weights are evicted
+        self.stored = False  # whether the weights are evicted
         self.pins = 0  # choices and preparing requests that use the adapter
-        self.leaving = False  # unloaded or replaced
+        self.leaving = False  # whether the adapter was unloaded or replaced
 
     def row(self) -> AdapterRow:
         state = "leaving" if self.leaving else "stored" if self.stored else "ready"
@@ -107,8 +107,8 @@ class Adapters:
         self._reading = asyncio.Lock()
         self._turn = asyncio.Lock()  # one request at a time waits for memory, in order of arrival
         self._patience = patience
-        self._passed = 0  # requests that passed the request holding _turn
-        self._changed = asyncio.Event()  # an adapter was released, evicted, loaded, replaced or unloaded
+        self._passed = 0  # number of requests that passed the request that has locked `_turn`
+        self._changed = asyncio.Event()  # set when an adapter is released, evicted, loaded, replaced or unloaded
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
@@ -177,11 +177,11 @@ class Adapters:
         return self._entry(name).row()
 
     def users(self, name: str) -> int:
-        """Return how many choices still use replaced or unloaded adapters of this name."""
+        """Return the number of choices that still use replaced or unloaded adapters of this name."""
         return sum(entry.pins for entry in self._by_adapter.values() if entry.leaving and entry.name == name)
 
     async def wait_until_unused(self, name: str) -> None:
-        """Return once no choice uses a replaced or unloaded adapter of this name."""
+        """Wait until no choice uses a replaced or unloaded adapter of this name."""
         while self.users(name):
             self._changed.clear()
             await self._changed.wait()

@@ -96,7 +96,7 @@ class Verb(Struct, frozen=True):
 
 
 class Feed(Struct, frozen=True):
-    """One subscription, answered with a stream of JSON lines."""
+    """One kind of subscription, answered with a stream of JSON lines."""
 
     name: str
     path: str
@@ -180,7 +180,7 @@ def _memory_parts(args: protocol.Wake) -> frozenset[MemoryPart]:
 async def _transition(
     context: AdminContext, begin: Callable[[], Transition], wait_s: float | None
 ) -> protocol.TransitionResult:
-    """Begin a transition and wait for its end, at most `wait_s` seconds (None: without limit). Raises Refused."""
+    """Begin a transition, and wait for its end for at most `wait_s` seconds (None: no limit). Raises Refused."""
     try:
         transition = begin()
         done = await transition.result(wait_s)

@@ -29,7 +29,7 @@ MAX_SUBSCRIBERS: Final = 16  # fewer than connection.MAX_CONNECTIONS
 
 
 class Feeds:
-    """Counts open subscriptions."""
+    """The number of open subscriptions, and its limit."""
 
     def __init__(self) -> None:
         self.open = 0

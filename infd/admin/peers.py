@@ -28,7 +28,7 @@ class Peer(Struct, frozen=True):
 
     uid: int
     pid: int
-    groups: frozenset[int]  # primary and supplementary
+    groups: frozenset[int]  # primary and supplementary groups
 
 
 class HasOptions(Protocol):

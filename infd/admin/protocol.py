@@ -77,7 +77,7 @@ class Status(Struct):
     resident          bytes that stay on the GPU during sleep, by purpose
     pages             cache pages; pages_referenced by running sequences, pages_cached for prefix hits
     prefix_queries    prompt tokens looked up in the prefix cache; prefix_hits: tokens found
-    steps             steps run; last_step_age_s: None before the first
+    steps             steps run; last_step_age_s: None before the first step
     accepted          choices accepted; terminal: choices ended, by finish reason
     max_model_len, step_tokens, rows    limits in force; 0 until the model is loaded
     device, dtype     device and data type of the model's computation; empty until the model is loaded
@@ -165,7 +165,7 @@ class Ops(Struct):
 
 
 class Abort(Struct, forbid_unknown_fields=True):
-    """End the request whose `RequestRow` has `id`."""
+    """End the request with this `RequestRow.id`."""
 
     id: str
 
@@ -237,7 +237,7 @@ class TransitionResult(Struct):
     """Progress or result of a lifecycle transition.
 
     done         the target state is reached; else the transition continues
-    took_s       from the verb's arrival to the transition's end; None until then
+    took_s       seconds from the verb's arrival to the transition's end; None before the end
     aborted      choices that the transition aborted
     frozen       choices frozen until resume
     freed_bytes  decrease of GPU memory in use; on a CPU, of resident memory
@@ -301,7 +301,7 @@ class LoraRow(Struct):
     state       ready; stored: weights are read again on the next request; leaving: unloaded but still in use
     base        base model named in the adapter's config
     bytes       host memory that the weights occupy now
-    generation  unique per load
+    generation  number that is unique for each load
     requests    choices that use the adapter
     """
 
@@ -328,8 +328,8 @@ class LoraChanged(Struct):
 
     changed   false if the adapter was loaded, or unloaded, already
     done      the previous adapter of this name is freed; else it is freed when the last of `requests` choices ends
-    took_s    from the verb's arrival to the answer
-    generation, rank, bytes  of the adapter now loaded under the name; 0 if none
+    took_s    seconds from the verb's arrival to the answer
+    generation, rank, bytes  properties of the adapter now loaded under the name; 0: no adapter
     """
 
     name: str

@@ -37,7 +37,7 @@ _CONTINUE = "100-continue"
 
 
 class AdminServer:
-    """Serves the admin verbs and feeds.
+    """The server of the admin verbs and feeds.
 
     connections  all open connections, oldest first
     feeds        the feeds that clients follow

@@ -1,4 +1,4 @@
-"""The worker's loop: receive a task, run it, reply, until the daemon closes the connection.
+"""The worker's loop: receive a task, run the task, reply, until the daemon closes the connection.
 
 The kernel kills this process at a task's limit (SIGALRM), when the daemon exits or closes this process's standard input
 (SIGIO), and before any other process if memory runs out. Neither signal has a handler, so no task can delay a signal.
@@ -37,7 +37,7 @@ def serve(tasks: Any, run: Callable[[Any], Any]) -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     _signal_at_end_of_input()
     for limit, value in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_CORE, 0)):
-        with suppress(ValueError, OSError):  # a lower limit is set already
+        with suppress(ValueError, OSError):  # the process already has a lower limit
             resource.setrlimit(limit, (value, value))
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -64,7 +64,7 @@ def _signal_at_end_of_input() -> None:
 def _run(
     message: wire.TaskMessage, decoder: msgspec.msgpack.Decoder[Any], run: Callable[[Any], Any]
 ) -> tuple[wire.Reply, bool]:
-    """Return the reply, and whether this process may run more tasks; after a panic, a library may be broken."""
+    """Return the reply, and whether this process may run more tasks: a panic may leave a library in a broken state."""
     try:
         return wire.Reply(msgspec.Raw(msgspec.msgpack.encode(run(decoder.decode(message.task))))), True
     except BaseException as error:  # a Rust library's panic derives from BaseException alone

@@ -29,7 +29,7 @@ _LOG: Final = logging.getLogger("infd.apart")
 
 
 class Worker:
-    """Runs one task at a time. `ask` blocks: not for the event loop's thread.
+    """A worker process that runs one task at a time. `ask` blocks: not for the event loop's thread.
 
     reasons  components (tokenizer, chat templates) that run in the process, each with the reason, for operators
     """
@@ -97,7 +97,7 @@ class Worker:
             self._connection = parent_end
             self._process = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE,  # closed to end the process
+                stdin=subprocess.PIPE,  # the daemon closes the pipe to end the process
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(child_end.fileno(),),

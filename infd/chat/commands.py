@@ -26,7 +26,7 @@ Ctrl-C stops an answer. A line that ends in \\ goes on in the next."""
 
 
 def run(line: str, conversation: Conversation) -> str | None:
-    """Run a command and return its remark; None: end the conversation."""
+    """Run a command and return the line to show; None: end the conversation."""
     name, _, argument = line.partition(" ")
     if name in ("/quit", "/exit"):
         return None

@@ -1,4 +1,4 @@
-"""Output of a conversation. A terminal shows dim thoughts, answers and colored remarks; a pipe gets answers only."""
+"""Output of a conversation: to a terminal, dim thoughts, answers and colored remarks; to a pipe, answers only."""
 
 from __future__ import annotations
 

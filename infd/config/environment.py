@@ -45,7 +45,7 @@ class HubAccess(Struct, frozen=True, kw_only=True):
 
 
 def limit_thread_spinning(environ: MutableMapping[str, str]) -> None:
-    """Shorten the spinning of OpenMP's threads, and disable OpenBLAS's, unless the user has set their variables.
+    """Shorten the spinning of OpenMP's threads and disable that of OpenBLAS's, unless the user has set the variables.
 
     OpenMP's threads share cores with the event loop: with two cores, both busy, libgomp's default spin made a token
     take 4 times longer; on an idle machine the short spin slows a tiny model by about a tenth. OpenBLAS, which infd

@@ -1,6 +1,6 @@
 """Merge settings key by key: built-in < files < INFD_SECTION__KEY < command line.
 
-One error reports every problem, each with its origin.
+One error reports all problems with their origins.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def _flatten(document: Mapping[str, Any], origin: str) -> Iterator[Assignment]:
         if not isinstance(content, dict):
             yield Assignment(name, content, origin, text=False)
         elif name not in Config.__struct_fields__:
-            yield Assignment(name, content, origin, text=False)  # an unknown table is one problem, not one per key
+            # An unknown table is one problem, not a problem for each key.
+            yield Assignment(name, content, origin, text=False)
         else:
             for key, value in content.items():
                 yield Assignment(f"{name}.{key}", value, origin, text=False)

@@ -22,7 +22,7 @@ Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)\Z")]
 def about(description: str, *, flag: str | None = None, values: str | None = None) -> Meta:
     """Describe a setting.
 
-    flag    command-line option of its own
+    flag    command-line option for this setting
     values  accepted values, for help; None: derived from the type
     """
     return Meta(description=description, extra={"flag": flag, "values": values})
@@ -323,7 +323,7 @@ class LogConfig(Section, frozen=True, kw_only=True):
 
 
 class MetricsConfig(Section, frozen=True, kw_only=True):
-    """GET /metrics."""
+    """The metrics of GET /metrics."""
 
     public: Annotated[bool, about("serve /metrics without an API key")] = False
     compat: Annotated[Literal["vllm", "none"], about("also emit metrics under vLLM's names")] = "vllm"

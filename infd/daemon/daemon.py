@@ -56,12 +56,12 @@ log = logging.getLogger("infd.daemon")
 
 EX_DRAIN_TIMED_OUT = os.EX_TEMPFAIL  # 75
 EX_DUMPED = 128 + signal.SIGABRT  # 134
-FAST_EXIT_S = 1.8  # within the documented 2 s
+FAST_EXIT_S = 1.8  # less than the documented 2 s
 CLOSING_S = 5.0
 
 
 class Daemon:
-    """Own every component of one server, and handle the process's signals.
+    """The owner of one server's components, which handles the process's signals.
 
     executor  executes steps; None: built from the settings
     """
@@ -266,7 +266,7 @@ class Daemon:
         if not self._fast.is_set():
             await self.http.await_first_requests()
         self.engine.lifecycle.enter(State.DRAINING, "asked to stop")
-        # New requests are refused before systemd is notified.
+        # The server refuses new requests before systemd is notified.
         self.notifier.stopping(status_line(self.engine))
         timeout_s = 0.0 if self._fast.is_set() else self.config.server.drain_timeout_s
         in_flight = self.engine.status().tickets
@@ -344,7 +344,7 @@ class Daemon:
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the exception that ended the daemon: preferably a StartError, because a StartError causes other errors."""
+    """Return the exception that ended the daemon: a StartError if present, because other errors follow from it."""
     leaves: list[BaseException] = []
     pending: list[BaseException] = [group]
     while pending:

@@ -26,9 +26,9 @@ UNREAD: Final = "whether the weights are those that the model needs, and fit int
 
 
 class Examined(Struct, kw_only=True):
-    """Result of the checks.
+    """The result of the checks.
 
-    architecture  from config.json; empty: missing there
+    architecture  name in config.json; empty: config.json names none
     own           True: infd's own code computes the model; False: transformers' code; None: neither
     faults        messages with which `infd start` would refuse the checkpoint
     unchecked     conditions that only `infd start` can check

@@ -23,7 +23,7 @@ LOADING_GRACE_S = 30.0
 
 
 class Heartbeat:
-    """Sends watchdog pings as long as steps make progress."""
+    """The task that sends status lines, and watchdog pings as long as steps make progress."""
 
     def __init__(self, engine: Engine, executor: Executor, notifier: Notifier, watchdog_s: float | None) -> None:
         self._engine = engine
@@ -41,7 +41,7 @@ class Heartbeat:
             await asyncio.sleep(self._interval_s)
 
     def beat(self) -> None:
-        """Send the status line if it changed, and the watchdog ping if steps make progress."""
+        """Send a changed status line, and the watchdog ping if steps make progress."""
         if self._engine.watch():
             log.critical("a step is stuck: the device has made no progress for too long")
             self._engine.events.publish("step", "stuck")

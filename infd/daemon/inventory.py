@@ -34,7 +34,7 @@ class LocalModel(Struct, frozen=True, kw_only=True):
     """A model on this machine.
 
     name          argument for --model
-    architecture  from config.json; empty: missing there
+    architecture  name in config.json; empty: config.json names none
     bytes         size of the weight files
     code          INFD or TRANSFORMERS, whose code computes the model; None: infd cannot serve the model
     reason        reason why infd cannot serve the model

@@ -7,7 +7,7 @@ import socket
 
 
 class Notifier:
-    """Sends datagrams to the service manager at `address`; sends nothing if `address` is empty."""
+    """The connection to the service manager at `address`; sends nothing if `address` is empty."""
 
     def __init__(self, address: str) -> None:
         self._socket: socket.socket | None = None

@@ -17,7 +17,7 @@ EMBEDDED = "embedded"
 
 
 def checkpoint(config: Config) -> Path | None:
-    """Return the checkpoint's directory; None: a hub's model, fetched first. Raises CheckpointError, ConfigError."""
+    """Return the checkpoint's directory; None: a model that must be fetched. Raises CheckpointError, ConfigError."""
     model = config.model
     if _on_hub(config):
         return None

@@ -1,4 +1,4 @@
-"""The answer to one generation, decoded to text as the choices' token ids arrive."""
+"""The answer to one generation, which decodes arriving token ids to text."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class ChoiceDelta(Struct):
     """The new part of one choice.
 
-    logprobs     one per token if requested, else empty
+    logprobs     log-probabilities of each token if requested, else empty
     stop_reason  the stop string, or the id among the request's stop_token_ids, that finished the choice
-    prompt       set in a choice's first delta if the choice repeats its prompt
+    prompt       the prompt's report, in a choice's first delta if the choice repeats its prompt
     aside        thoughts and tool calls, removed from `text`
     error        the error of this choice, if other choices continue; `finish` is then ERROR
     """
@@ -172,7 +172,7 @@ class Answer:
         self._unfailed -= 1
         error = new.error or RequestFailed("the engine gave no reason")
         if not isinstance(error, GrammarFailed | NothingAllowed) or not self._unfailed:
-            raise error.with_traceback(None)  # streams may share one error object; each raises it
+            raise error.with_traceback(None)  # several streams may raise one error object, whose traceback would grow
         reply = self._replies[index]
         delta = ChoiceDelta(index, reply.finish(), new.token_ids, new.logprobs, FinishReason.ERROR, error=error)
         if reply.reading is not None:

@@ -121,7 +121,7 @@ class HttpServer:
         self._heart = loop.create_task(self.service.streams.keep_alive(), name="http-keep-alive")
 
     def close_listeners(self) -> None:
-        """Accept no more connections; open connections stay."""
+        """Accept no more connections; keep open connections."""
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()

@@ -44,7 +44,7 @@ class Key(Struct, frozen=True):
 
 
 class Keys:
-    """All API keys of this server. With no keys configured, requests need no key."""
+    """All API keys of this server. If no key is configured, requests need no key."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self._keys = tuple(keys)

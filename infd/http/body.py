@@ -1,4 +1,4 @@
-"""Receive a request's body and decode it.
+"""Receive and decode a request's body.
 
 `read` checks the size; `json_body` then checks nesting and types. Each chunk extends the body's deadline by the time
 that the chunk takes at the slowest permitted pace (`server.body_pace`). The total size of all bodies being received is
@@ -42,7 +42,7 @@ async def read(request: web.Request, decoder: msgspec.json.Decoder[T]) -> tuple[
 
 
 async def _receive(request: web.Request, data: bytearray, service: Service) -> None:
-    """Append the body to `data` as it arrives, and add its size to `service.bodies_bytes`. Raises RequestError."""
+    """Append each chunk of the body to `data`, and add its size to `service.bodies_bytes`. Raises RequestError."""
     server = service.config.server
     # A few compressed kilobytes can decompress to gigabytes.
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":

@@ -1,4 +1,4 @@
-"""One connection: its limits, the response to bytes that are not HTTP, and the close.
+"""One connection: its limits, the response to bytes that are not HTTP, and the closing of the connection.
 
 The server first closes a connection for writing only: for LINGER_S it reads and drops up to LINGER_BYTES of further
 input. TCP answers bytes that arrive at a closed socket with a reset, and a reset discards a response that the client
@@ -130,7 +130,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         self._check_messages()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether the connection stays open, to answer an incomplete request."""
+        """Return whether the connection remains open, to answer an incomplete request."""
         self._ended = True
         if self._linger_deadline is not None:
             return False

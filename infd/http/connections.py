@@ -50,8 +50,8 @@ class Connections:
         self._metrics = metrics
         self._open_at_address: dict[str, int] = {}  # number of open connections, by address
         self._open: set[Droppable] = set()
-        self.without_request: set[Droppable] = set()  # open, without a request so far
-        self._idle: dict[Droppable, None] = {}  # longest idle first
+        self.without_request: set[Droppable] = set()  # open connections that have not sent a request
+        self._idle: dict[Droppable, None] = {}  # idle connections, longest idle first
         self._idle_at_address: dict[str, dict[Droppable, None]] = {}
 
     def __len__(self) -> int:

@@ -46,7 +46,7 @@ class Constrained(Struct, frozen=True):
 
 
 def constrained(request: OpenAIRequest) -> Constrained | None:
-    """Return the constraint of a request's answers; None: any text. Raises InvalidRequest, Unsupported."""
+    """Return the constraint of a request's answers; None: unconstrained. Raises InvalidRequest, Unsupported."""
     found = list(_constraints(request))
     if len(found) > 1:
         first, second = found[0].param, found[1].param
@@ -59,7 +59,7 @@ class ConstrainedCalls(Struct, frozen=True):
 
     required  whether an answer consists of calls only
     parallel  whether an answer may contain several calls
-    param     the request field that constrains them, for error messages
+    param     request field that constrains the calls, for error messages
     """
 
     tools: tuple[ToolSchema, ...]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ANY: Final = "*"
-MAX_AGE_S: Final = 7200  # the largest value that every browser honours
+MAX_AGE_S: Final = 7200  # the maximum that every browser supports
 READABLE: Final = "X-Request-Id, Retry-After"
 
 

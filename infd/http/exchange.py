@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Events(Protocol):
-    """Sends a streamed answer. Every call sends whole events.
+    """The sender of a streamed answer. Every call sends whole events.
 
     writable  whether `write` may be called: no earlier bytes are buffered
-    begun     whether the response has begun; after that, errors are sent as events
+    begun     whether the response has begun; errors are then sent as events
     """
 
     begun: bool
@@ -64,7 +64,7 @@ class Exchange(Struct):
 
     @property
     def queued(self) -> bool:
-        """Whether the request was queued. An error before that is a refusal."""
+        """Whether the request was queued. An error before queueing is a refusal."""
         return self.ticket is not None and bool(self.ticket.choices)
 
     @property

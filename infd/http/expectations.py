@@ -1,7 +1,7 @@
 """`Expect: 100-continue`: a client that sends this header waits for permission to send its body.
 
-infd grants permission on reading the body, after the key was checked. aiohttp's own handler would grant permission
-before all middlewares: before the key check, the request id and the access line.
+infd grants permission when a handler reads the body, after the check of the key. aiohttp's own handler would grant
+permission before all middlewares: before the key check, the request id and the access line.
 """
 
 from __future__ import annotations

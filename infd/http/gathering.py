@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class WholeChoice(Struct):
     """One complete choice.
 
-    delta      all deltas of the choice merged into one, without log-probabilities
+    delta             all deltas of the choice merged into one delta, without log-probabilities
     encoded_logprobs  the choice's log-probabilities, encoded by `Format.encode_logprobs`
     """
 
@@ -35,7 +35,7 @@ class WholeChoice(Struct):
 
 
 class Gathering:
-    """Collects all choices of one answer.
+    """The collected choices of one answer.
 
     encode_logprobs  encodes the log-probabilities of a delta and of its prompt report
     """

@@ -1,7 +1,7 @@
-"""Answer a `Generation` of any API: queue its requests, read the generated tokens, write them in the API's format.
+"""Answer a `Generation` of any API: queue its requests, read the tokens, write the answer in the API's format.
 
-One loop reads the answer's deltas, streamed or not. Its output sends each delta as events, or collects all deltas into
-one body.
+One loop reads the answer's deltas, streamed or not. The loop's output sends each delta as events, or collects all
+deltas into one body.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from infd.request import Constraint, TokenLogprobs, Want
     from infd.text.markup import Reading
 
-CONTEXT_TOKENS: Final = 8  # more than the tokens of any one character
+CONTEXT_TOKENS: Final = 8  # tokens of the prompt that decoding needs: more than the tokens of any character
 # Encoding the log-probabilities of this many tokens, each with 20 alternatives, takes about 4 ms.
 SHORT_LOGPROBS: Final = 128
 
@@ -51,7 +51,7 @@ async def generate(
     backend: Backend,
     events: Events | None = None,
 ) -> Pieces:
-    """Return the body of the answer; with `events`, stream the answer there and return an empty list.
+    """Return the body of the answer; with `events`, stream the answer to `events` and return an empty list.
 
     Raises RequestError, and the error of a failed choice. Returning, raising and cancellation all end the engine's work
     on the generation.
@@ -75,7 +75,7 @@ async def generate(
 
 
 class _Output(Protocol):
-    """Consumes the deltas of an answer."""
+    """The consumer of an answer's deltas."""
 
     def consume(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
         """Consume new tokens during their delivery, without waking the task that reads the answer (`Consumer`)."""
@@ -94,7 +94,7 @@ async def _copy_deltas(answer: Answer, output: _Output, *, direct: bool) -> Piec
 
 
 class _Stream:
-    """Sends each delta as events."""
+    """The output of a streamed answer, which sends each delta as events."""
 
     def __init__(self, answer: Answer, format: Format, events: Events, offload: Offload) -> None:
         self._answer = answer
@@ -124,7 +124,7 @@ class _Stream:
 
 
 class _Body:
-    """Collects all deltas into one body."""
+    """The output of a whole answer, which collects all deltas into one body."""
 
     def __init__(self, answer: Answer, format: Format, generation: Generation, offload: Offload) -> None:
         self._answer = answer

@@ -58,10 +58,10 @@ class Generation(Struct, frozen=True, kw_only=True):
     body_bytes          size of the request's body
     choices             choices generated for each prompt
     returned            choices returned for each prompt; if fewer than `choices`, the likeliest are returned
-    max_tokens          tokens of a choice; None: default_max_tokens; if this is None too, the rest of the context
+    max_tokens          maximum tokens of a choice; None: default_max_tokens; if both are None, the rest of the context
     logprobs            see SamplingParams
     prompt_logprobs     Score.top, by each request field that requests prompt log-probabilities
-    prompt_repeats      choices of a prompt that repeat its log-probabilities
+    prompt_repeats      number of a prompt's choices that repeat the prompt's log-probabilities
     constrained         the constraint of the answers' content; None: any text
     echo                whether each choice begins with its prompt
     """

@@ -173,7 +173,7 @@ def _raw_path(request: web.Request) -> str:
 
 
 def _handler(request: web.Request) -> str:
-    """Return the route's name, a label in metrics. Paths would be unbounded labels, because clients choose them."""
+    """Return the route's name, a label in metrics. Paths are no labels, because clients choose paths without bound."""
     resource = request.match_info.route.resource
     return "none" if resource is None else resource.name or resource.canonical
 

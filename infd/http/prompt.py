@@ -37,10 +37,10 @@ BAD_WORD_TOKENS: Final = 2**14
 
 
 class Prompt(Struct, frozen=True):
-    """The input of the model.
+    """One prompt as token ids.
 
     text  the text that was encoded; None for prompts sent as token ids, and for truncated prompts
-    end   last characters of a rendered conversation: the template may have opened a thought there
+    end   last characters of a rendered conversation, where the template may have opened a thought
     """
 
     ids: tuple[int, ...]
@@ -115,7 +115,7 @@ async def decode(ids: Sequence[int], served: ServedModel, offload: Offload, *, s
 
 
 async def text_of(prompt: Prompt, served: ServedModel, offload: Offload, *, skip_special_tokens: bool) -> str:
-    """Return a prompt's text: the encoded text if known, else its token ids decoded."""
+    """Return a prompt's text: the text that was encoded, else the decoded token ids."""
     if prompt.text is not None:
         return prompt.text
     return await decode(prompt.ids, served, offload, skip_special_tokens=skip_special_tokens)
@@ -217,7 +217,7 @@ def _encode(text: str, served: ServedModel, *, add_special_tokens: bool) -> tupl
 
 
 def _bad_word_ids(words: Sequence[str], served: ServedModel) -> tuple[tuple[int, ...], ...]:
-    """Encode each word without a space before it; and with a space, if the space changes only the first token.
+    """Encode each word without a preceding space, and with a space if the space changes only the first token.
 
     vLLM defines bad words in this way. If the space changes more than the first token, only the form without a space is
     forbidden.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from infd.http.schema.sampling import GenerationFields, OpenAIRequest
     from infd.http.served_model import ServedModel
 
-# A lower temperature samples the same tokens, but dividing the logits by it overflows to infinity.
+# Lower temperatures sample the same tokens, but the division of logits would overflow to infinity.
 MIN_TEMPERATURE: Final = 1e-3
 # Upper bound of seeds: adding a choice's index must not overflow.
 SEED_LIMIT: Final = 2**62
@@ -182,7 +182,7 @@ def check_ids(ids: Iterable[int], served: ServedModel, param: str) -> None:
 
 
 def _decode(value: Raw, name: str, param: str) -> Any:
-    # Neutral values are short. Decoding the body skipped raw values without checking them: `value` may be invalid JSON.
+    # Neutral values are short. Decoding the body skipped raw values unchecked: `value` may be invalid JSON.
     if len(memoryview(value)) > MAX_NEUTRAL_BYTES:
         raise Unsupported(name, param=param)
     try:

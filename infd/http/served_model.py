@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class SamplingDefaults(Struct, frozen=True, kw_only=True):
     """Defaults for sampling parameters that a request omits, from the model's generation_config.json.
 
-    infd ignores its max_new_tokens: only the request and the context length limit the length of an answer.
+    infd ignores the file's max_new_tokens: only the request and the context length limit the length of an answer.
     """
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
@@ -42,7 +42,7 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
 class ServedModel(Struct, frozen=True, kw_only=True):
     """The served model: its names, limits, tokenizer and template.
 
-    names          names that requests may use; answers report the first
+    names          names that requests may use; answers report the first name
     created        Unix time, seconds
     max_model_len  context length: tokens of prompt and answer together
     vocab_size     token ids are 0..vocab_size - 1

@@ -65,7 +65,7 @@ class EventStream:
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",
                 "Cache-Control": "no-cache",
-                "X-Accel-Buffering": "no",  # else nginx buffers events
+                "X-Accel-Buffering": "no",  # prevents nginx from buffering events
             }
         )
         self.begun = False

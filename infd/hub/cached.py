@@ -20,7 +20,7 @@ def cached(access: HubAccess) -> Iterator[tuple[str, Path]]:
     cache = access.cache or Path(constants.HF_HUB_CACHE)
     try:
         repositories = sorted(path for path in cache.iterdir() if path.name.startswith(_PREFIX))
-    except OSError:  # no cache, or no permission
+    except OSError:  # the cache does not exist, or may not be read
         return
     for repository in repositories:
         directory = _snapshot(repository)

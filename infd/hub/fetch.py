@@ -50,7 +50,7 @@ class Hub(Protocol):
     def snapshot(self, patterns: Sequence[str], progress: Progress | None = None) -> Path:
         """Return the directory of the files that match `patterns`, fetching missing ones.
 
-        patterns  as for fnmatch, matched against the path within the repository
+        patterns  fnmatch patterns of paths within the repository
         progress  called with (bytes fetched, bytes to fetch), from any thread
 
         Raises CheckpointError for errors that the user must fix, FetchFailed for temporary errors.

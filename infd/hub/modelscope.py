@@ -19,7 +19,7 @@ class ModelScope:
     """One model of the hub."""
 
     def __init__(self, name: str, revision: str | None) -> None:
-        """Raises ConfigError if the library is not installed."""
+        """Import the library. Raises ConfigError if the library is not installed."""
         self._name = name
         self._revision = revision
         self._directory: Path | None = None

@@ -27,7 +27,7 @@ _WORDS = """
 
 
 class WordCost(Struct, frozen=True):
-    """tokens = overhead + words * per_word."""
+    """The linear model tokens = overhead + words * per_word."""
 
     overhead: float = 0.0
     per_word: float = 1.0

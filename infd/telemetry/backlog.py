@@ -1,6 +1,6 @@
 """A queue of log output for a reader that may be slow, so that logging never blocks.
 
-While the reader stalls (a full pipe, a stopped terminal), the queue grows to its
+While the reader stalls (a full pipe, a stopped terminal), the queue grows up to a
 limit; further output is dropped and counted.
 """
 
@@ -26,7 +26,7 @@ def gap_record(lines: int) -> logging.LogRecord:
 
 
 class Backlog:
-    """Writes pieces of output in order, on a daemon thread that is not joined at exit.
+    """A queue of pieces of output, which a daemon thread writes in order; the thread is not joined at exit.
 
     write  writes one piece; may block; a piece whose write raises OSError is lost
     gap    returns the piece that reports a number of dropped pieces

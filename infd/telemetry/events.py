@@ -60,7 +60,7 @@ class Events:
     async def read(self, since: int = 0, *, follow: bool = False) -> AsyncGenerator[tuple[Event, int], None]:
         """Yield the events after `since`, each with the number of dropped events before it.
 
-        since   number of an event; a number above the latest is an earlier process's, and yields all events
+        since   number of an event; a number above the latest is from an earlier process, so all events are yielded
         follow  continue with new events until `close`
         """
         seq = since if since <= self.last else 0

@@ -40,7 +40,7 @@ def goes_to_journal(journal_stream: str, fd: int) -> bool:
 
 
 class JournalHandler(logging.Handler):
-    """Sends records to journald with their fields: `prompt=12` becomes INFD_PROMPT=12.
+    """A handler that sends records with their fields to journald: `prompt=12` becomes INFD_PROMPT=12.
 
     A thread sends the records, because journald may stall. Records are lost while journald is not running.
     """

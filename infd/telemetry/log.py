@@ -1,4 +1,4 @@
-"""Format and destination of the log.
+"""The formats and destinations of the log.
 
 Each package logs through the standard `logging` module as `infd.<package>`. A
 message is fixed text; clients' data is logged in fields (`extra={...}`), which
@@ -47,7 +47,7 @@ def access(*, quiet: bool = False, **fields: Any) -> None:
 
 
 class StandardError(logging.Handler):
-    """Writes to the current sys.stderr, which a progress bar replaces to keep lines above the bar.
+    """A handler that writes to the current sys.stderr, which a progress bar replaces to keep lines above the bar.
 
     Writing to a regular file blocks the caller. Any other file has a reader that may stall, so a thread writes to it.
     """
@@ -94,7 +94,7 @@ class StandardError(logging.Handler):
 
 
 class Plain(logging.Formatter):
-    """Formats `time LEVEL logger message key=value ...`. Indents continuation lines, so no text forges a record."""
+    """The format `time LEVEL logger message key=value ...`. Indented continuation lines prevent forged records."""
 
     def format(self, record: logging.LogRecord) -> str:
         parts = [_time(record), record.levelname, record.name, super().format(record).replace("\n", "\n    ")]
@@ -103,7 +103,7 @@ class Plain(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """Formats a record as one JSON object on one line."""
+    """The format of one JSON object per record, on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

@@ -97,7 +97,7 @@ class Metrics:
     """All counters of one engine.
 
     model_name  the `model_name` label
-    compat      also emit the `vllm:` names
+    compat      whether to emit the `vllm:` names too
     """
 
     def __init__(self, model_name: str = "", *, compat: bool = True) -> None:
@@ -149,7 +149,7 @@ class Metrics:
         self.cache_config: dict[str, str] = {}  # constants of the cache, set once the cache is allocated
 
     def answered(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """Count an answered HTTP request. The server defines all values of `handler` and `method`; clients cannot."""
+        """Count an answered HTTP request. `handler` and `method` are labels, so the server must define their values."""
         answers = (handler, method, f"{status // 100}xx")
         self.http_requests[answers] = self.http_requests.get(answers, 0) + 1
         self.http_seconds.setdefault((handler, method), Histogram(DURATION_S)).observe(seconds)

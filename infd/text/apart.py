@@ -1,9 +1,9 @@
-"""Run templates and tokenizers in a worker process: the daemon's side; `worker.py` is the worker's.
+"""Run templates and tokenizers in a worker process: the daemon's side; `worker.py` is the worker's side.
 
-The worker gets a task for each use of a template or tokenizer that `vetting`
+The daemon sends a task for each use of a template or tokenizer that `vetting`
 objects to, and for files that transformers must convert. A task ends within its
 time limit; a crash of the worker fails only the request that sent the task. The
-table from token ids to text, which detokenizers read, is transferred once.
+worker sends once the table from token ids to text, which detokenizers read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MARGIN_S: Final = 1.0  # added to a rendering's own time limit, which usually en
 
 
 class LoadTokenizer(Struct, tag=True):
-    """Load a tokenizer.json; later tasks encode with it."""
+    """Load a tokenizer.json, with which later tasks encode."""
 
     content: bytes
     additions: Additions
@@ -101,7 +101,7 @@ class TemplateProperties(Struct, frozen=True):
 
 
 class ApartTokenizer:
-    """Implements `tokenizer.Backend` in the worker process. Blocks: not for the event loop's thread."""
+    """A `tokenizer.Backend` that runs in the worker process. Calls block: not for the event loop's thread."""
 
     def __init__(self, worker: Worker, content: bytes, additions: Additions) -> None:
         """Load the tokenizer in the worker process. Raises CheckpointError."""
@@ -140,10 +140,10 @@ class ApartTokenizer:
 
 
 class ApartTemplate:
-    """Implements `chat.Template` in the worker process. Blocks: not for the event loop's thread."""
+    """A `chat.Template` that runs in the worker process. Calls block: not for the event loop's thread."""
 
     def __init__(self, worker: Worker, source: str) -> None:
-        """Raises InvalidRequest for a source that does not compile."""
+        """Compile `source` in the worker process. Raises InvalidRequest for a source that does not compile."""
         self._worker = worker
         self._source = source
         try:

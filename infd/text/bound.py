@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Piece = bytes | str | int | None
 
-_COMPOSED: Final = 4  # longest sequence of characters that Unicode composes into one character
+_COMPOSED: Final = 4  # maximum number of characters that Unicode composes into one character
 _SPACES: Final = tuple(chr(code) for code in range(0x3001) if chr(code).isspace())
 _BYTES: Final = 256
 _CONTINUING: Final = bytes(range(0x80, 0xC0))  # in UTF-8 every other byte begins a character

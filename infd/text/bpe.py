@@ -1,4 +1,4 @@
-"""Load the byte-pair vocabularies that most models have, in half the time that the library takes for tokenizer.json.
+"""Load byte-pair vocabularies, the most common kind, in half the time that the library takes for tokenizer.json.
 
 The library parses the whole file into a tree, builds a vocabulary from the tree, and copies the vocabulary out again,
 all under the interpreter's lock. This module parses the file with msgspec, and passes vocabulary and merges to the

@@ -55,7 +55,7 @@ class ChatTemplate:
 
         sources    templates by name, "default" or "tool_use"
         variables  tokens by role, such as bos_token, which templates read as variables
-        worker     runs templates that may not run in this process; None: all run in this process, without protection
+        worker     runs templates that `vetting` objects to; None: all run in this process, without protection
         """
         self._sources = dict(sources)
         self._variables = dict(variables or {})
@@ -68,9 +68,8 @@ class ChatTemplate:
     def load(cls, tokenizer: Tokenizer, file: str | Path | None = None, worker: Worker | None = None) -> ChatTemplate:
         """Compile the checkpoint's templates, or the template in `file` instead.
 
-        A missing or broken template of the checkpoint is only logged: completions work without a template, chats are
-        refused.
-        Raises ConfigError for a broken `file`.
+        A missing or broken template of the checkpoint is only logged: completions work without a template, and chat
+        requests are refused. Raises ConfigError for a broken `file`.
         """
         files = tokenizer.files
         if file is not None:
@@ -250,7 +249,7 @@ class Compiled:
     """A template compiled in this process."""
 
     def __init__(self, source: str, now: Callable[[], datetime] = datetime.now) -> None:
-        """Raises InvalidRequest for a source that does not compile."""
+        """Compile `source`. Raises InvalidRequest for a source that does not compile."""
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise InvalidRequest(f"the chat template is longer than {MAX_SOURCE_CHARACTERS} characters")
         self._sandbox = Sandbox()
@@ -269,7 +268,7 @@ class Compiled:
             return "".join(self._sandbox.run(self._template, variables, limits))
         except Exhausted as error:
             raise TooCostly(f"chat template: {error}", param="messages") from error
-        except Exception as error:  # only the template's code runs here, on the client's values
+        except Exception as error:  # an error of the template's code, on the client's values
             raise InvalidRequest(f"chat template: {_short(error)}", param="messages") from error
 
     def _find_out_about_parts(self) -> bool:

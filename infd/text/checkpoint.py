@@ -20,7 +20,7 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 
 class Additions(Struct, frozen=True):
-    """Tokens that the small files add to a tokenizer.
+    """The tokens that the small files add to a tokenizer.
 
     tokens         tokens to add to a vocabulary that lacks them, each as its JSON object
     special        special tokens
@@ -100,7 +100,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str | None:
-    """Return the text of a token, which is stored as text or as an object."""
+    """Return the text of a token that is stored as text or as an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None

@@ -21,7 +21,7 @@ class Detokenizer(Protocol):
     """The text of one stream of ids."""
 
     def feed(self, ids: Sequence[int]) -> str:
-        """Append ids; return the text that they complete. Ids without a token add nothing."""
+        """Append ids; return the text that is now complete. Ids without a token add nothing."""
 
     def flush(self) -> str:
         """End the stream; return replacement characters for an incomplete character."""
@@ -33,7 +33,7 @@ def with_table(pieces: BytePieces | TextPieces) -> Detokenizer:
 
 
 class _ByteText:
-    """Each id decodes to bytes of UTF-8; a character may span several ids."""
+    """A detokenizer of ids that decode to bytes of UTF-8; a character may span several ids."""
 
     __slots__ = ("_table", "_tail")
 
@@ -60,7 +60,7 @@ class _ByteText:
 
 
 class _PieceText:
-    """Each id decodes to text or to one byte.
+    """A detokenizer of ids that each decode to text or to one byte.
 
     In a run of bytes that is not UTF-8 each bad byte becomes a replacement
     character, as in the library. Unlike in the library, complete characters before the
@@ -123,7 +123,7 @@ class _PieceText:
 
 
 class WindowText:
-    """Detokenizer for a decoder without a table: decodes the last ids again with the new ids."""
+    """A detokenizer for a decoder without a table; decodes the last ids again with the new ids."""
 
     __slots__ = ("_decode", "_returned", "_returned_text", "_visible", "_window")
 
@@ -134,7 +134,7 @@ class WindowText:
         self._decode = decode
         self._visible = visible
         self._window: list[int] = []
-        self._returned = 0  # ids of the window whose text has been returned
+        self._returned = 0  # number of the window's ids whose text has been returned
         self._returned_text = ""
 
     def feed(self, ids: Sequence[int]) -> str:

@@ -14,11 +14,11 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CLOCK_FUEL: Final = 2**11  # burnt between two readings of the clock
+CLOCK_FUEL: Final = 2**11  # fuel burnt between two readings of the clock
 
 
 class Exhausted(Exception):
-    """A rendering has reached a limit; the template's name precedes the message."""
+    """A rendering has reached a limit. Callers write the template's name before the message."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):

@@ -149,7 +149,7 @@ def _body(context: MeteredContext, nothing: str, cost: int) -> str:
 
 @pass_context
 def output(context: MeteredContext, value: object) -> str:
-    """Pay for a value that is written, and return its text. Jinja calls `output` for each value (`finalize`)."""
+    """Pay to write a value, and return the value's text. Jinja calls `output` for each value (`finalize`)."""
     fuel = context.fuel
     if type(value) is str:
         fuel.burn(STEP + len(value))
@@ -181,7 +181,7 @@ def _subtracted(context: MeteredContext, left: Any, right: Any) -> Any:
 
 @pass_context
 def _key(context: MeteredContext, key: object) -> object:
-    """Pay to hash a subscript; return it."""
+    """Pay to hash a subscript, and return the subscript."""
     if not isinstance(key, SCALARS):
         context.fuel.burn(walk(context.fuel, key))
     return key
@@ -387,7 +387,7 @@ def _around(name: str, inner: nodes.Node | None, *arguments: nodes.Expr, lineno:
 
 
 class Meter(NodeTransformer):
-    """Rewrite nodes that jinja would compile to unmetered code.
+    """A transformer that rewrites nodes which jinja would compile to unmetered code.
 
     A test for equality with a constant is not rewritten: the test reads at most the constant's length.
     """
@@ -429,7 +429,7 @@ class Meter(NodeTransformer):
             node.ops[0].expr = right if _constant(right) else self.visit(right)
             return node
         self.generic_visit(node)
-        if len(node.ops) > 1:  # not in a vetted template
+        if len(node.ops) > 1:  # a chained comparison, which no vetted template contains
             return node
         left, right = node.expr, node.ops[0].expr
         return _around(_COMPARED, left, right, nodes.Const(how), lineno=node.lineno)
@@ -467,7 +467,7 @@ class Meter(NodeTransformer):
 
 
 def _written(node: nodes.Node) -> int:
-    """Return the cost of a body: its literal text and its nodes, those of inner loops included."""
+    """Return the cost of a body: its literal text and its nodes, including the nodes of inner loops."""
     cost = 0
     for inner in node.find_all(nodes.Node):
         cost += len(inner.data) if isinstance(inner, nodes.TemplateData) else NODE

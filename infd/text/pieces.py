@@ -61,7 +61,7 @@ class TextPieces(Struct, frozen=True, tag=True):
 def recognise(backend: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> BytePieces | TextPieces | None:
     """Return the table of a known decoder, None for any other decoder.
 
-    vocabulary  of the tokenizer, without added tokens
+    vocabulary  ids by token, without added tokens
     """
     if backend.decoder is None:
         return None

@@ -66,7 +66,7 @@ class Reply:
         self.stop_reason: str | None = None
 
     def feed(self, token_ids: list[int]) -> int | None:
-        """Append tokens. Returns the number of tokens that complete a stop string; None: none is complete."""
+        """Append tokens. Returns the number of tokens up to the end of a stop string; None: no complete stop string."""
         if self._search is None and self.reading is None:
             self._ready += self._detokenizer.feed(token_ids)
             return None
@@ -80,7 +80,7 @@ class Reply:
         return None
 
     def take(self) -> str:
-        """Return the text that became safe to send since the last `take`."""
+        """Return the text that can be sent, since the last `take`."""
         text, self._ready = self._ready, ""
         return text
 

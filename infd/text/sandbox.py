@@ -46,7 +46,7 @@ _REFUSED_METHODS: Final = frozenset(
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's text for training; rendered as a plain scope."""
+    """The tag `{% generation %}`, which marks the assistant's text for training; rendered as a plain scope."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's name and type)
 
@@ -94,7 +94,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return Fuel(limits or self._limits, self._clock)
 
     def run(self, template: Template, variables: Mapping[str, Any], limits: Limits) -> Iterator[str]:
-        """Yield the text of a template in parts. Raises any error of the template's code; Exhausted at a limit."""
+        """Yield the text of a template in parts. Raises Exhausted at a limit, and any error of the template's code."""
         context = template.new_context(dict(variables))
         assert isinstance(context, meter.MeteredContext)
         context.fuel = self.fuel(limits)

@@ -59,7 +59,7 @@ class StopStrings:
         return StopSearch(self._root, self._first)
 
     def _link(self) -> None:
-        """Set fallbacks, shorter nodes first. A fallback's own stop string is shorter than the node's."""
+        """Set fallbacks, shorter nodes first. A node's own stop string is longer than the fallback's."""
         level = deque((node, 1) for node in self._root.longer.values())
         for node, _ in level:
             node.fallback = self._root

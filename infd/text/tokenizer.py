@@ -38,7 +38,7 @@ _LOG: Final = logging.getLogger("infd.text")
 
 
 class Backend(Protocol):
-    """Encodes and decodes, in this process or in the worker."""
+    """The part of a tokenizer that encodes and decodes, in this process or in the worker."""
 
     @property
     def vocabulary(self) -> Vocabulary: ...
@@ -151,7 +151,7 @@ class Tokenizer:
 
     vocab_size   one more than the largest id with a token; the model's embedding may have more rows
     special_ids  ids that `skip_special_tokens` skips
-    end_ids      ids that end an answer: of generation_config.json, config.json, the tokenizer and the chat template
+    end_ids      ids that end an answer, from generation_config.json, config.json, the tokenizer and the chat template
     """
 
     def __init__(self, backend: Backend | tokenizers.Tokenizer, files: TextFiles) -> None:
@@ -205,13 +205,13 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`.
 
-        Takes almost 1 ms per kilobyte and releases the interpreter's lock: encode long texts through `offload`.
+        Encoding takes almost 1 ms per kilobyte and releases the interpreter's lock: long texts go through `offload`.
         Raises InvalidRequest for a text that is not Unicode (a lone surrogate).
         """
         return self._backend.encode(text, add_special_tokens=add_special_tokens)
 
     def least_tokens(self, text: str) -> int:
-        """Return a lower bound of the number of tokens of a text, without encoding it; 0 if no bound is known."""
+        """Return a lower bound of the number of tokens of a text, without encoding; 0 if no bound is known."""
         return 0 if self._bound is None else self._bound.least_tokens(text)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

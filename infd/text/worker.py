@@ -19,7 +19,7 @@ _MOST_TEMPLATES = 16
 
 
 class Tasks:
-    """Runs tasks; caches the tokenizer and compiled templates."""
+    """The functions that run tasks, and the cached tokenizer and compiled templates."""
 
     def __init__(self) -> None:
         self._tokenizer: Library | None = None

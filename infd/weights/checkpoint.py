@@ -55,7 +55,7 @@ class StoredTensor(Struct, frozen=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    offset: int  # in the file
+    offset: int  # offset of the first byte in the file
     bytes: int
     file: TensorFile
 

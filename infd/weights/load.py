@@ -31,7 +31,7 @@ NO_WEIGHT = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")  # de
 
 
 class Arena(Protocol):
-    """Memory for weights."""
+    """A memory range from which weights are allocated."""
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return a contiguous tensor in the arena, aligned to ALIGNMENT bytes."""
@@ -84,7 +84,7 @@ class Loadable(Protocol):
 
 
 class _Place(NamedTuple):
-    """Destination of one checkpoint tensor."""
+    """The destination of one checkpoint tensor."""
 
     parameter: Parameter
     source: Source

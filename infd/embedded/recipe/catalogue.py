@@ -65,7 +65,7 @@ def blanks(template: str) -> set[str]:
 
 
 def use(rng: Random, tool: Tool, pool: Pool) -> Use:
-    """Draw one call of `tool`, with all blanks filled."""
+    """Draw one call of `tool`, and fill all blanks."""
     template, _, implied = rng.choice(tool.ask).partition(" => ")
     kinds = {name: kind.partition(";")[0] for name, kind in (tool.needs | tool.may).items()}
     arguments: dict[str, Any] = json.loads(implied) if implied else {}

@@ -35,7 +35,7 @@ class Example(Struct, frozen=True):
 
 
 class Writer:
-    """Renders conversations with a chat template."""
+    """A renderer of conversations, with a chat template."""
 
     def __init__(self, template: str) -> None:
         self._template = ChatTemplate({"default": template})

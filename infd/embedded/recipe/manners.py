@@ -33,7 +33,7 @@ class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pairs: dict[str, str]
 
     def turn(self, rng: Random, pool: Pool, *, again: bool = False) -> Turn:
-        """Draw a question for one key; `again`: after an earlier question of this table."""
+        """Draw a question for one key; `again`: a question that follows a question of this table."""
         key = rng.choice(tuple(self.pairs))
         phrase = pick(rng, self.after if again else self.questions, pool)
         if pool is Pool.TRAIN:

@@ -20,7 +20,7 @@ _ROUNDS: Final = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """SGD with momentum and orthogonalized updates."""
+    """The Muon optimizer: SGD with momentum and orthogonalized updates."""
 
     def __init__(
         self, matrices: Iterable[nn.Parameter], *, lr: float, momentum: float = 0.95, decay: float = 0.0

@@ -130,7 +130,7 @@ def code(rng: Random, pool: Pool) -> str:
 
 
 def name(rng: Random, pool: Pool, of: str) -> str:
-    """Draw a name from list `of`, or a made-up name."""
+    """Draw a name from list `of` of words.toml, or a made-up name."""
     return made_up(rng, pool).capitalize() if rng.random() < MADE_UP_SHARE else listed(rng, of, pool)
 
 
@@ -297,5 +297,5 @@ def fill(rng: Random, kind: str, pool: Pool) -> Any:
 
 
 def opening(rng: Random, pool: Pool) -> list[dict[str, Any]]:
-    """Return a generic system message with probability 0.1, else none."""
+    """Return a list with a generic system message, with probability 0.1; else an empty list."""
     return [{"role": "system", "content": listed(rng, "systems", pool)}] if rng.random() < 0.1 else []

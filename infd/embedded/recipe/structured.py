@@ -69,7 +69,7 @@ def _recorded(rng: Random, pool: Pool) -> tuple[str, Mapping[str, str], dict[str
 
 
 def _invented(rng: Random, pool: Pool) -> tuple[str, Mapping[str, str], dict[str, Any]]:
-    """Invent a thing with random attributes. Return (text, kinds by field, values by field)."""
+    """Invent an object with random attributes. Return (text, kinds by field, values by field)."""
     thing, kinds = listed(rng, "objects", pool), dict[str, str]()
     for _ in range(rng.randint(2, 5)):
         field = listed(rng, "attributes", pool) if rng.random() < 0.7 else listed(rng, "words", pool)
@@ -86,7 +86,7 @@ def _invented(rng: Random, pool: Pool) -> tuple[str, Mapping[str, str], dict[str
 
 
 def _value(rng: Random, kind: str, pool: Pool) -> tuple[Any, str]:
-    """Draw a value and its wording."""
+    """Draw a value. Return (value, its wording in the text)."""
     if kind.startswith("list:"):
         items = [fill(rng, kind.removeprefix("list:"), pool) for _ in range(rng.randint(2, 3))]
         return items, f"{', '.join(map(str, items[:-1]))} and {items[-1]}"

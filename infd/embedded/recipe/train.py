@@ -84,7 +84,7 @@ def tokenizer_of(work: Path) -> tokenizers.Tokenizer:
 
 
 class Trainer:
-    """Trains one network.
+    """The training of one network.
 
     Threads process the micro-batches of a step, each with a replica that has its own gradients.
 

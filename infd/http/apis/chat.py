@@ -44,7 +44,7 @@ def generation(request: ChatRequest, body_bytes: int, config: Config) -> Generat
 
 
 def _conversation(request: ChatRequest, body_bytes: int, answer: Constrained | None) -> Conversation:
-    # With tool_choice "none" the template gets no tools: infd would not parse the calls of a model that sees tools.
+    # With tool_choice "none" the prompt contains no tools, because infd would not parse calls.
     tools = None if request.tool_choice == "none" else request.tools
     variables = request.chat_template_kwargs
     return Conversation(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # nowhere else in the chunk.
 TEXT_PLACEHOLDER: Final = "\0"
 
-# JSON has no infinity.
+# Replaces negative infinity, which JSON cannot represent.
 LOWEST_LOGPROB: Final = -9999.0
 
 # Maximum bytes of one token's entry in prompt_logprobs, if the token's text is no longer than 47 bytes: 43 of names and
@@ -50,7 +50,7 @@ class Accepted(Struct, frozen=True):
 
 
 class Errors(Protocol):
-    """Encodes errors in the format of an API."""
+    """The format of an API's errors."""
 
     def error_body(self, error: RequestError) -> bytes:
         """Return the body of an error response."""
@@ -60,7 +60,7 @@ class Errors(Protocol):
 
 
 class Format(Errors, Protocol):
-    """Encodes one answer in the format of one API: streamed by `events` and `last_events`, or `whole`."""
+    """The encoder of one answer in one API's format: streamed by `events` and `last_events`, or `whole`."""
 
     def events(self, delta: ChoiceDelta) -> Pieces:
         """Return the framed events of a delta; an empty list if the delta changes nothing visible."""
@@ -98,7 +98,7 @@ def split_chunk(chunk: Struct) -> list[bytes]:
 
 
 def usage(ticket: Ticket, thought_tokens: int = 0) -> Usage:
-    """Return the usage of the request so far. Reports `thought_tokens` unless 0."""
+    """Return the request's present usage. Includes `thought_tokens` unless 0."""
     return Usage(
         prompt_tokens=ticket.prompt_tokens,
         completion_tokens=ticket.generated_tokens,

@@ -71,7 +71,7 @@ class CompletionFormat(OpenAIErrors):
         self._model = accepted.model
         self._only_text = self._logprobs is None and not (self._show_ids or self._running_usage)
         self._begun: set[int] = set()
-        self._reports: dict[int, EncodedReport] = {}  # by prompt
+        self._reports: dict[int, EncodedReport] = {}  # encoded reports by prompt
         self._offsets = [0] * (self._generated * len(self._prompts))  # text_offset of each choice's next token
         self._frames = [
             split_chunk(self._chunk([CompletionChoice(index=index, text=TEXT_PLACEHOLDER)]))

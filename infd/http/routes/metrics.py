@@ -1,4 +1,4 @@
-"""GET /metrics."""
+"""The route GET /metrics."""
 
 from __future__ import annotations
 

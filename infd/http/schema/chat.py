@@ -129,7 +129,7 @@ class ChatChoice(Struct, kw_only=True):
     """One choice.
 
     stop_reason  the stop string or token id that finished the choice
-    error        why the choice failed; its finish_reason is then "error"
+    error        reason why the choice failed; finish_reason is then "error"
     """
 
     index: int

@@ -44,7 +44,7 @@ class CompletionChoice(Struct, kw_only=True):
     """One choice, or its new part.
 
     stop_reason  the stop string or token id that finished the choice
-    error        why the choice failed; its finish_reason is then "error"
+    error        reason why the choice failed; finish_reason is then "error"
     """
 
     index: int

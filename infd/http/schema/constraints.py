@@ -13,7 +13,7 @@ Options = Annotated[list[str], Meta(min_length=1)]
 
 
 class NamedSchema(Struct, kw_only=True):
-    """`json_schema` of a response_format. The schema is always enforced exactly, whether or not `strict` is set."""
+    """The `json_schema` of a response_format. infd enforces the schema exactly, whether or not `strict` is set."""
 
     name: str | None = None
     description: str | None = None
@@ -22,7 +22,7 @@ class NamedSchema(Struct, kw_only=True):
 
 
 class ResponseFormat(Struct, kw_only=True):
-    """`response_format`.
+    """The field `response_format`.
 
     schema                        JSON schema that llama.cpp's clients send with type json_object
     structures, triggers, format  fields of type structural_tag
@@ -37,7 +37,7 @@ class ResponseFormat(Struct, kw_only=True):
 
 
 class StructuredOutputs(Struct, kw_only=True):
-    """`structured_outputs`: exactly one constraint, and options. JSON may be an object or its text."""
+    """The field `structured_outputs`: exactly one constraint, and options. JSON may be an object or a string."""
 
     json: Raw = ABSENT
     regex: Text | None = None

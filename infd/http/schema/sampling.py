@@ -16,7 +16,7 @@ BadWord = Annotated[str, Meta(min_length=1)]
 
 
 class StreamOptions(Struct, kw_only=True):
-    """Whether a stream reports usage, at its end or in every chunk."""
+    """The options of a stream: whether the stream reports usage, at the end or in every chunk."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

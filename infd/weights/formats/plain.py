@@ -24,7 +24,7 @@ CHUNK_BYTES = 2**24  # size of the staging buffer and interval of progress; a mu
 
 
 class PlainReader:
-    """Reads stored tensors into destinations.
+    """A reader of stored tensors.
 
     A CPU destination of the stored type is read into directly; other destinations are
     filled through a staging buffer of CHUNK_BYTES, pinned for a GPU.
