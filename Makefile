@@ -91,8 +91,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard $(NATIVE)/*) | $(V
 	$(INSTALL) -e .
 	touch $@
 
+# xgrammar is 5 MB without Triton, on which its Python package depends and its library does not.
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(INSTALL) -e '.[test]'
+	$(INSTALL) --no-deps xgrammar apache-tvm-ffi
 	touch $@
 
 # Clients that the tests of structured output run. instructor pins jiter and rich below openai's jiter and the newest

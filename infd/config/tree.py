@@ -267,7 +267,10 @@ class GrammarConfig(Section, frozen=True, kw_only=True):
 
     engine: Annotated[
         Literal["auto", "llguidance", "xgrammar"],
-        about("library that compiles grammars; auto: llguidance", flag="--grammar-engine"),
+        about(
+            "library that compiles grammars; auto: llguidance; xgrammar is in the extra infd[xgrammar]",
+            flag="--grammar-engine",
+        ),
     ] = "auto"
     cache_bytes: Annotated[
         Annotated[int, Meta(ge=2**20)], about("memory for compiled grammars; unused ones are evicted")

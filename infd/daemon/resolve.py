@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,8 +63,6 @@ def keys(config: Config, environment: Environment) -> Keys:
 
 
 def grammar_engine(config: Config) -> None:
-    """Raise ConfigError for a grammar library that infd does not support."""
-    if config.grammar.engine == "xgrammar":
-        raise ConfigError(
-            "grammar.engine: xgrammar is not supported yet: it accepts documents that a schema excludes; unset it"
-        )
+    """Raise ConfigError for a grammar library that is not installed."""
+    if config.grammar.engine == "xgrammar" and importlib.util.find_spec("xgrammar") is None:
+        raise ConfigError("grammar.engine: xgrammar is not installed; install infd[xgrammar]")

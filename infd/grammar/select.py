@@ -33,12 +33,16 @@ def select(engine: str, vocabulary: Vocabulary, trial: Trial) -> Selection:
 
     Raises ConfigError if the library is unsupported, missing or of another version.
     """
-    if engine == "xgrammar":
-        raise ConfigError("grammar.engine: xgrammar is not supported yet; unset it")
-    from infd.grammar.llguidance import LlguidanceCompiler
-
     try:
+        if engine == "xgrammar":
+            from infd.grammar.xgrammar import XgrammarCompiler
+
+            chosen = XgrammarCompiler(vocabulary)
+            return Selection(chosen, f"xgrammar {chosen.version}", {"llguidance": "grammar.engine names xgrammar"})
+        from infd.grammar.llguidance import LlguidanceCompiler
+
         compiler = LlguidanceCompiler(vocabulary, trial)
     except Unavailable as error:
         raise ConfigError(f"grammar.engine: {error}") from error
-    return Selection(compiler, f"llguidance {compiler.version}", {})
+    rejected = "not named by grammar.engine; it compiles slower and keeps fewer kinds of constraints"
+    return Selection(compiler, f"llguidance {compiler.version}", {"xgrammar": rejected})

@@ -245,10 +245,13 @@ def test_transformers_decoders_are_known_without_importing_it() -> None:
     assert known.decoders() >= known.BIASED | known.RECURRENT
 
 
-def test_a_library_of_grammars_that_cannot_be_had_ends_the_start(checkpoint: Path) -> None:
+def test_a_library_of_grammars_that_is_not_installed_ends_the_start(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     settings = msgspec.structs.replace(config(checkpoint), grammar=GrammarConfig(engine="xgrammar"))
 
-    with pytest.raises(ConfigError, match=r"grammar\.engine: xgrammar") as checked:
+    with pytest.raises(ConfigError, match=r"grammar\.engine: .*install infd\[xgrammar\]") as checked:
         check(settings, Environment())
     with pytest.raises(ConfigError, match=r"grammar\.engine: xgrammar"):
         Daemon(settings, Environment())

@@ -10,7 +10,7 @@ import re
 import time
 from collections import Counter
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +20,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from infd.errors import GrammarFailed
-from infd.grammar.llguidance import LlguidanceCompiler
 from infd.grammar.protocol import Limits, Vocabulary
 from infd.grammar.schema.patterns import other_than
 from infd.grammar.schema.rewriting import prepare
 from infd.request import JsonSchema
-from tests.grammar import schema_page, vocabularies
+from tests.grammar import engines, schema_page, vocabularies
 
 if TYPE_CHECKING:
-    from infd.grammar.protocol import Grammar
+    from infd.grammar.protocol import Compiler, Grammar
 
+pytestmark = pytest.mark.usefixtures("engine")
 LIMITS = Limits()
 DRAFTS = {
     "draft4": "http://json-schema.org/draft-04/schema#",
@@ -40,18 +40,18 @@ DRAFTS = {
 }
 
 
-@cache
-def compiler() -> LlguidanceCompiler:
+@engines.each
+def compiler() -> Compiler:
     """A token for each byte, and an end."""
     tokens = [*(bytes([b]) for b in range(256)), b""]
-    return LlguidanceCompiler(Vocabulary(tokens, frozenset(), frozenset({256}), 257, lambda text: [*text.encode()]))
+    return engines.compiler(Vocabulary(tokens, frozenset(), frozenset({256}), 257, lambda text: [*text.encode()]))
 
 
 def compiled(schema: Any) -> Grammar:
     return compiled_text(json.dumps(schema))
 
 
-@lru_cache(maxsize=16)
+@engines.each
 def compiled_text(schema: str) -> Grammar:
     return compiler().compile(JsonSchema(schema), LIMITS)
 
@@ -136,7 +136,7 @@ def in_draft(group: dict[str, Any]) -> Any:
     return {"$schema": DRAFTS[group["draft"]], **schema} if isinstance(schema, dict) else schema
 
 
-@cache
+@engines.each
 def judged() -> list[tuple[str, str, str]]:
     """(draft, file, outcome) of each test: right, order, spelling, annotation, refused, accepted or rejected."""
     found = []
@@ -174,7 +174,7 @@ def whole(document: Any) -> Any:
     return {k: whole(v) for k, v in document.items()} if isinstance(document, dict) else document
 
 
-@cache
+@engines.each
 def refused() -> dict[int, str]:
     """Number in SCHEMAS.md -> message, of the real-world schemas that are refused."""
     found = {}
@@ -199,7 +199,9 @@ def test_of_500_real_world_schemas_few_are_refused():
     assert len(refused()) <= schema_page.REFUSED
 
 
-def test_the_page_of_what_is_kept_is_current():
+def test_the_page_of_what_is_kept_is_current(engine: str):
+    if engine != "llguidance":
+        pytest.skip("the page is of llguidance")
     assert schema_page.FILE.read_text() == schema_page.page(judged(), refused(), real())
 
 

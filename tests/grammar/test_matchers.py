@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infd.errors import GrammarFailed
-from infd.grammar.llguidance import LlguidanceCompiler
 from infd.grammar.protocol import Limits
 from infd.request import Choice, JsonObject, JsonSchema, Lark, Regex
-from tests.grammar import vocabularies
+from tests.grammar import engines, vocabularies
 
 if TYPE_CHECKING:
     from infd.grammar.protocol import Compiler, Matcher
     from infd.request import Constraint
 
+pytestmark = pytest.mark.usefixtures("engine")
 LIMITS = Limits()
 KINDS = ["byte_level", "sentencepiece", "large"]
 CONSTRAINTS = [
@@ -37,9 +36,9 @@ CONSTRAINTS = [
 ]
 
 
-@cache
+@engines.each
 def compiler(kind: str, seed: int = 0) -> Compiler:
-    return LlguidanceCompiler(getattr(vocabularies, kind)(seed))
+    return engines.compiler(getattr(vocabularies, kind)(seed))
 
 
 def state(compiled: Compiler, matcher: Matcher) -> tuple[list[int], bool, bool]:
@@ -167,7 +166,7 @@ def test_a_json_object_parses(kind: str):
 def test_an_end_id_is_never_text():
     vocabulary = vocabularies.byte_level(1)
     letter = vocabulary.tokens.index(b"a")
-    compiled = LlguidanceCompiler(
+    compiled = engines.compiler(
         type(vocabulary)(vocabulary.tokens, vocabulary.special, frozenset({letter}), vocabulary.columns, list)
     )
     matcher = compiled.compile(Regex("(a|b)+"), LIMITS).matcher()

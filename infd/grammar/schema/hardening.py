@@ -149,6 +149,9 @@ def _sealed(leaf: dict[str, Any], *, sealed: bool) -> dict[str, Any]:
         rest = unmatched(list(patterns), names)
         if rest is None or (others is not True and rest and any(re.search(rest, n) for n in names)):
             raise failed((), f"patternProperties {shorten(str(list(patterns)))} beside other properties is not kept")
+        unlisted = [n for n in names if n not in leaf.get("properties", {})]
+        if others is not True and (free := [n for n in unlisted if not any(re.search(p, n) for p in patterns)]):
+            leaf["properties"] = {**leaf.get("properties", {}), **dict.fromkeys(free, others)}
         leaf |= {"patternProperties": {**patterns, rest: others} if rest else patterns, OTHERS: False}
     return leaf
 

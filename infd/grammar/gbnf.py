@@ -1,0 +1,55 @@
+"""Write rules as xgrammar reads them: GBNF with tokens by number.
+
+Its negated classes are wrong beyond ASCII, and `\\x` in it reads all hexadecimal digits that follow; so classes list
+their members and characters are written with `\\u` and `\\U`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from infd.grammar.rules import ROOT, Alternatives, Characters, Reference, Repeated, Sequence, Text, Token
+
+if TYPE_CHECKING:
+    from infd.grammar.rules import Expression, Ranges, Rules
+
+
+def write(rules: Rules) -> str:
+    """Return the grammar of trimmed rules."""
+    names = {name: ROOT if name == ROOT else f"r{number}" for number, name in enumerate(rules)}
+    return "\n".join(f"{names[name]} ::= {_written(each, names)}" for name, each in rules.items())
+
+
+def _written(expression: Expression, names: dict[str, str]) -> str:
+    match expression:
+        case Characters(ranges):
+            return _class(ranges)
+        case Text(text):
+            return '"' + "".join(map(_character, text)) + '"'
+        case Token(number):
+            return f"Token({number})"
+        case Reference(name):
+            return names[name]
+        case Sequence(()):
+            return '""'
+        case Sequence(items):
+            return "(" + " ".join(_written(item, names) for item in items) + ")"
+        case Alternatives(options):
+            return "(" + " | ".join(_written(option, names) for option in options) + ")"
+        case Repeated(item, least, most):
+            times = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get(
+                (least, most), f"{{{least},{'' if most is None else most}}}"
+            )
+            return f"({_written(item, names)}){times}"
+
+
+def _class(ranges: Ranges) -> str:
+    return "[" + "".join(f"{_character(low)}-{_character(high)}" for low, high in ranges) + "]"
+
+
+def _character(of: str | int) -> str:
+    code = ord(of) if isinstance(of, str) else of
+    character = chr(code)
+    if character.isascii() and character.isalnum():
+        return character
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,221 @@
+"""The rules of a context-free grammar over characters and tokens, from which each engine writes its own grammar.
+
+Rules are a dict from name to expression, of which ROOT is the first. `trimmed` leaves what derives a text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT: Final = "root"
+LAST: Final = 0x10FFFF
+_SURROGATES: Final = (0xD800, 0xDFFF)
+
+Ranges = tuple[tuple[int, int], ...]  # sorted, disjoint ranges of code points, both ends included, without surrogates
+
+
+class Characters(Struct, frozen=True):
+    """One character of a set."""
+
+    ranges: Ranges
+
+
+class Text(Struct, frozen=True):
+    text: str
+
+
+class Token(Struct, frozen=True):
+    """A token of the vocabulary by number, which text never spells."""
+
+    number: int
+
+
+class Reference(Struct, frozen=True):
+    """Another rule."""
+
+    name: str
+
+
+class Sequence(Struct, frozen=True):
+    items: tuple[Expression, ...]
+
+
+class Alternatives(Struct, frozen=True):
+    options: tuple[Expression, ...]
+
+
+class Repeated(Struct, frozen=True):
+    """most: None means without bound."""
+
+    item: Expression
+    least: int
+    most: int | None
+
+
+Expression = Characters | Text | Token | Reference | Sequence | Alternatives | Repeated
+Rules = dict[str, Expression]
+EMPTY: Final = Sequence(())
+
+
+def ranges_of(pairs: list[tuple[int, int]]) -> Ranges:
+    """Return ranges sorted and joined, without surrogates, which UTF-8 cannot spell."""
+    joined: list[tuple[int, int]] = []
+    for low, high in sorted(pairs):
+        if joined and low <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], high))
+        else:
+            joined.append((low, high))
+    first, last = _SURROGATES
+    found = []
+    for low, high in joined:
+        found += [(a, b) for a, b in ((low, min(high, first - 1)), (max(low, last + 1), high)) if a <= b]
+    return tuple(found)
+
+
+def opposite(ranges: Ranges) -> Ranges:
+    """Return all other characters."""
+    found, at = [], 0
+    for low, high in ranges:
+        if at < low:
+            found.append((at, low - 1))
+        at = high + 1
+    if at <= LAST:
+        found.append((at, LAST))
+    return ranges_of(found)
+
+
+ANY: Final = opposite(())
+
+
+def children(expression: Expression) -> tuple[Expression, ...]:
+    """Return the expressions directly within one."""
+    match expression:
+        case Sequence(items) | Alternatives(items):
+            return items
+        case Repeated(item):
+            return (item,)
+    return ()
+
+
+def references(expression: Expression) -> Iterator[str]:
+    """Yield the names that an expression refers to."""
+    todo = [expression]
+    while todo:
+        current = todo.pop()
+        if isinstance(current, Reference):
+            yield current.name
+        todo += children(current)
+
+
+def trimmed(rules: Rules) -> Rules | None:
+    """Return the rules that ROOT needs, without alternatives that derive no text; None if ROOT derives none."""
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    for name, expression in rules.items():
+        for used in set(references(expression)):
+            users[used].append(name)
+    ending: set[str] = set()
+    todo = list(rules)
+    while todo:
+        name = todo.pop()
+        if name not in ending and _ends(rules[name], ending):
+            ending.add(name)
+            todo += users[name]
+    if ROOT not in ending:
+        return None
+    kept: Rules = {}
+    names = [ROOT]
+    while names:
+        if (name := names.pop()) not in kept:
+            kept[name] = _trimmed(rules[name], ending)
+            names += references(kept[name])
+    return kept
+
+
+def begins(rules: Rules, character: int) -> bool:
+    """Return whether a text of these rules begins with a character."""
+    nullable = _nullable(rules)
+    reached: set[str] = set()
+    todo: list[Expression] = [rules[ROOT]]
+    while todo:
+        match todo.pop():
+            case Characters(ranges):
+                if any(low <= character <= high for low, high in ranges):
+                    return True
+            case Text(text):
+                if text and ord(text[0]) == character:
+                    return True
+            case Reference(name):
+                if name not in reached:
+                    reached.add(name)
+                    todo.append(rules[name])
+            case Sequence(items):
+                for item in items:
+                    todo.append(item)
+                    if not _empty(item, nullable):
+                        break
+            case Alternatives(options):
+                todo += options
+            case Repeated(item, _, most):
+                todo += [item] if most != 0 else []
+    return False
+
+
+def _ends(expression: Expression, ending: set[str]) -> bool:
+    match expression:
+        case Characters(ranges):
+            return bool(ranges)
+        case Reference(name):
+            return name in ending
+        case Sequence(items):
+            return all(_ends(item, ending) for item in items)
+        case Alternatives(options):
+            return any(_ends(option, ending) for option in options)
+        case Repeated(item, least):
+            return not least or _ends(item, ending)
+    return True
+
+
+def _trimmed(expression: Expression, ending: set[str]) -> Expression:
+    match expression:
+        case Sequence(items):
+            return Sequence(tuple(_trimmed(item, ending) for item in items))
+        case Alternatives(options):
+            return Alternatives(tuple(_trimmed(option, ending) for option in options if _ends(option, ending)))
+        case Repeated(item, least, most):
+            return Repeated(_trimmed(item, ending), least, most) if most != 0 and _ends(item, ending) else EMPTY
+    return expression
+
+
+def _nullable(rules: Rules) -> set[str]:
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    for name, expression in rules.items():
+        for used in set(references(expression)):
+            users[used].append(name)
+    found: set[str] = set()
+    todo = list(rules)
+    while todo:
+        name = todo.pop()
+        if name not in found and _empty(rules[name], found):
+            found.add(name)
+            todo += users[name]
+    return found
+
+
+def _empty(expression: Expression, nullable: set[str]) -> bool:
+    match expression:
+        case Characters() | Token():
+            return False
+        case Text(text):
+            return not text
+        case Reference(name):
+            return name in nullable
+        case Sequence(items):
+            return all(_empty(item, nullable) for item in items)
+        case Alternatives(options):
+            return any(_empty(option, nullable) for option in options)
+    return not expression.least or _empty(expression.item, nullable)

@@ -1,0 +1,245 @@
+"""Compile with xgrammar: an automaton for each rule with the tokens that pass at each state, and a parser above them.
+
+Most tokens are tried at most states, so a state costs up to milliseconds with 150,000 tokens; masks are quick. None of
+its own readers of schemas and regular expressions is used, because they ignore what they do not know: each grammar is
+written from rules, which are exact. Every call releases the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from infd.errors import GrammarFailed
+from infd.grammar import constraint_rules, gbnf, rules
+from infd.grammar.binding import Unavailable
+from infd.grammar.rules import ROOT, Reference, Repeated, Sequence, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from collections.abc import Sequence as Many
+
+    from numpy.typing import NDArray
+
+    from infd.grammar.protocol import Limits, Matcher, Vocabulary
+    from infd.request import Constraint
+
+_OBJECTS: Final = "xgrammar.tvm_ffi_binding."
+_RAW: Final = 0  # vocabulary type: tokens are given as their bytes
+_SPECIAL: Final = b"\xff"  # is in no UTF-8, so that no rule matches it
+_TEXT_BYTES: Final = 2**20  # of a written grammar
+
+
+class Library:
+    """The library without its Python package, whose import takes seconds. Raises Unavailable."""
+
+    def __init__(self) -> None:
+        found = importlib.util.find_spec("xgrammar")  # does not import the package
+        folders = [] if found is None else [Path(each) for each in found.submodule_search_locations or []]
+        files = [file for folder in folders for file in sorted(folder.glob("libxgrammar_bindings.*"))]
+        if not files or importlib.util.find_spec("tvm_ffi") is None:
+            raise Unavailable("xgrammar is not installed; install infd[xgrammar]")
+        self.version = importlib.metadata.version("xgrammar")
+        try:
+            self._vocabulary, self._compiler, self._matcher = _loaded(str(files[0]))
+        except (OSError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+            raise Unavailable(f"xgrammar {self.version} has another interface: {error}") from error
+
+    def compiler(self, tokens: Many[bytes], ends: Many[int]) -> Any:
+        """Build the library's view of a vocabulary, in a tenth of a second for 150,000 tokens, and its compiler.
+
+        tokens  by id, one for each logit; empty: never allowed
+        """
+        return self._compiler(self._vocabulary(list(tokens), _RAW, len(tokens), list(ends), False), 1, False, -1)
+
+    def compiled(self, compiler: Any, grammar: str) -> Any:
+        """Compile a grammar. Raises GrammarFailed."""
+        try:
+            return compiler.compile_grammar_from_strings(grammar, ROOT)
+        except RuntimeError as error:
+            lines = str(error).strip().splitlines() or ["failed"]
+            raise GrammarFailed(f"the constraint is too complex: {lines[0][:300]}", code="grammar_too_large") from error
+
+    def matcher(self, compiled: Any) -> Any:
+        return self._matcher(compiled, None, False, -1, None)
+
+
+@cache
+def _loaded(file: str) -> tuple[Any, Any, Any]:
+    """Load the library, once in a process, because its types are registered by name."""
+    import tvm_ffi
+
+    tvm_ffi.load_module(file)
+    names = ("TokenizerInfo", "GrammarCompiler", "GrammarMatcher", "CompiledGrammar")
+    types = [tvm_ffi.register_object(_OBJECTS + name)(type(name, (tvm_ffi.Object,), {})) for name in names]
+    return types[0], types[1], types[2]
+
+
+class XgrammarCompiler:
+    """The Compiler of one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary, trial: Callable[[str], None] | None = None) -> None:
+        """Build the compiler.
+
+        trial  compiles grammars that may take too long elsewhere first; None: no protection
+
+        Raises Unavailable if the library is missing or another one.
+        """
+        self.vocabulary = vocabulary
+        self._trial = trial
+        self._library = Library()
+        self.version = self._library.version
+        self._ends = frozenset(each for each in vocabulary.end_ids if each < vocabulary.columns)
+        tokens = _tokens(vocabulary, self._ends)
+        # Without an end the library would take tokens named like one.
+        self._compiler = self._library.compiler(tokens, sorted(self._ends) or [tokens.index(b"")])
+        self._unspelled = frozenset(index for index, token in enumerate(tokens) if not token) | self._ends
+        self._end_row = _row(vocabulary, self._ends)
+        self._valid_row = _row(vocabulary, range(vocabulary.columns))
+
+    def compile(self, constraint: Constraint, limits: Limits) -> XgrammarGrammar:
+        found = rules.trimmed(constraint_rules.write(constraint, limits))
+        if found is None:
+            raise GrammarFailed("no text satisfies the constraint", code="invalid_grammar")
+        if self.vocabulary.drop_space:
+            # The decoder drops one space of " x": so " x" spells x, and where the answer itself may begin with a
+            # space, only " " before all of it spells it.
+            least = int(rules.begins(found, ord(" ")))
+            answer = found.pop(ROOT)
+            found = {ROOT: Sequence((Repeated(Text(" "), least, 1), Reference("answer"))), "answer": answer, **found}
+        text = gbnf.write(found)
+        if len(text) > _TEXT_BYTES:
+            raise GrammarFailed(f"{len(text):,} bytes of grammar; at most {_TEXT_BYTES:,}", code="grammar_too_large")
+        if self._trial is not None:
+            self._trial(text)
+        return XgrammarGrammar(self, self._library, self._library.compiled(self._compiler, text))
+
+    def fill(self, matchers: Many[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
+        assert rows.flags.c_contiguous
+        assert rows.shape == (len(matchers), self.vocabulary.words)
+        failures: list[GrammarFailed | None] = []
+        for index, matcher in enumerate(matchers):
+            assert isinstance(matcher, XgrammarMatcher)
+            failures.append(matcher.failure)
+            if matcher.failure is None:
+                rows[index] = matcher.row()
+        return failures
+
+    def ends(self, token: int) -> bool:
+        return token in self._ends
+
+    def spells(self, token: int) -> bool:
+        """Return whether a token is one that the library knows, and no end."""
+        return 0 <= token < self.vocabulary.columns and token not in self._unspelled
+
+    def end_row(self) -> NDArray[np.int32]:
+        return self._end_row
+
+    def filled(self, matcher: Any) -> NDArray[np.int32]:
+        """Return the mask of the library's matcher."""
+        import tvm_ffi
+
+        row = np.empty((1, self.vocabulary.words), dtype=np.int32)
+        matcher.fill_next_token_bitmask(tvm_ffi.from_dlpack(row), 0, False)
+        row[0] &= self._valid_row  # the library sets bits beyond the last token
+        filled: NDArray[np.int32] = row[0]
+        return filled
+
+
+class XgrammarGrammar:
+    """A compiled grammar of the library."""
+
+    def __init__(self, compiler: XgrammarCompiler, library: Library, compiled: Any) -> None:
+        self._compiler = compiler
+        self._library = library
+        self._compiled = compiled
+        self.size = 10_000 + compiled.memory_size_bytes()
+
+    def matcher(self) -> XgrammarMatcher:
+        return XgrammarMatcher(self._compiler, self._library.matcher(self._compiled))
+
+
+class XgrammarMatcher:
+    """A matcher of the library, which reads no end id, and the end ids behind its text."""
+
+    __slots__ = ("_compiler", "_ended", "_filled", "_matcher", "failure")
+
+    def __init__(self, compiler: XgrammarCompiler, matcher: Any) -> None:
+        self._compiler = compiler
+        self._matcher = matcher
+        self._ended = 0  # end ids read
+        self._filled: NDArray[np.int32] | None = None  # mask of the present state
+        self.failure: GrammarFailed | None = None
+
+    @property
+    def accepting(self) -> bool:
+        return self._ended > 0 or bool(self._matcher.is_completed())
+
+    @property
+    def stopped(self) -> bool:
+        return self.accepting and not (self.row() & ~self._compiler.end_row()).any()
+
+    def row(self) -> NDArray[np.int32]:
+        """Return the mask of the next token."""
+        if self._ended:
+            return self._compiler.end_row()
+        if self._filled is None:
+            self._filled = self._compiler.filled(self._matcher)
+        return self._filled
+
+    def advance(self, tokens: Many[int]) -> None:
+        for token in tokens:
+            if not self._read(token):
+                self.failure = GrammarFailed(f"the answer left its constraint: token {token} is not allowed")
+                raise self.failure
+
+    def validate(self, tokens: Many[int]) -> int:
+        filled, allowed = self._filled, 0
+        while allowed < len(tokens) and self._read(tokens[allowed]):
+            allowed += 1
+        self.rollback(allowed)
+        self._filled = filled
+        return allowed
+
+    def rollback(self, tokens: int) -> None:
+        ends = min(tokens, self._ended)
+        self._ended -= ends
+        if tokens > ends:
+            self._matcher.rollback(tokens - ends)
+            self._filled = None
+
+    def copy(self) -> XgrammarMatcher:
+        copied = XgrammarMatcher(self._compiler, self._matcher.fork())
+        copied._ended, copied._filled, copied.failure = self._ended, self._filled, self.failure
+        return copied
+
+    def _read(self, token: int) -> bool:
+        """Append a token if it is allowed."""
+        if self.failure is not None:
+            return False
+        if self._compiler.ends(token):
+            self._ended += self.accepting
+            return self._ended > 0
+        if self._ended or not self._compiler.spells(token) or not self._matcher.accept_token(token, False):
+            return False
+        self._filled = None
+        return True
+
+
+def _tokens(vocabulary: Vocabulary, ends: frozenset[int]) -> list[bytes]:
+    """Return the tokens as the library reads them, one for each logit and special ones as no text."""
+    special = vocabulary.special | ends
+    tokens = [_SPECIAL + token if index in special else token for index, token in enumerate(vocabulary.tokens)]
+    return tokens + [b""] * (vocabulary.columns - len(tokens))
+
+
+def _row(vocabulary: Vocabulary, allowed: Iterable[int]) -> NDArray[np.int32]:
+    """Return a row of a mask."""
+    bits = np.zeros(vocabulary.words * 32, dtype=bool)
+    bits[list(allowed)] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)

@@ -1,0 +1,51 @@
+"""The engines that compile grammars, for tests that run with each of them.
+
+A module that uses the fixture `engine` runs with each; `compiler` builds the compiler of the present one, and `each`
+keeps what a function returns, for each engine apart. INFD_TEST_GRAMMAR_ENGINE names the only engine to test.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from infd.errors import GrammarFailed
+from infd.grammar.llguidance import LlguidanceCompiler
+from infd.grammar.xgrammar import XgrammarCompiler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infd.grammar.protocol import Compiler, Grammar, Limits, Vocabulary
+    from infd.request import Constraint
+
+ENGINES = ("llguidance", "xgrammar")
+NAMED = os.environ.get("INFD_TEST_GRAMMAR_ENGINE")
+PRESENT: ContextVar[str] = ContextVar("PRESENT", default=NAMED or ENGINES[0])
+
+
+def compiler(vocabulary: Vocabulary, trial: Any = None) -> Compiler:
+    """Return the present engine's compiler. A test of a kind of constraint that the engine does not keep is skipped."""
+    if PRESENT.get() == "llguidance":
+        return LlguidanceCompiler(vocabulary, trial)
+    return _Skipping(vocabulary, trial)
+
+
+class _Skipping(XgrammarCompiler):
+    def compile(self, constraint: Constraint, limits: Limits) -> Grammar:
+        try:
+            return super().compile(constraint, limits)
+        except GrammarFailed as refusal:
+            if "kept by llguidance only" in str(refusal):
+                pytest.skip(str(refusal))
+            raise
+
+
+def each(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep what a function returns, by engine and arguments."""
+    kept = functools.lru_cache(maxsize=64)(lambda engine, *arguments, **named: function(*arguments, **named))
+    return functools.wraps(function)(lambda *arguments, **named: kept(PRESENT.get(), *arguments, **named))
