@@ -381,6 +381,23 @@ KEPT = [
     {"type": "object", "minProperties": 1, "properties": {"a": {"type": "integer"}, "b": True}},
     {"type": "object", "patternProperties": {"^k": {"type": "integer"}}, "properties": {"a": {"type": "null"}}},
     {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "integer"}},
+    {"oneOf": [{"type": "string", "pattern": "^x"}, {"pattern": "^[ab]+$"}, {"enum": ["", "c"]}]},
+    {"enum": ["a", "b", "xy", 1], "pattern": "^.$"},
+    {"oneOf": [{"type": "string", "maxLength": 1}, {"type": "string", "pattern": "^x?y?$", "minLength": 2}]},
+    {
+        "type": "object",
+        "properties": {"a": {"allOf": [{"$ref": "#"}, {"required": ["b"]}]}, "b": {"$ref": "#"}, "c": True},
+        "additionalProperties": False,
+    },
+    {
+        "anyOf": [{"type": "null"}, {"$ref": "#/$defs/list"}],
+        "$defs": {
+            "list": {
+                "type": "array",
+                "items": {"allOf": [{"$ref": "#/$defs/list"}, {"maxItems": 1}]},
+            }
+        },
+    },
 ]
 
 
@@ -425,6 +442,7 @@ REFUSED = [
     ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/b"}}}, "#", "unsupported"),
     ({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}, "#", "unsupported"),
     ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "#", "unsupported"),
+    ({"properties": {"a": {"type": "object", "allOf": [{"$ref": "#"}, {"required": ["a"]}]}}}, "#", "unsupported"),
 ]
 
 

@@ -9,6 +9,8 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
+from infd.grammar.schema.languages import Languages
+from infd.grammar.schema.patterns import other_than
 from infd.grammar.schema.refusals import failed
 from infd.grammar.schema.shapes import (
     ALL,
@@ -38,6 +40,7 @@ ALTERNATIVES = 64  # most alternatives of one expansion
 NODES = 50_000  # most alternatives of all disjunctions, and most nodes of the result
 RESOLVED = 12  # $refs followed in one proof
 _STEPS = 200_000
+_COUNTED = 100  # largest bound of a string's length that a regular expression counts
 
 
 class Algebra:
@@ -45,6 +48,7 @@ class Algebra:
 
     def __init__(self, definitions: Definitions) -> None:
         self._definitions = definitions
+        self._languages = Languages()
         self._alternatives = 0
         self._steps = 0
 
@@ -254,6 +258,9 @@ class Algebra:
         least = max(x.get("min" + unit, 0) for x in (a, b))
         if least > min(x.get("max" + unit, math.inf) for x in (a, b)):
             return True
+        if kind == "string":
+            expressions = [e for x in (a, b) for e in _expressions(x)]
+            return len(expressions) > 1 and self._languages.disjoint(expressions)
         if kind == "array":
             return any(self.disjoint(item(a, i), item(b, i), depth + 1) for i in range(min(least, 16)))
         if kind == "object":
@@ -286,7 +293,7 @@ class Algebra:
             case "integer" | "fraction":
                 return _accepts_number(schema, value)
             case "string":
-                return _accepts_string(schema, value)
+                return self._accepts_string(schema, value)
             case "array":
                 if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", math.inf):
                     return False
@@ -301,6 +308,14 @@ class Algebra:
                 return all_of(self.accepts(self.property(schema, k), v, depth + 1) for k, v in value.items())
         return True
 
+    def _accepts_string(self, leaf: dict[str, Any], value: str) -> bool | None:
+        if value.startswith(tuple(leaf.get("notPrefix", ()))) or value in leaf.get("notIn", ()):
+            return False
+        if not leaf.get("minLength", 0) <= len(value) <= leaf.get("maxLength", math.inf):
+            return False
+        matches = self._languages.matches(leaf["pattern"], value) if "pattern" in leaf else True
+        return None if matches and "format" in leaf else matches
+
 
 def _accepts_number(leaf: dict[str, Any], value: float) -> bool | None:
     if not (
@@ -311,9 +326,12 @@ def _accepts_number(leaf: dict[str, Any], value: float) -> bool | None:
     return None if "multipleOf" in leaf else True
 
 
-def _accepts_string(leaf: dict[str, Any], value: str) -> bool | None:
-    if value.startswith(tuple(leaf.get("notPrefix", ()))) or value in leaf.get("notIn", ()):
-        return False
-    if not leaf.get("minLength", 0) <= len(value) <= leaf.get("maxLength", math.inf):
-        return False
-    return None if "pattern" in leaf or "format" in leaf else True
+def _expressions(leaf: dict[str, Any]) -> list[str]:
+    """Return regular expressions that all match each string which a leaf accepts."""
+    found = [leaf["pattern"]] if "pattern" in leaf else []
+    if leaf.keys() & {"notIn", "notPrefix"}:
+        found.append(other_than(leaf.get("notIn", ()), leaf.get("notPrefix", ())))
+    least, most = leaf.get("minLength", 0), leaf.get("maxLength")
+    if 0 < max(least, most or 0) <= _COUNTED:
+        found.append(rf"^[\s\S]{{{least},{'' if most is None or most > _COUNTED else most}}}$")
+    return found

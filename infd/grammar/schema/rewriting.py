@@ -12,16 +12,14 @@ Sources: JSON Schema drafts 4 to 2020-12.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from infd.grammar.schema.algebra import NODES
 from infd.grammar.schema.conversion import Conversion
 from infd.grammar.schema.hardening import Hardening
+from infd.grammar.schema.recursion import Conjunctions, endless
 from infd.grammar.schema.refusals import failed
-from infd.grammar.schema.shapes import OTHERS, Inexpressible, Schema, atoms_of_leaf, children, item, refs
-
-if TYPE_CHECKING:
-    from collections.abc import Container
+from infd.grammar.schema.shapes import Inexpressible, Schema, children, rebuilt, refs
 
 
 def prepare(schema: Any) -> Schema:
@@ -59,8 +57,12 @@ def _rewritten(schema: Any) -> Schema:
             if name not in reached:
                 reached[name] = hardening.harden(definitions.schemas[name])
                 todo.append(reached[name])
-    if (endless := _endless(reached)) is not None:
-        where = definitions.pointer(endless)
+    conjunctions = Conjunctions(reached)
+    out = conjunctions.rewrite(out)
+    for name in list(reached):
+        reached[name] = conjunctions.rewrite(reached[name])
+    if (found := endless(reached)) is not None:
+        where = definitions.pointer(conjunctions.origins.get(found, found))
         raise failed((), f"{where} refers to itself in every document, which never ends")
     nodes = _nodes(out) + sum(_nodes(s) for s in reached.values())
     if nodes > NODES:
@@ -69,46 +71,6 @@ def _rewritten(schema: Any) -> Schema:
     if reached:
         out["$defs"] = {name: _linked(s) for name, s in reached.items()}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **out}
-
-
-def _endless(definitions: dict[str, Schema]) -> str | None:
-    """Return the name of a definition that only infinite documents satisfy; None without one."""
-    users: dict[str, list[str]] = {name: [] for name in definitions}
-    for name, schema in definitions.items():
-        for used in set(refs(schema)):
-            users[used].append(name)
-    # A schema that no document satisfies even if all references were satisfied is merely `false`, which the engine
-    # refuses itself.
-    ended = {name for name, schema in definitions.items() if not _ends(schema, definitions)}
-    todo = list(definitions)
-    while todo:
-        name = todo.pop()
-        if name not in ended and _ends(definitions[name], ended):
-            ended.add(name)
-            todo += users[name]
-    return min(definitions.keys() - ended, default=None)
-
-
-def _ends(schema: Schema, ended: Container[str]) -> bool:
-    """Return whether some document satisfies a schema if only definitions in `ended` accept any. May err on True."""
-    if not isinstance(schema, dict):
-        return bool(schema)
-    if "$ref" in schema:
-        return schema["$ref"] in ended
-    if "anyOf" in schema:
-        return any(_ends(each, ended) for each in schema["anyOf"])
-    if "allOf" in schema:
-        return all(_ends(each, ended) for each in schema["allOf"])
-    if "enum" in schema:
-        return True
-    atoms = atoms_of_leaf(schema)
-    if atoms - {"object", "array"}:
-        return True
-    named = schema.get("properties", {})
-    least = schema.get("minItems", 0)
-    return ("object" in atoms and all(_ends(named.get(name, True), ended) for name in schema.get("required", ()))) or (
-        "array" in atoms and all(_ends(item(schema, index), ended) for index in range(min(least, 100)))
-    )
 
 
 def _nodes(schema: Schema) -> int:
@@ -121,16 +83,4 @@ def _linked(schema: Schema) -> Schema:
     """Return the schema with pointers in place of names of definitions."""
     if not isinstance(schema, dict):
         return schema
-    out: dict[str, Any] = {}
-    for keyword, value in schema.items():
-        if keyword == "$ref":
-            out[keyword] = f"#/$defs/{value}"
-        elif keyword in ("anyOf", "allOf", "prefixItems"):
-            out[keyword] = [_linked(s) for s in value]
-        elif keyword in ("properties", "patternProperties"):
-            out[keyword] = {k: _linked(s) for k, s in value.items()}
-        elif keyword in ("items", OTHERS):
-            out[keyword] = _linked(value)
-        else:
-            out[keyword] = value
-    return out
+    return {"$ref": f"#/$defs/{schema['$ref']}"} if "$ref" in schema else rebuilt(schema, _linked)

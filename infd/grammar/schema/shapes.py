@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 Schema = Any
 
@@ -151,6 +151,21 @@ def children(schema: dict[str, Any]) -> Iterator[Schema]:
             yield from value.values()
         elif keyword in ("items", OTHERS):
             yield value
+
+
+def rebuilt(schema: dict[str, Any], change: Callable[[Schema], Schema]) -> dict[str, Any]:
+    """Return a schema in which `change` has replaced each schema directly inside it."""
+    out: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in ("anyOf", "allOf", "prefixItems"):
+            out[keyword] = [change(s) for s in value]
+        elif keyword in ("properties", "patternProperties"):
+            out[keyword] = {k: change(s) for k, s in value.items()}
+        elif keyword in ("items", OTHERS):
+            out[keyword] = change(value)
+        else:
+            out[keyword] = value
+    return out
 
 
 def refs(schema: Schema) -> Iterator[str]:
