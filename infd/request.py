@@ -33,7 +33,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     logit_bias: Mapping[int, float] = {}
     allowed_token_ids: tuple[int, ...] = ()  # empty: all tokens
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are never generated
-    seed: int = 0  # of the sampling noise; each choice adds its index
+    seed: int = 0  # seed of the sampling noise; each choice adds its index
     logprobs: int | None = None  # None: not requested; 0: of the chosen token; k: also of the k most likely
 
 

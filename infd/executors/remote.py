@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
 
-ENDING_S: Final = 4.0  # grace for the worker to free its memory
+ENDING_S: Final = 4.0  # seconds for the worker to free its memory
 START: Final = 0  # `call` number of wire.Start
 
 

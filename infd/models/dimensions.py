@@ -17,7 +17,7 @@ class Dimensions(Struct, frozen=True, kw_only=True):
 
     inner  the feed-forward network's hidden size
     head   elements per head
-    tied   the head shares the embedding's weight
+    tied   whether the head shares the embedding's weight
     """
 
     vocab: int

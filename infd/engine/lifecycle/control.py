@@ -271,7 +271,7 @@ class LifecycleControl:
         transition.frozen = admission.unfinished
 
     async def _start_steps(self, transition: Transition) -> None:
-        """Let steps run again, once all memory is restored. Raises Overtaken, WeightsInvalid."""
+        """Resume steps once all memory is restored. Raises Overtaken, WeightsInvalid."""
         await self._memory.restore(ALL)
         self._require_latest(transition)
         if self._memory.invalid:

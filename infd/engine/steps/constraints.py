@@ -53,7 +53,7 @@ class Filled(Struct, frozen=True):
 
 
 class Constrained:
-    """A choice in flight, its matcher, and how many of its tokens the matcher has read.
+    """A choice in flight, its matcher, and the number of tokens that the matcher has read.
 
     failure  why the matcher failed; a failed matcher reads no more tokens
     """
@@ -125,10 +125,10 @@ class Constraints:
                 row += 1
 
     def _fill(self, grammars: Grammars, work: list[tuple[int, Constrained, int]], rows: int) -> Filled:
-        """Let matchers read their choices' tokens, and fill their rows. Runs on the thread for masks.
+        """Advance matchers over their choices' tokens, and fill the matchers' rows. Runs on the thread for masks.
 
         work  row of the mask, choice, and number of its committed tokens
-        rows  of the mask
+        rows  number of rows of the mask
         """
         import numpy as np  # imported here, because the import would delay a start without torch
 

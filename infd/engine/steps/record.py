@@ -19,7 +19,7 @@ log = logging.getLogger("infd.engine")
 
 
 class StepRecord:
-    """Updated with every committed step, and checked about once a second.
+    """Counts committed steps, and detects stuck steps and leaked pages.
 
     steps      committed so far
     last_time  Unix time of the last commit; 0 before the first

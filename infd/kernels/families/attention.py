@@ -58,7 +58,7 @@ class AttentionBatch(Struct, kw_only=True):
 
 
 class AttentionPlan(Protocol):
-    """An implementation's preparation for one step and one page group."""
+    """A step's attention over one page group, prepared by an implementation."""
 
     @property
     def slots(self) -> Tensor:

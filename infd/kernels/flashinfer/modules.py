@@ -31,7 +31,7 @@ NO_ANGLES = 0  # FlashInfer's PosEncodingMode.NONE: keys are rotated before they
 
 
 def keep(directory: Path | None, capability: tuple[int, int] | None = None) -> None:
-    """Make FlashInfer store its modules below `directory`; None: its default. Call before flashinfer is imported.
+    """Make FlashInfer store its modules below `directory`; None: FlashInfer's default. Call before the import.
 
     capability  compute capability to compile for; None: the installed GPU's
     """

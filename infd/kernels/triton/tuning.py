@@ -210,7 +210,7 @@ def _batch(spans: Sequence[tuple[int, int]], device: torch.device) -> AttentionB
 def on_device(work: Callable[[], object]) -> float:
     """Return the median seconds that `work` takes on the current GPU.
 
-    Before each run the GPU's caches are overwritten, as weights do between two layers' attention.
+    Before each run the GPU's caches are overwritten, as reading weights does between two layers' attention.
     """
     others = torch.empty(FLUSHED, dtype=torch.uint8, device="cuda")
     for _ in range(3):

@@ -56,7 +56,7 @@ class Rope:
 
     table    [rows, 2, R / 2] float32: cosines, then sines, by position; set by `lay_out`. If angles differ between
              short and long sequences, the rows for long sequences follow the rows for short sequences
-    regimes  how angles depend on lengths, given max_len
+    regimes  the lengths on which angles depend, given max_len
     number   index among the model's ropes
     """
 
