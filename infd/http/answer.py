@@ -28,7 +28,7 @@ class ChoiceDelta(Struct):
     stop_reason  the stop string, or the id among the request's stop_token_ids, that finished the choice
     prompt       the prompt's report, in a choice's first delta if the choice repeats its prompt
     aside        thoughts and tool calls, removed from `text`
-    error        the error of this choice, if other choices continue; `finish` is then ERROR
+    error        the error of a choice that failed while other choices have not; `finish` is then ERROR
     """
 
     index: int

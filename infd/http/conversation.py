@@ -49,7 +49,7 @@ def _message(message: Message, at: str) -> dict[str, Any]:
     refuse_unsupported(message, message.NEUTRAL, path=f"{at}.")
     if message.role == "function":
         raise Unsupported(f"the role {shorten(message.role)!r}, which 'tool' has replaced,", param=f"{at}.role")
-    # OpenAI's clients send the role "developer"; templates of open models support only "system".
+    # OpenAI's clients send the role "developer", which most open models' templates lack.
     read: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequest("only the assistant calls tools", param=f"{at}.tool_calls")

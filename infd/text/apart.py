@@ -37,7 +37,7 @@ MARGIN_S: Final = 1.0  # added to a rendering's own time limit, which usually en
 
 
 class LoadTokenizer(Struct, tag=True):
-    """Load a tokenizer.json, with which later tasks encode."""
+    """The task to load a tokenizer.json, with which later tasks encode."""
 
     content: bytes
     additions: Additions
@@ -49,13 +49,13 @@ class Encode(Struct, tag=True):
 
 
 class ConvertTokenizer(Struct, tag=True):
-    """Convert a checkpoint's vocabulary files to a tokenizer.json."""
+    """The task to convert a checkpoint's vocabulary files to a tokenizer.json."""
 
     directory: str
 
 
 class CompileTemplate(Struct, tag=True):
-    """Compile a template and return its TemplateProperties."""
+    """The task to compile a template; the reply is TemplateProperties."""
 
     source: str
 

@@ -220,7 +220,7 @@ def _metered_test(how: str) -> Callable[..., Any]:
 
 def _parity(remainder: int) -> Callable[[Any], bool]:
     def test(value: Any) -> bool:
-        if not isinstance(value, int | float):  # % of a text is formatting
+        if not isinstance(value, int | float):  # the operator % formats a text
             raise SecurityError("tests the parity of a value that is not a number")
         return value % 2 == remainder
 

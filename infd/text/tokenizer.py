@@ -155,7 +155,7 @@ class Tokenizer:
     """
 
     def __init__(self, backend: Backend | tokenizers.Tokenizer, files: TextFiles) -> None:
-        """Raises CheckpointError for ids above LARGEST_ID."""
+        """Combine a backend with the checkpoint's small files. Raises CheckpointError for ids above LARGEST_ID."""
         if isinstance(backend, tokenizers.Tokenizer):
             backend = Library(backend, files.additions)
         self._backend: Backend = backend

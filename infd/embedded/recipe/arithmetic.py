@@ -102,7 +102,7 @@ def table_pair(rng: Random, pool: Pool, sign: str, least: int = 0) -> tuple[int,
 
 
 def one_number(rng: Random, pool: Pool, word: str, low: int, high: int) -> int:
-    """Draw a number for a question with one number; `word` keys the split into pools."""
+    """Draw a number for a question with one number; `word` and the number decide the pool."""
     while True:
         if belongs(f"{word} {(number := rng.randint(low, high))}", pool, one_in=HELD_OUT_PAIRS):
             return number

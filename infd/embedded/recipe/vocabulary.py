@@ -1,8 +1,8 @@
 """Train the tokenizer: byte-level BPE on the training text.
 
-Each digit is one token, for digit-by-digit arithmetic. Capitalized words exclude
-the space before them, so that a name has the same tokens in a question, in quotes
-and in JSON and can be copied token by token.
+Each digit is one token, for digit-by-digit arithmetic. A capitalized word's tokens
+exclude the preceding space, so that a name has the same tokens in a question, in
+quotes and in JSON, and the model can copy the name token by token.
 """
 
 from __future__ import annotations
