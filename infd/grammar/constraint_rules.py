@@ -1,60 +1,187 @@
-"""Write a constraint as rules, for engines without readers of their own that keep it exactly."""
+"""Write a constraint as rules of characters, texts and tokens, for an engine that reads nothing else exactly."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from msgspec.structs import replace
 
 from infd.errors import GrammarFailed
-from infd.grammar import bounds, regexes
-from infd.grammar.automata import automaton, automaton_of, plain
+from infd.grammar import arguments, bounds, ebnf, markup, regexes, structural
+from infd.grammar.automata import Join, Set, Times, Union, automaton, automaton_of, literal, plain
 from infd.grammar.json_rules import Documents
-from infd.grammar.rules import EMPTY, ROOT, Reference, Rules
+from infd.grammar.rules import (
+    ANY,
+    EMPTY,
+    ROOT,
+    Alternatives,
+    Characters,
+    Document,
+    Pattern,
+    Reference,
+    Repeated,
+    Sequence,
+    Text,
+    Until,
+    Without,
+    renamed,
+    trimmed,
+)
 from infd.grammar.schema.rewriting import prepare
-from infd.request import Choice, JsonObject, JsonSchema, Regex
+from infd.request import AfterThought, Calls, Choice, Ebnf, JsonObject, JsonSchema, Regex, StructuralTag
 
 if TYPE_CHECKING:
+    from infd.grammar.automata import Automaton, Regular
+    from infd.grammar.markup import TokenOf
     from infd.grammar.protocol import Limits
+    from infd.grammar.rules import Expression, Rules
     from infd.request import Constraint
 
+_ANYTHING: Final = Times(Set(ANY), 0, None)
 
-def write(constraint: Constraint, limits: Limits) -> Rules:
+
+def write(constraint: Constraint, limits: Limits, token_of: TokenOf) -> Rules:
     """Return the rules of a constraint.
+
+    token_of  as in markup.after_thought
 
     Raises GrammarFailed if it is malformed, too large, or of a kind or with a keyword that rules cannot keep.
     """
-    match constraint:
-        case JsonSchema(schema, whitespace, lenient, coerce_one_of):
-            if lenient or coerce_one_of:
-                _refuse("lenient and coerce_one_of are")
-            return document(bounds.read_json(schema, limits), limits, whitespace)
-        case JsonObject(whitespace):
-            return document({"type": "object"}, limits, whitespace)
-        case Regex(pattern):
-            bounds.check_text(pattern, limits)
-            bounds.check_nesting(pattern, limits)
-            found = automaton(regexes.parse(pattern))
-        case Choice(options):
-            if not options:
-                raise GrammarFailed("a choice of no option", code="invalid_grammar")
-            bounds.check_enumerated(len(options), limits)
-            bounds.check_text("".join(options), limits)
-            found = automaton_of(options)
-        case _:
-            _refuse(f"{type(constraint).__name__} constraints are")
-    written = found.rules("state", plain)
-    return {ROOT: Reference("state0"), **written}
-
-
-def document(schema: object, limits: Limits, whitespace: bool = True) -> Rules:
-    """Return the rules of the documents that a client's schema accepts."""
-    bounds.check_schema(schema, limits)
-    prepared = prepare(schema)
-    bounds.check_schema(prepared, replace(limits, depth=4 * limits.depth))  # rewriting nests, merges and enumerates
-    found: Rules = {ROOT: EMPTY}
-    found[ROOT] = Documents(found).write(prepared, whitespace=whitespace)
+    writer = _Writer(limits, token_of)
+    writer.rules[ROOT] = writer.constraint(constraint)
+    found = trimmed(writer.rules)
+    if found is None:
+        raise GrammarFailed("no text satisfies the constraint", code="invalid_grammar")
     return found
+
+
+class _Writer:
+    """Writes constraints as expressions, and collects in `rules` the rules that these use."""
+
+    def __init__(self, limits: Limits, token_of: TokenOf) -> None:
+        self.rules: Rules = {ROOT: EMPTY}
+        self._limits = limits
+        self._token_of = token_of
+        self._documents = Documents(self.rules)
+
+    def constraint(self, constraint: Constraint) -> Expression:
+        limits = self._limits
+        match constraint:
+            case AfterThought(thought, answer):
+                after = self.constraint(answer)
+                return self._added(markup.after_thought(thought, "after", self._token_of), {"after": after})
+            case Calls(_, tools, _, _, otherwise):
+                expressions = arguments.prepared(tools, limits, self._document)
+                for tool, expression in zip(tools, expressions, strict=True):
+                    if trimmed({**self.rules, ROOT: expression}) is None:
+                        raise GrammarFailed(
+                            "no arguments satisfy the schema", code="unsupported_grammar", param=tool.param
+                        )
+                others = {} if otherwise is None else {"otherwise": self.constraint(otherwise)}
+                name = None if otherwise is None else "otherwise"
+                return self._added(markup.calls(constraint, expressions, name, self._token_of), others)
+            case JsonSchema(schema, whitespace, lenient, coerce_one_of):
+                if lenient or coerce_one_of:
+                    _refuse("lenient and coerce_one_of are")
+                return self._document(bounds.read_json(schema, limits), limits, whitespace)
+            case JsonObject(whitespace):
+                return self._document({"type": "object"}, limits, whitespace)
+            case Regex(pattern):
+                bounds.check_text(pattern, limits)
+                bounds.check_nesting(pattern, limits)
+                return self._machine(automaton(regexes.parse(pattern)))
+            case Choice(options):
+                if not options:
+                    raise GrammarFailed("a choice of no option", code="invalid_grammar")
+                bounds.check_enumerated(len(options), limits)
+                bounds.check_text("".join(options), limits)
+                return self._machine(automaton_of(options))
+            case Ebnf(grammar):
+                return self._ebnf(ebnf.parse(grammar, limits))
+            case StructuralTag(description):
+                return self._added(structural.to_rules(description, limits, lambda s: self._document(s, limits)), {})
+        return _refuse("grammars in Lark are")
+
+    def _document(self, schema: Any, limits: Limits, whitespace: bool = True) -> Expression:
+        """Return the expression of the documents that a client's schema accepts."""
+        bounds.check_schema(schema, limits)
+        prepared = prepare(schema)
+        bounds.check_schema(prepared, replace(limits, depth=4 * limits.depth))  # rewriting nests, merges and enumerates
+        return self._documents.write(prepared, whitespace=whitespace)
+
+    def _ebnf(self, rules: Rules) -> Expression:
+        if not ebnf.recursive(rules):
+            try:
+                return self._machine(automaton(_Regular(rules).of(rules[ROOT])))
+            except GrammarFailed as error:
+                if error.code != "grammar_too_large":
+                    raise
+        return self._added(rules, {})
+
+    def _added(self, rules: Rules, others: Rules) -> Expression:
+        """Add rules; return a reference to their root.
+
+        others  the rules of other grammars to which they refer
+        """
+        names = {name: f"{len(self.rules)}.{name}" for name in {**rules, **others}}
+        for name, expression in renamed({**rules, **others}, names).items():
+            self.rules[name] = EMPTY
+            self.rules[name] = self._lowered(expression)
+        return Reference(names[ROOT])
+
+    def _lowered(self, expression: Expression) -> Expression:
+        """Return an expression of characters, texts and tokens for the body of a rule."""
+        match expression:
+            case Pattern(pattern):
+                return self._machine(automaton(regexes.parse(pattern)))
+            case Document(written):
+                assert not isinstance(written, dict)
+                return written  # type: ignore[no-any-return]
+            case Until(mark, marks):
+                ended = automaton(Join((_ANYTHING, literal(mark))))
+                return self._machine(
+                    ended.without(automaton(Join((_ANYTHING, _one_of(marks), Times(Set(ANY), 1, None)))))
+                )
+            case Without(marks):
+                return self._machine(
+                    automaton(_ANYTHING).without(automaton(Join((_ANYTHING, _one_of(marks), _ANYTHING))))
+                )
+        return expression
+
+    def _machine(self, found: Automaton) -> Expression:
+        prefix = f"{len(self.rules)}-"
+        self.rules |= found.rules(prefix, plain)
+        return Reference(f"{prefix}0") if not found.empty else Alternatives(())
+
+
+class _Regular:
+    """Rules without recursion as one regular expression."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._made: dict[str, Regular] = {}
+
+    def of(self, expression: Expression) -> Regular:
+        match expression:
+            case Characters(ranges):
+                return Set(ranges)
+            case Text(text):
+                return literal(text)
+            case Reference(name):
+                if name not in self._made:
+                    self._made[name] = self.of(self._rules[name])
+                return self._made[name]
+            case Sequence(items):
+                return Join(tuple(map(self.of, items)))
+            case Alternatives(options):
+                return Union(tuple(map(self.of, options)))
+            case Repeated(item, least, most):
+                return Times(self.of(item), least, most)
+        raise AssertionError(f"{expression} is not in EBNF")
+
+
+def _one_of(marks: tuple[str, ...]) -> Regular:
+    return Union(tuple(map(literal, marks)))
 
 
 def _refuse(what: str) -> NoReturn:

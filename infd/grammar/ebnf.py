@@ -1,4 +1,4 @@
-"""Write a grammar of rules `name ::= ...` (GBNF of llama.cpp, EBNF of xgrammar) in llguidance's Lark.
+"""Read a grammar of rules `name ::= ...` (GBNF of llama.cpp, EBNF of xgrammar), and write it in llguidance's Lark.
 
 llguidance's lexer matches the longest terminal, as a programming language's lexer does: with `("a" | "ab") "b"` it
 rejects the text "ab". Grammars in GBNF and EBNF have no lexer. So a grammar without recursion becomes one terminal,
@@ -11,15 +11,27 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from msgspec import Struct
-
 from infd.errors import GrammarFailed, shorten
-from infd.grammar import bounds
+from infd.grammar import bounds, lark
+from infd.grammar.rules import (
+    ANY,
+    ROOT,
+    Alternatives,
+    Characters,
+    Reference,
+    Repeated,
+    Sequence,
+    Text,
+    opposite,
+    ranges_of,
+    references,
+    renamed,
+)
 
 if TYPE_CHECKING:
     from infd.grammar.protocol import Limits
+    from infd.grammar.rules import Expression, Ranges, Rules
 
-ROOT: Final = "root"
 # Possessive quantifiers, because a search cannot be interrupted: with others a run of n spaces takes time n^4.
 _TOKEN: Final = re.compile(
     r"""
@@ -38,45 +50,18 @@ _ESCAPE: Final = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-F
 _NAMED: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "0": "\0"}
 
 
-class Characters(Struct, frozen=True):
-    """One character of a set. pattern: a regular expression that matches one character."""
-
-    pattern: str
-
-
-class Reference(Struct, frozen=True):
-    """A reference to a rule by its name."""
-
-    name: str
-
-
-class Sequence(Struct, frozen=True):
-    items: tuple[Node, ...]
-
-
-class Alternatives(Struct, frozen=True):
-    options: tuple[Node, ...]
-
-
-class Repeated(Struct, frozen=True):
-    """A repeated item. times: `*`, `+`, `?` or `{least,most}`, as in Lark."""
-
-    item: Node
-    times: str
-
-
-Node = Characters | Reference | Sequence | Alternatives | Repeated
-
-
 def to_lark(grammar: str, limits: Limits) -> str:
     """Return a grammar in llguidance's Lark that accepts the same texts. Raises GrammarFailed."""
+    rules = parse(grammar, limits)
+    letter = "r" if recursive(rules) else "R"
+    start = {ROOT: Reference(f"{letter}0")}
+    return lark.write(start | renamed(rules, {name: f"{letter}{index}" for index, name in enumerate(rules)}))
+
+
+def parse(grammar: str, limits: Limits) -> Rules:
+    """Return the rules of a grammar that its root needs. Raises GrammarFailed."""
     bounds.check_text(grammar, limits)
-    rules = _Parser(grammar, limits).rules()
-    reached = _reached(rules)
-    terminal = not _recursive(rules, reached)
-    names = {name: f"{'R' if terminal else 'r'}{index}" for index, name in enumerate(reached)}
-    lines = [f"{names[name]}: {_written(rules[name], names)}" for name in reached]
-    return "\n".join([f"start: {names[ROOT]}", *lines])
+    return _reached(_Parser(grammar, limits).rules())
 
 
 class _Parser:
@@ -90,8 +75,8 @@ class _Parser:
         self._alternatives = 0
         self._next()
 
-    def rules(self) -> dict[str, Node]:
-        rules: dict[str, Node] = {}
+    def rules(self) -> Rules:
+        rules: Rules = {}
         while self._kind == "rule":
             name = self._value
             if name in rules:
@@ -105,7 +90,7 @@ class _Parser:
             self._fail(f"no rule is named {ROOT}")
         return rules
 
-    def _options(self) -> Node:
+    def _options(self) -> Expression:
         options = [self._sequence()]
         while (self._kind, self._value) == ("mark", "|"):
             self._alternatives += 1
@@ -114,16 +99,16 @@ class _Parser:
             options.append(self._sequence())
         return options[0] if len(options) == 1 else Alternatives(tuple(options))
 
-    def _sequence(self) -> Node:
-        items: list[Node] = []
+    def _sequence(self) -> Expression:
+        items: list[Expression] = []
         while True:
             match self._kind, self._value:
                 case "text", value:
-                    items.append(Sequence(tuple(Characters(_escaped(each)) for each in self._characters(value))))
+                    items.append(Sequence(tuple(map(Text, self._characters(value)))))
                 case "characters", value:
                     items.append(Characters(self._class(value)))
                 case "mark", ".":
-                    items.append(Characters("(?s:.)"))
+                    items.append(Characters(ANY))
                 case "name", value:
                     items.append(Reference(value))
                 case "mark", "(":
@@ -131,12 +116,12 @@ class _Parser:
                 case ("mark", "*" | "+" | "?") | ("times", _):
                     if not items:
                         self._fail(f"{self._value} repeats nothing")
-                    items.append(Repeated(items.pop(), self._value))
+                    items.append(Repeated(items.pop(), *self._bounds))
                 case _:
                     return items[0] if len(items) == 1 else Sequence(tuple(items))
             self._next()
 
-    def _group(self) -> Node:
+    def _group(self) -> Expression:
         self._depth += 1
         if self._depth > self._limits.depth:
             raise GrammarFailed(f"more than {self._limits.depth} levels of brackets", code="grammar_too_large")
@@ -147,23 +132,20 @@ class _Parser:
         self._depth -= 1
         return options
 
-    def _class(self, written: str) -> str:
+    def _class(self, written: str) -> Ranges:
         negated = written.startswith("^")
         characters = self._characters(written[negated:])
-        parts, at = [], 0
+        pairs, at = [], 0
         while at < len(characters):
-            if characters[at + 1 : at + 2] == ["-"] and at + 2 < len(characters):
-                first, last = characters[at], characters[at + 2]
-                if first > last:
-                    self._fail(f"the range {first}-{last} is empty")
-                parts.append(f"{_escaped(first)}-{_escaped(last)}")
-                at += 3
-            else:
-                parts.append(_escaped(characters[at]))
-                at += 1
-        if not parts:
-            return "(?s:.)" if negated else self._fail("a class without characters")
-        return f"[{'^' if negated else ''}{''.join(parts)}]"
+            ranging = characters[at + 1 : at + 2] == ["-"] and at + 2 < len(characters)
+            first, last = characters[at], characters[at + 2 * ranging]
+            if first > last:
+                self._fail(f"the range {first}-{last} is empty")
+            pairs.append((ord(first), ord(last)))
+            at += 3 if ranging else 1
+        if not pairs and not negated:
+            self._fail("a class without characters")
+        return opposite(ranges_of(pairs)) if negated else ranges_of(pairs)
 
     def _characters(self, written: str) -> list[str]:
         characters = []
@@ -189,65 +171,50 @@ class _Parser:
             if match["space"] is not None:
                 continue
             if match["least"] is not None:
-                self._kind, self._value = "times", self._times(match)
+                self._kind, self._value, self._bounds = "times", match[0], self._times(match)
                 return
             self._kind = match.lastgroup or ""
             self._value = match[self._kind]
+            self._bounds = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(self._value, (1, 1))
             return
         self._start, self._kind, self._value = self._at, "", ""
 
-    def _times(self, match: re.Match[str]) -> str:
+    def _times(self, match: re.Match[str]) -> tuple[int, int | None]:
         least, most = match["least"], match["most"] or ""
         if not match["range"]:
-            return f"{{{least}}}" if least else self._fail("{} repeats nothing")
+            return (int(least), int(least)) if least else self._fail("{} repeats nothing")
         if least and most and int(least) > int(most):
             self._fail(f"{match[0]} is empty")
-        return f"{{{least or 0},{most}}}"
+        return int(least or 0), int(most) if most else None
 
     def _fail(self, reason: str) -> NoReturn:
         line = self._grammar.count("\n", 0, min(self._at, len(self._grammar))) + 1
         raise GrammarFailed(f"line {line}: {reason}", code="invalid_grammar")
 
 
-def _escaped(character: str) -> str:
-    return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}"
-
-
-def _references(node: Node) -> list[str]:
-    found, todo = [], [node]
-    while todo:
-        match todo.pop():
-            case Reference(name):
-                found.append(name)
-            case Sequence(items) | Alternatives(items):
-                todo += items
-            case Repeated(item, _):
-                todo.append(item)
-    return found
-
-
-def _reached(rules: dict[str, Node]) -> dict[str, list[str]]:
-    """Return the rules that the root needs: name -> names of the rules to which the rule refers."""
-    reached: dict[str, list[str]] = {}
+def _reached(rules: Rules) -> Rules:
+    """Return the rules that the root needs."""
+    reached: Rules = {}
     todo = [ROOT]
     while todo:
         if (name := todo.pop()) in reached:
             continue
         if name not in rules:
             raise GrammarFailed(f"no rule is named {shorten(name)}", code="invalid_grammar")
-        reached[name] = _references(rules[name])
-        todo += reached[name]
+        reached[name] = rules[name]
+        todo += references(rules[name])
     return reached
 
 
-def _recursive(rules: dict[str, Node], reached: dict[str, list[str]]) -> bool:
+def recursive(rules: Rules) -> bool:
     """Return whether a rule refers to itself, directly or through others.
 
     Removes rules without references, again and again; rules that remain refer to each other.
     """
-    users: dict[str, list[str]] = {name: [] for name in reached}
+    users: dict[str, list[str]] = {name: [] for name in rules}
     left = {}
-    for name, used in reached.items():
+    for name, expression in rules.items():
+        used = list(references(expression))
         left[name] = len(used)
         for each in used:
             users[each].append(name)
@@ -257,18 +224,4 @@ def _recursive(rules: dict[str, Node], reached: dict[str, list[str]]) -> bool:
             left[user] -= 1
             if not left[user]:
                 leaves.append(user)
-    return len(leaves) < len(reached)
-
-
-def _written(node: Node, names: dict[str, str]) -> str:
-    match node:
-        case Characters(pattern):
-            return f"/{pattern}/"
-        case Reference(name):
-            return names[name]
-        case Sequence(items):
-            return "(" + " ".join(_written(item, names) for item in items) + ")" if items else '""'
-        case Alternatives(options):
-            return "(" + " | ".join(_written(option, names) for option in options) + ")"
-        case Repeated(item, times):
-            return f"({_written(item, names)}){times}"
+    return len(leaves) < len(rules)

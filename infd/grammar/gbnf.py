@@ -41,6 +41,7 @@ def _written(expression: Expression, names: dict[str, str]) -> str:
                 (least, most), f"{{{least},{'' if most is None else most}}}"
             )
             return f"({_written(item, names)}){times}"
+    raise AssertionError(f"{expression} is not written as characters")
 
 
 def _class(ranges: Ranges) -> str:

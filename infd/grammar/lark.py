@@ -1,4 +1,4 @@
-"""Check a client's Lark grammar: its size, the options of its rules, and the JSON schemas in it.
+"""Check a client's Lark grammar: its size, the options of its rules, and the JSON schemas in it; write rules as Lark.
 
 llguidance parses the grammar. A schema in `%json {...}` is rewritten and refused like the schema of a request. Options
 of a rule that make rollback impossible, or admit text that is not UTF-8, are refused by name.
@@ -12,12 +12,29 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from infd.errors import GrammarFailed
 from infd.grammar import bounds
+from infd.grammar.rules import (
+    ANY,
+    ROOT,
+    Alternatives,
+    Characters,
+    Document,
+    Pattern,
+    Reference,
+    Repeated,
+    Sequence,
+    Text,
+    Token,
+    Until,
+    Without,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from infd.grammar.protocol import Limits
+    from infd.grammar.rules import Expression, Rules
 
+_ANYTHING = "/(?s:.)*/"
 # A search cannot be interrupted. Quantifiers are possessive, and what is not closed extends to the end of its line:
 # with a second attempt behind each quote or bracket, n of them would take time n^2.
 _TOKEN = re.compile(
@@ -73,6 +90,63 @@ def without_specials(grammar: str) -> str:
     vocabulary has token 0.
     """
     return _TOKEN.sub(lambda match: "<[0]>" if match.lastgroup == "special" else match[0], grammar)
+
+
+def write(rules: Rules) -> str:
+    """Return rules as a Lark grammar; references to names without a rule are to other grammars.
+
+    llguidance matches terminals, which are rules with names in capitals, greedily and longest first. An Until is a rule
+    whose terminal ends as soon as it can.
+    """
+    lines = []
+    for name, expression in rules.items():
+        left = "start" if name == ROOT else name
+        match expression:
+            case Until(mark):
+                lines.append(f"{left}[lazy]: {_ANYTHING} {string(mark)}")
+            case Without(marks):
+                lines.append(f"{left}: {_ANYTHING} & ~({_ANYTHING} ({' | '.join(map(string, marks))}) {_ANYTHING})")
+            case Pattern(pattern):
+                lines.append(f"{left}: {regex(pattern)}")
+            case Document(schema):
+                lines.append(f"{left}: %json {json.dumps(schema)}")
+            case _:
+                lines.append(f"{left}: {_written(expression, rules)}")
+    return "\n".join(lines)
+
+
+def _written(expression: Expression, rules: Rules) -> str:
+    match expression:
+        case Text(text) if len(text) == 1:
+            return f"/{_character(ord(text))}/"
+        case Text(text):
+            return string(text)
+        case Characters(ranges):
+            if ranges == ANY:
+                return "/(?s:.)/"
+            members = [
+                f"{_character(low)}-{_character(high)}" if low < high else _character(low) for low, high in ranges
+            ]
+            return f"/[{''.join(members)}]/" if members else "/[^\\s\\S]/"
+        case Token(number):
+            return f"<[{number}]>"
+        case Reference(name):
+            return name if name in rules else f"@{name}"
+        case Sequence(()):
+            return '""'
+        case Sequence(items):
+            return "(" + " ".join(_written(item, rules) for item in items) + ")"
+        case Alternatives(options):
+            return "(" + " | ".join(_written(option, rules) for option in options) + ")"
+        case Repeated(item, least, most):
+            times = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
+            return f"({_written(item, rules)}){times or f'{{{least},{most if most is not None else str()}}}'}"
+    raise AssertionError(f"{expression} is no part of a rule")
+
+
+def _character(code: int) -> str:
+    """Return a character within a regular expression of Lark."""
+    return chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\x{{{code:x}}}"
 
 
 def string(text: str) -> str:

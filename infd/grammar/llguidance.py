@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from infd.errors import GrammarFailed
-from infd.grammar import bounds, ebnf, lark, markup, structural, trial
+from infd.grammar import arguments, bounds, ebnf, lark, markup, structural, trial
 from infd.grammar.binding import Handle, Library
 from infd.grammar.schema.rewriting import prepare
 from infd.request import (
@@ -33,12 +32,13 @@ from infd.request import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from infd.grammar.protocol import Limits, Matcher, Vocabulary
-    from infd.request import Plain, ToolSchema
+    from infd.grammar.rules import Rules
+    from infd.request import Plain
 
 # White space between two tokens of a JSON document. An unsure model repeats white space for ever where that is allowed;
 # this pattern allows one space, or one line end and the indentation of the next line.
@@ -76,7 +76,7 @@ class LlguidanceCompiler:
         self.version = self._library.version
         self._ends = frozenset(each for each in vocabulary.end_ids if each < vocabulary.columns)
         tokens = _tokens(vocabulary, self._ends)
-        self._marks: dict[str, int | None] = {}  # keys are marks of tool and thought syntaxes, so few
+        self._marks = markup.Marks(vocabulary)
         self._handle = self._library.vocabulary(tokens, sorted(self._ends))
         self._end_row = _row(np.isin(np.arange(len(tokens)), sorted(self._ends)))
         self._spaced = _row(np.fromiter((token.startswith(b" ") for token in tokens), dtype=bool, count=len(tokens)))
@@ -105,16 +105,16 @@ class LlguidanceCompiler:
         match constraint:
             case AfterThought(thought, answer):
                 written = self._written(answer, limits)
-                return written.behind(markup.after_thought(thought, "after", self._token_of), "after")
+                return written.behind(markup.after_thought(thought, "after", self._marks.token_of), "after")
             case Calls(_, tools, _, _, otherwise):
-                schemas = _arguments(tools, limits)
+                schemas = arguments.prepared(tools, limits, _schema)
                 written, name = _Written([], []), None
                 if otherwise is not None:
                     written, name = self._written(otherwise, limits), "otherwise"
-                expressions = [f"%json {json.dumps(schema)}" for schema in schemas]
                 if trial.needed([{"json_schema": schema} for schema in schemas]):
+                    expressions = [f"%json {json.dumps(schema)}" for schema in schemas]
                     written.given.append({"lark_grammar": "start: " + " | ".join(expressions)})
-                return written.behind(markup.calls(constraint, expressions, name, self._token_of), name)
+                return written.behind(markup.calls(constraint, schemas, name, self._marks.token_of), name)
             case _:
                 grammar = _grammar(constraint, limits)
                 return _Written([grammar], [grammar])
@@ -124,17 +124,11 @@ class LlguidanceCompiler:
         if isinstance(constraint, AfterThought):
             constraint = constraint.answer
         if isinstance(constraint, Calls):
-            for tool, schema in zip(constraint.tools, _arguments(constraint.tools, limits), strict=True):
-                with _named(tool):
+            for tool, schema in zip(
+                constraint.tools, arguments.prepared(constraint.tools, limits, _schema), strict=True
+            ):
+                with arguments.named(tool):
                     self._compile([{"json_schema": schema}])
-
-    def _token_of(self, mark: str) -> int | None:
-        """Return the token that spells a mark; None if no token or several tokens do."""
-        if mark not in self._marks:
-            tokens, spelled = self.vocabulary.tokens, mark.encode()
-            found = [each for each, token in enumerate(tokens) if token == spelled and each not in self._ends]
-            self._marks[mark] = found[0] if len(found) == 1 else None
-        return self._marks[mark]
 
     def _compile(self, grammars: list[dict[str, Any]]) -> tuple[LlguidanceGrammar, NDArray[np.int32]]:
         """Compile a list of llguidance's grammars; return the grammar and the mask of its first token.
@@ -178,10 +172,10 @@ class _Written(Struct):
     grammars: list[dict[str, Any]]
     given: list[dict[str, Any]]
 
-    def behind(self, rules: markup.Rules, name: str | None) -> _Written:
+    def behind(self, rules: Rules, name: str | None) -> _Written:
         """Return grammars that begin with `rules`, which refer to the first grammar of this object as `name`."""
         named = [{"name": name, **self.grammars[0]}, *self.grammars[1:]] if self.grammars else []
-        return _Written([{"lark_grammar": rules.text()}, *named], self.given)
+        return _Written([{"lark_grammar": lark.write(rules)}, *named], self.given)
 
 
 class LlguidanceGrammar:
@@ -341,40 +335,8 @@ def _grammar(constraint: Plain, limits: Limits) -> dict[str, Any]:
         case Ebnf(grammar):
             return {"lark_grammar": ebnf.to_lark(grammar, limits)}
         case StructuralTag(description):
-            written = structural.to_lark(description, limits, lambda schema: _schema(schema, limits))
-            return {"lark_grammar": written}
-
-
-@contextmanager
-def _named(tool: ToolSchema) -> Iterator[None]:
-    """Set `param` of errors to the request field of a tool's schema."""
-    try:
-        yield
-    except GrammarFailed as error:
-        error.param = tool.param
-        raise
-
-
-def _arguments(tools: Sequence[ToolSchema], limits: Limits) -> list[dict[str, Any]]:
-    """Return the schemas of the tools' arguments. Raises GrammarFailed with the `param` of the tool at fault."""
-    bounds.check_text("".join(tool.parameters for tool in tools), limits)
-    parsed: list[Any] = []
-    for tool in tools:
-        with _named(tool):
-            schema = bounds.read_json(tool.parameters, limits)
-            if schema is True:
-                schema = {}
-            types = schema.get("type", "object") if isinstance(schema, dict) else "object"
-            if types != "object" and not (isinstance(types, list) and "object" in types):
-                raise GrammarFailed("the arguments of a tool are an object", code="invalid_grammar")
-            bounds.check_schema(schema, limits)
-            parsed.append({**schema, "type": "object"} if isinstance(schema, dict) else schema)
-    bounds.check_schema(parsed, replace(limits, depth=limits.depth + 1))  # together, because their times add up
-    schemas = []
-    for tool, schema in zip(tools, parsed, strict=True):
-        with _named(tool):
-            schemas.append(_schema(schema, limits))
-    return schemas
+            rules = structural.to_rules(description, limits, lambda schema: _schema(schema, limits))
+            return {"lark_grammar": lark.write(rules)}
 
 
 def _schema(

@@ -1,4 +1,4 @@
-"""Write thoughts and tool calls as Lark: free text up to a mark, and constrained text after the mark.
+"""Write thoughts and tool calls as rules: free text up to a mark, and constrained text after the mark.
 
 If one token of the vocabulary spells a mark, the grammar admits only that token, and no free text before the token
 that contains the mark. So a parser that searches the answer for marks finds them only where the grammar has them.
@@ -10,26 +10,47 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
-from infd.grammar import lark
+from infd.grammar.rules import (
+    ROOT,
+    Alternatives,
+    Document,
+    Pattern,
+    Reference,
+    Repeated,
+    Sequence,
+    Text,
+    Token,
+    Until,
+    Without,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+    from collections.abc import Sequence as Many
+    from typing import Any
 
+    from infd.grammar.protocol import Vocabulary
+    from infd.grammar.rules import Expression, Rules
     from infd.request import Calls, Thought
 
     TokenOf = Callable[[str], int | None]
 
 
-class Rules(Struct):
-    """The rules of a Lark grammar; `start` is the expression of its first rule."""
+class Marks:
+    """Finds the tokens of a vocabulary that spell marks of syntaxes, which are few and never a client's."""
 
-    start: str
-    rules: list[str] = []
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._found: dict[str, int | None] = {}
 
-    def text(self) -> str:
-        return "\n".join([f"start: {self.start}", *self.rules])
+    def token_of(self, mark: str) -> int | None:
+        """Return the only token that spells a mark; None if none or several do."""
+        if mark not in self._found:
+            tokens, spelled = self._vocabulary.tokens, mark.encode()
+            ends = self._vocabulary.end_ids
+            found = [each for each, token in enumerate(tokens) if token == spelled and each not in ends]
+            self._found[mark] = found[0] if len(found) == 1 else None
+        return self._found[mark]
 
 
 def after_thought(thought: Thought, answer: str, token_of: TokenOf) -> Rules:
@@ -40,17 +61,17 @@ def after_thought(thought: Thought, answer: str, token_of: TokenOf) -> Rules:
     """
     inside, rules = _text_to(thought.closing, "thought", token_of)
     if thought.newlines:
-        rules.append(f"NEWLINES: /\\n{{1,{thought.newlines}}}/")
-        inside += " NEWLINES?"
-    if thought.inside:
-        return Rules(f"{inside} @{answer}", rules)
-    return Rules(f"({_mark(thought.opening, token_of)} {inside})? @{answer}", rules)
+        rules["NEWLINES"] = Pattern(rf"\n{{1,{thought.newlines}}}")
+        inside += (Repeated(Reference("NEWLINES"), 0, 1),)
+    if not thought.inside:
+        inside = (Repeated(Sequence((_mark(thought.opening, token_of), *inside)), 0, 1),)
+    return {ROOT: Sequence((*inside, Reference(answer))), **rules}
 
 
-def calls(called: Calls, arguments: Sequence[str], otherwise: str | None, token_of: TokenOf) -> Rules:
+def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: TokenOf) -> Rules:
     """Return the rules of an answer with tool calls.
 
-    arguments  for each tool, the Lark expression of its arguments
+    arguments  for each tool, the prepared schema of its arguments
     otherwise  name of the grammar of an answer without calls; None: any text
     token_of   as in `after_thought`
     """
@@ -58,56 +79,51 @@ def calls(called: Calls, arguments: Sequence[str], otherwise: str | None, token_
     head, _, rest = syntax.call.partition("$name")
     middle, _, tail = rest.partition("$arguments")
 
-    def spelled(text: str) -> str:
+    def spelled(text: str) -> tuple[Expression, ...]:
         return _spelled(text, syntax.marks, token_of)
 
-    named = " | ".join(f"{spelled(tool.name + middle)} arguments_{number}" for number, tool in enumerate(called.tools))
+    named = [
+        Sequence((*spelled(tool.name + middle), Reference(f"arguments_{number}")))
+        for number, tool in enumerate(called.tools)
+    ]
     first = syntax.begin + head
     assert first.startswith(syntax.trigger)
-    rules = [f"arguments_{number}: {expression}" for number, expression in enumerate(arguments)]
-    rules.append(f"called: ({named}) {spelled(tail)}")
-    several = f"called ({spelled(syntax.between + head)} called)*" if called.parallel else "called"
-    rules.append(f"calls: {several} {spelled(syntax.end)}")
+    rules: Rules = {f"arguments_{number}": Document(schema) for number, schema in enumerate(arguments)}
+    rules["called"] = Sequence((Alternatives(tuple(named)), *spelled(tail)))
+    further = Sequence((*spelled(syntax.between + head), Reference("called")))
+    several = (Repeated(further, 0, None),) if called.parallel else ()
+    rules["calls"] = Sequence((Reference("called"), *several, *spelled(syntax.end)))
+    begun = Sequence((*spelled(first), Reference("calls")))
     if called.required:
-        return Rules(f"{spelled(first)} calls", rules)
+        return {ROOT: begun, **rules}
     if otherwise is not None:
-        return Rules(f"{spelled(first)} calls | @{otherwise}", rules)
+        return {ROOT: Alternatives((begun, Reference(otherwise))), **rules}
     to_call, free = _text_to(syntax.trigger, "free", token_of)
-    begun = f"{to_call} {spelled(first.removeprefix(syntax.trigger))} calls"
-    rest = _without(syntax.trigger, "REST")
-    return Rules(f"({begun}){'*' if called.parallel else '?'} REST", [*rules, *free, rest])
+    begun = Sequence((*to_call, *spelled(first.removeprefix(syntax.trigger)), Reference("calls")))
+    rules |= {**free, "REST": Without((syntax.trigger,))}
+    return {ROOT: Sequence((Repeated(begun, 0, None if called.parallel else 1), Reference("REST"))), **rules}
 
 
-def _text_to(mark: str, name: str, token_of: TokenOf) -> tuple[str, list[str]]:
-    """Return an expression of any text that ends with the first `mark`, and the rules that it uses.
+def _text_to(mark: str, name: str, token_of: TokenOf) -> tuple[tuple[Expression, ...], Rules]:
+    """Return the parts of any text that ends with the first `mark`, and the rules that they use.
 
     name  name of the rule, or in capitals of the terminal
     """
     if token_of(mark) is None:
-        return name, [f"{name}[lazy]: /(.|\\n)*{_escaped(mark)}/"]
+        return (Reference(name),), {name: Until(mark, (mark,))}
     terminal = name.upper()
-    return f"{terminal} {_mark(mark, token_of)}", [_without(mark, terminal)]
+    return (Reference(terminal), _mark(mark, token_of)), {terminal: Without((mark,))}
 
 
-def _without(mark: str, terminal: str) -> str:
-    """Return the rule of a terminal that matches any text without `mark`."""
-    return f"{terminal}: /(.|\\n)*/ & ~/(.|\\n)*{_escaped(mark)}(.|\\n)*/"
-
-
-def _spelled(text: str, marks: Sequence[str], token_of: TokenOf) -> str:
-    """Return a text as a Lark expression, in which a mark is a token if a token of the vocabulary spells it."""
+def _spelled(text: str, marks: Many[str], token_of: TokenOf) -> tuple[Expression, ...]:
+    """Return the parts of a text, in which a mark is a token if a token of the vocabulary spells it."""
     known = "|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True) if token_of(mark) is not None)
     if not known:
-        return lark.string(text) if text else ""
+        return (Text(text),) if text else ()
     parts = re.split(f"({known})", text)
-    return " ".join(_mark(part, token_of) if at % 2 else lark.string(part) for at, part in enumerate(parts) if part)
+    return tuple(_mark(part, token_of) if at % 2 else Text(part) for at, part in enumerate(parts) if part)
 
 
-def _mark(mark: str, token_of: TokenOf) -> str:
+def _mark(mark: str, token_of: TokenOf) -> Expression:
     token = token_of(mark)
-    return lark.string(mark) if token is None else f"<[{token}]>"
-
-
-def _escaped(mark: str) -> str:
-    """Return a mark escaped for a regular expression of Lark."""
-    return re.sub(r"[^\w\s]", lambda found: f"\\x{{{ord(found[0]):x}}}", mark).replace("\n", "\\n")
+    return Text(mark) if token is None else Token(token)

@@ -1,11 +1,12 @@
 """The rules of a context-free grammar over characters and tokens, from which each engine writes its own grammar.
 
-Rules are a dict from name to expression, of which ROOT is the first. `trimmed` leaves what derives a text.
+Rules are a dict from name to expression; ROOT is the first. Pattern, Document, Until and Without are whole rules, so
+that an engine with a lexer can make a terminal of each. A reference to a name without a rule is to another grammar.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
@@ -57,7 +58,34 @@ class Repeated(Struct, frozen=True):
     most: int | None
 
 
-Expression = Characters | Text | Token | Reference | Sequence | Alternatives | Repeated
+class Pattern(Struct, frozen=True):
+    """A text that matches a regular expression of Rust's regex crate."""
+
+    pattern: str
+
+
+class Document(Struct, frozen=True):
+    """A JSON document that a schema accepts, which has been prepared for the engine."""
+
+    schema: Any
+
+
+class Until(Struct, frozen=True):
+    """Any text that ends with a mark and contains none of `marks`, of which that is one, before it."""
+
+    mark: str
+    marks: tuple[str, ...]
+
+
+class Without(Struct, frozen=True):
+    """Any text that contains none of the marks."""
+
+    marks: tuple[str, ...]
+
+
+Expression = (
+    Characters | Text | Token | Reference | Sequence | Alternatives | Repeated | Pattern | Document | Until | Without
+)
 Rules = dict[str, Expression]
 EMPTY: Final = Sequence(())
 
@@ -110,6 +138,24 @@ def references(expression: Expression) -> Iterator[str]:
         if isinstance(current, Reference):
             yield current.name
         todo += children(current)
+
+
+def renamed(rules: Rules, names: dict[str, str]) -> Rules:
+    """Return rules under other names; names without another one remain."""
+    return {names.get(name, name): _renamed(expression, names) for name, expression in rules.items()}
+
+
+def _renamed(expression: Expression, names: dict[str, str]) -> Expression:
+    match expression:
+        case Reference(name):
+            return Reference(names.get(name, name))
+        case Sequence(items):
+            return Sequence(tuple(_renamed(item, names) for item in items))
+        case Alternatives(options):
+            return Alternatives(tuple(_renamed(option, names) for option in options))
+        case Repeated(item, least, most):
+            return Repeated(_renamed(item, names), least, most)
+    return expression
 
 
 def trimmed(rules: Rules) -> Rules | None:
@@ -218,4 +264,6 @@ def _empty(expression: Expression, nullable: set[str]) -> bool:
             return all(_empty(item, nullable) for item in items)
         case Alternatives(options):
             return any(_empty(option, nullable) for option in options)
-    return not expression.least or _empty(expression.item, nullable)
+        case Repeated(item, least):
+            return not least or _empty(item, nullable)
+    raise AssertionError(f"{expression} is not written as characters")

@@ -1,4 +1,4 @@
-"""Write a `structural_tag` in llguidance's Lark: free text, in which a trigger opens a constrained block.
+"""Write a `structural_tag` as rules: free text, in which a trigger opens a constrained block.
 
 Two forms are supported: {"structures": [{"begin", "schema", "end"}], "triggers": [...]} and {"format": {...}}, a tree
 of const_string, json_schema, regex, sequence, or, tag and triggered_tags. Other types in the tree are refused by name.
@@ -7,25 +7,36 @@ A trigger opens one of the tags that begin with the trigger; free text contains 
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from infd.errors import GrammarFailed, shorten
-from infd.grammar import bounds, lark
+from infd.grammar import bounds
+from infd.grammar.rules import (
+    EMPTY,
+    ROOT,
+    Alternatives,
+    Document,
+    Pattern,
+    Reference,
+    Repeated,
+    Sequence,
+    Text,
+    Until,
+    Without,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from infd.grammar.protocol import Limits
+    from infd.grammar.rules import Expression, Rules
 
-_ANYTHING = "/(?s:.)*/"
 
-
-def to_lark(description: str, limits: Limits, schema: Callable[[Any], Any]) -> str:
-    """Return the Lark grammar of a structural tag.
+def to_rules(description: str, limits: Limits, schema: Callable[[Any], Any]) -> Rules:
+    """Return the rules of a structural tag.
 
     description  the structural tag as JSON text
-    schema       rewrites a JSON Schema into keywords that llguidance keeps
+    schema       prepares a JSON Schema for the engine
 
     Raises GrammarFailed.
     """
@@ -41,30 +52,31 @@ def to_lark(description: str, limits: Limits, schema: Callable[[Any], Any]) -> s
         start = writer.triggered({"triggers": parsed.get("triggers"), "tags": tags}, "structures")
     else:
         start = writer.format(parsed.get("format"), "format")
-    return "\n".join([f"start: {start}", *writer.lines])
+    writer.rules[ROOT] = start
+    return writer.rules
 
 
 class _Writer:
-    """Writes formats as Lark expressions, and collects in `lines` the rules that these use."""
+    """Writes formats as expressions, and collects in `rules` the rules that these use."""
 
     def __init__(self, limits: Limits, schema: Callable[[Any], Any]) -> None:
-        self.lines: list[str] = []
+        self.rules: Rules = {ROOT: EMPTY}
         self._limits = limits
         self._schema = schema
 
-    def format(self, value: Any, at: str) -> str:
+    def format(self, value: Any, at: str) -> Expression:
         """Return the expression of a format. at: path of the format in the structural tag, for errors."""
         if not isinstance(value, dict):
             _malformed(f"{at} is an object with a type")
         match value.get("type"):
             case "const_string":
-                return lark.string(_text(value, "value", at))
+                return Text(_text(value, "value", at))
             case "json_schema":
-                return self._rule(f"%json {json.dumps(self._schema(value.get('json_schema', True)))}")
+                return self._rule(Document(self._schema(value.get("json_schema", True))))
             case "regex":
                 pattern = _text(value, "pattern", at)
                 bounds.check_nesting(pattern, self._limits)
-                return lark.regex(pattern)
+                return self._rule(Pattern(pattern))
             case "sequence" | "or" as kind:
                 elements = [
                     self.format(each, f"{at}.elements[{index}]")
@@ -72,7 +84,7 @@ class _Writer:
                 ]
                 if not elements:
                     _malformed(f"{at}.elements is empty")
-                return "(" + (" " if kind == "sequence" else " | ").join(elements) + ")"
+                return Sequence(tuple(elements)) if kind == "sequence" else Alternatives(tuple(elements))
             case "tag":
                 return self._tag(value, "", at)
             case "triggered_tags":
@@ -81,7 +93,7 @@ class _Writer:
                 message = f"{at}: the type {shorten(str(kind))} of a structural tag is not supported"
                 raise GrammarFailed(message, code="unsupported_grammar")
 
-    def triggered(self, value: dict[str, Any], at: str) -> str:
+    def triggered(self, value: dict[str, Any], at: str) -> Expression:
         """Return the expression of free text in which each tag follows its trigger."""
         triggers, tags = value.get("triggers"), _objects(value, "tags")
         if (
@@ -96,36 +108,29 @@ class _Writer:
             left = [index for index in left if index not in own]
             if not own:
                 _malformed(f"{at}: no tag begins with the trigger {shorten(trigger)!r}")
-            opened = self._name()
-            self.lines.append(f"{opened}[lazy]: {_ANYTHING} {lark.string(trigger)}")
-            inner = " | ".join(self._tag(tags[index], trigger, f"{at}.tags[{index}]") for index in own)
-            blocks.append(self._rule(f"{opened} ({inner})"))
+            opened = self._rule(Until(trigger, tuple(triggers)))
+            inner = Alternatives(tuple(self._tag(tags[index], trigger, f"{at}.tags[{index}]") for index in own))
+            blocks.append(self._rule(Sequence((opened, inner))))
         if left:
             _malformed(f"{at}.tags[{left[0]}].begin begins with no trigger")
-        rest = self._name().upper()
-        marks = " | ".join(map(lark.string, triggers))
-        self.lines.append(f"{rest}: {_ANYTHING} & ~({_ANYTHING} ({marks}) {_ANYTHING})")
-        block = "(" + " | ".join(blocks) + ")"
+        rest = self._rule(Without(tuple(triggers)))
+        block = Alternatives(tuple(blocks))
+        least = int(bool(value.get("at_least_one")))
         if value.get("stop_after_first"):
-            return f"({block} | {rest})" if not value.get("at_least_one") else block
-        return f"({block}{'+' if value.get('at_least_one') else '*'} {rest})"
+            return block if least else Alternatives((block, rest))
+        return Sequence((Repeated(block, least, None), rest))
 
-    def _tag(self, tag: dict[str, Any], trigger: str, at: str) -> str:
+    def _tag(self, tag: dict[str, Any], trigger: str, at: str) -> Expression:
         begin, end = _text(tag, "begin", at)[len(trigger) :], _text(tag, "end", at)
         content = self.format(tag.get("content"), f"{at}.content")
-        return (
-            "("
-            + " ".join([*([lark.string(begin)] if begin else []), content, *([lark.string(end)] if end else [])])
-            + ")"
-        )
+        return Sequence((*((Text(begin),) if begin else ()), content, *((Text(end),) if end else ())))
 
-    def _rule(self, expression: str) -> str:
-        name = self._name()
-        self.lines.append(f"{name}: {expression}")
-        return name
-
-    def _name(self) -> str:
-        return f"t{len(self.lines)}"
+    def _rule(self, expression: Expression) -> Reference:
+        """Return a reference to a new rule, whose name is in capitals for a terminal."""
+        name = f"t{len(self.rules)}"
+        name = name.upper() if isinstance(expression, Pattern | Without) else name
+        self.rules[name] = expression
+        return Reference(name)
 
 
 def _text(value: dict[str, Any], name: str, at: str) -> str:

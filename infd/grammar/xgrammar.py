@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from infd.errors import GrammarFailed
-from infd.grammar import constraint_rules, gbnf, rules
+from infd.grammar import constraint_rules, gbnf, markup, rules
 from infd.grammar.binding import Unavailable
 from infd.grammar.rules import ROOT, Reference, Repeated, Sequence, Text
 
@@ -95,6 +95,7 @@ class XgrammarCompiler:
         self._library = Library()
         self.version = self._library.version
         self._ends = frozenset(each for each in vocabulary.end_ids if each < vocabulary.columns)
+        self._marks = markup.Marks(vocabulary)
         tokens = _tokens(vocabulary, self._ends)
         # Without an end the library would take tokens named like one.
         self._compiler = self._library.compiler(tokens, sorted(self._ends) or [tokens.index(b"")])
@@ -103,9 +104,7 @@ class XgrammarCompiler:
         self._valid_row = _row(vocabulary, range(vocabulary.columns))
 
     def compile(self, constraint: Constraint, limits: Limits) -> XgrammarGrammar:
-        found = rules.trimmed(constraint_rules.write(constraint, limits))
-        if found is None:
-            raise GrammarFailed("no text satisfies the constraint", code="invalid_grammar")
+        found = constraint_rules.write(constraint, limits, self._marks.token_of)
         if self.vocabulary.drop_space:
             # The decoder drops one space of " x": so " x" spells x, and where the answer itself may begin with a
             # space, only " " before all of it spells it.

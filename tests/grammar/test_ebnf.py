@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import random
 import re
-from functools import cache
+from typing import TYPE_CHECKING
 
 import lark
 import pytest
 
 from infd.errors import GrammarFailed
 from infd.grammar import ebnf
-from infd.grammar.llguidance import LlguidanceCompiler
 from infd.grammar.protocol import Limits
 from infd.request import Ebnf
-from tests.grammar import vocabularies
+from tests.grammar import engines, vocabularies
 
 # GBNF, and the same language for the lark package, whose complete dynamic lexer tries every way to cut the text.
+if TYPE_CHECKING:
+    from infd.grammar.protocol import Compiler
+
+pytestmark = pytest.mark.usefixtures("engine")
 RECURSIVE = {
     "parentheses": ('root ::= "" | "(" root ")" root', 'start: | "(" start ")" start'),
     "a short terminal before a longer one": (
@@ -56,9 +59,9 @@ ws     ::= | " " | "\n" [ \t]{0,20}
 """
 
 
-@cache
-def compiler() -> LlguidanceCompiler:
-    return LlguidanceCompiler(vocabularies.byte_level(7))
+@engines.each
+def compiler() -> Compiler:
+    return engines.compiler(vocabularies.byte_level(7))
 
 
 def answers(grammar: str, number: int, seed: int = 1) -> list[str]:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import random
 import re
-from functools import cache
+from typing import TYPE_CHECKING
 
 import pytest
 
 from infd.errors import GrammarFailed
-from infd.grammar.llguidance import LlguidanceCompiler
 from infd.grammar.protocol import Limits, Vocabulary
 from infd.request import AfterThought, Calls, CallSyntax, Constraint, Regex, Thought, ToolSchema
 from infd.text.markup import Reading
 from infd.text.reasoning.base import BlockParser
 from infd.text.tools.families_json import HERMES
 from infd.text.tools.offered import Offered
+from tests.grammar import engines
 from tests.grammar.vocabularies import allowed, walk
 
+if TYPE_CHECKING:
+    from infd.grammar.protocol import Compiler
+
+pytestmark = pytest.mark.usefixtures("engine")
 LIMITS = Limits()
 GRAMMAR = HERMES.grammar
 assert GRAMMAR is not None
@@ -34,14 +38,14 @@ TOOLS = {"get": json.loads(GET.parameters), "get_all": json.loads(GET_ALL.parame
 KINDS = ["added", "special", "spelled"]
 
 
-@cache
-def compiler(kind: str, *, drop_space: bool = False) -> LlguidanceCompiler:
+@engines.each
+def compiler(kind: str, *, drop_space: bool = False) -> Compiler:
     """Return the compiler of a vocabulary with marks as added tokens, as special tokens, or without tokens of marks."""
     pieces = [b"" if kind == "spelled" and piece in MARKS else piece for piece in PIECES]
     pieces += [b"<end>", b"<other>"]
     end, other = len(pieces) - 2, len(pieces) - 1
     special = {end, other} | ({pieces.index(mark) for mark in MARKS} if kind == "special" else set())
-    return LlguidanceCompiler(
+    return engines.compiler(
         Vocabulary(pieces, frozenset(special), frozenset({end}), len(pieces), lambda text: [], drop_space)
     )
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import random
-from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from infd.errors import GrammarFailed
-from infd.grammar.llguidance import LlguidanceCompiler
 from infd.grammar.protocol import Limits
 from infd.request import StructuralTag
-from tests.grammar import vocabularies
+from tests.grammar import engines, vocabularies
 
+if TYPE_CHECKING:
+    from infd.grammar.protocol import Compiler
+
+pytestmark = pytest.mark.usefixtures("engine")
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 STRUCTURES = {
     "structures": [
@@ -33,9 +35,9 @@ NUMBER = {"type": "regex", "pattern": "[0-9]+"}
 TRIGGERED = {"type": "triggered_tags", "triggers": ["<a", "<b"], "tags": [tag("<a:", NUMBER), tag("<b", NUMBER, "")]}
 
 
-@cache
-def compiler() -> LlguidanceCompiler:
-    return LlguidanceCompiler(vocabularies.byte_level(7))
+@engines.each
+def compiler() -> Compiler:
+    return engines.compiler(vocabularies.byte_level(7))
 
 
 def accepted(description: dict[str, Any], text: str) -> bool:

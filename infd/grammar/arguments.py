@@ -1,0 +1,52 @@
+"""The schemas of tools' arguments: bounded one by one and together, and prepared for the engine."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from infd.errors import GrammarFailed
+from infd.grammar import bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from infd.grammar.protocol import Limits
+    from infd.request import ToolSchema
+
+
+@contextmanager
+def named(tool: ToolSchema) -> Iterator[None]:
+    """Set `param` of errors to the request field of a tool's schema."""
+    try:
+        yield
+    except GrammarFailed as error:
+        error.param = tool.param
+        raise
+
+
+def prepared(tools: Sequence[ToolSchema], limits: Limits, prepare: Callable[[Any, Limits], Any]) -> list[Any]:
+    """Return the schemas of the tools' arguments. Raises GrammarFailed with the `param` of the tool at fault.
+
+    prepare  returns a schema that the engine keeps exactly
+    """
+    bounds.check_text("".join(tool.parameters for tool in tools), limits)
+    parsed: list[Any] = []
+    for tool in tools:
+        with named(tool):
+            schema = bounds.read_json(tool.parameters, limits)
+            if schema is True:
+                schema = {}
+            types = schema.get("type", "object") if isinstance(schema, dict) else "object"
+            if types != "object" and not (isinstance(types, list) and "object" in types):
+                raise GrammarFailed("the arguments of a tool are an object", code="invalid_grammar")
+            bounds.check_schema(schema, limits)
+            parsed.append({**schema, "type": "object"} if isinstance(schema, dict) else schema)
+    bounds.check_schema(parsed, replace(limits, depth=limits.depth + 1))  # together, because their times add up
+    schemas = []
+    for tool, schema in zip(tools, parsed, strict=True):
+        with named(tool):
+            schemas.append(prepare(schema, limits))
+    return schemas
