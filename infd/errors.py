@@ -141,6 +141,10 @@ class GrammarFailed(RequestError):
     code = "grammar_failed"
 
 
+class TooSlow(GrammarFailed):
+    """A constraint was not compiled within its limit of time."""
+
+
 class Unsupported(RequestError):
     """A known field requests a feature that this server or model lacks."""
 

@@ -30,11 +30,11 @@ class _Call:
 
 
 class Offload:
-    """Five thread pools for work that would block the event loop.
+    """Six thread pools for work that would block the event loop.
 
     `__call__`  long tokenizations and files, on `threads` threads
     `short`     tasks of about 50 ms, on one thread, so that ordinary texts never wait behind seconds of work
-    `grammars`  compilation of grammars, on one thread, so that many expensive grammars occupy only one core
+    `grammars`  compilation of grammars, on two threads; those that prove slow, on one more, so that others do not wait
     `masks`     token masks of steps with grammars, on one thread, so that no other work delays a step
     `apart`     calls to the worker process (`apart/`), on one thread, because the worker runs one task at a time; a
                 call whose caller was cancelled is dropped, or interrupted while it runs once another call waits
@@ -44,7 +44,8 @@ class Offload:
         """interrupt: ends the task that the worker runs. Called on the event loop's thread."""
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="infd-offload")
         self._short = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-short")
-        self._grammars = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-grammars")
+        self._grammars = ThreadPoolExecutor(2, thread_name_prefix="infd-offload-grammars")
+        self._slow_grammars = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-slow-grammars")
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-masks")
         self._apart = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-apart")
         self._interrupt = interrupt
@@ -61,8 +62,12 @@ class Offload:
         return await asyncio.get_running_loop().run_in_executor(self._short, partial(work, *args, **kwargs))
 
     def grammars(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
-        """Run `work` on the thread for grammars, after that thread's queued work."""
+        """Run `work` on a thread for grammars, after the work queued earlier."""
         return asyncio.get_running_loop().run_in_executor(self._grammars, partial(work, *args, **kwargs))
+
+    def slow_grammars(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
+        """Run `work` on the thread for slow grammars, after that thread's queued work."""
+        return asyncio.get_running_loop().run_in_executor(self._slow_grammars, partial(work, *args, **kwargs))
 
     def masks(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
         """Run `work` on the thread for masks, after that thread's queued work."""
@@ -86,7 +91,7 @@ class Offload:
 
     def close(self) -> None:
         """Cancel queued work; do not wait for running work."""
-        for pool in (self._pool, self._short, self._grammars, self._masks, self._apart):
+        for pool in (self._pool, self._short, self._grammars, self._slow_grammars, self._masks, self._apart):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, call: _Call) -> Any:

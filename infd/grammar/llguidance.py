@@ -1,7 +1,7 @@
 """Compile with llguidance: derivatives of regular expressions for lexemes, an Earley parser above them.
 
 A schema compiles in about a millisecond, and a mask takes tens of microseconds. llguidance refuses most schemas that
-it cannot keep; `schema.rewriting` rewrites or refuses the others. Every call releases the interpreter's lock.
+it cannot keep; `writing` rewrites or refuses the others. Every call releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -11,25 +11,10 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import replace
 
 from infd.errors import GrammarFailed
-from infd.grammar import arguments, bounds, ebnf, lark, markup, structural, trial
+from infd.grammar import markup, writing
 from infd.grammar.binding import Handle, Library
-from infd.grammar.schema.rewriting import prepare
-from infd.request import (
-    AfterThought,
-    Calls,
-    Choice,
-    Constraint,
-    Ebnf,
-    JsonObject,
-    JsonSchema,
-    Lark,
-    Regex,
-    StructuralTag,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,12 +22,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from infd.grammar.protocol import Limits, Matcher, Vocabulary
-    from infd.grammar.rules import Rules
-    from infd.request import Plain
+    from infd.grammar.writing import Written
+    from infd.request import Constraint
 
-# White space between two tokens of a JSON document. An unsure model repeats white space for ever where that is allowed;
-# this pattern allows one space, or one line end and the indentation of the next line.
-WHITESPACE: Final = r"[ ]|\r?\n[ \t]{0,40}"
+    Write = Callable[[Constraint, Limits, dict[str, int], dict[str, int]], Written]
 
 # With this fuel a compilation takes at most about 20 ms, a mask at most 15 ms and usually 0.02 ms. A matcher creates
 # lexer states as its answer grows: `.*a.{200}` creates 50 for each token; 20,000 states take 10 MiB.
@@ -60,18 +43,22 @@ _UNSUPPORTED: Final = ("nimplemented", "not supported", "nsupported", "Unknown f
 _SPECIAL: Final = b"\xff"  # marks a token that text never matches
 
 
+def _write(constraint: Constraint, limits: Limits, marks: dict[str, int], fuel: dict[str, int]) -> Written:
+    return writing.write(constraint, limits, marks).written()
+
+
 class LlguidanceCompiler:
     """The Compiler of one vocabulary. Building it takes a second for 150,000 tokens, without the interpreter's lock."""
 
-    def __init__(self, vocabulary: Vocabulary, trial: Callable[[bytes, dict[str, int]], None] | None = None) -> None:
+    def __init__(self, vocabulary: Vocabulary, trial: Write | None = None) -> None:
         """Build the compiler.
 
-        trial  compiles grammars that may take too long in another process first, see Trial; None: no protection
+        trial  writes constraints as grammars in another process; None: in this one, without limits of time and memory
 
         Raises Unavailable if the library is missing or has another C interface.
         """
         self.vocabulary = vocabulary
-        self._trial = trial
+        self._write = trial or _write
         self._library = Library()
         self.version = self._library.version
         self._ends = frozenset(each for each in vocabulary.end_ids if each < vocabulary.columns)
@@ -82,61 +69,37 @@ class LlguidanceCompiler:
         self._spaced = _row(np.fromiter((token.startswith(b" ") for token in tokens), dtype=bool, count=len(tokens)))
 
     def compile(self, constraint: Constraint, limits: Limits) -> LlguidanceGrammar:
-        written = self._written(constraint, limits)
-        for grammar in written.given:
-            if self._trial is not None and trial.needed([grammar]):
-                self._trial(_encoded([_without_specials(grammar)]), _FUEL)
+        written = self._write(constraint, limits, self._marks.within(constraint), _FUEL)
         try:
             compiled, first = self._compile(written.grammars)
         except GrammarFailed:
-            self._check_arguments(constraint, limits)
+            self._check_arguments(written)
             raise
         if self.vocabulary.drop_space:
             # The decoder drops the space that begins an answer: the tokens of " x" decode to "x". So an answer that
             # may itself begin with a space needs a space before it, and before any other answer a space is optional.
             space = " " if _any_allowed(first, self._spaced) else " ?"
-            begin = {"lark_grammar": f'start: "{space[0]}"{space[1:]} @answer'}
+            begin = json.dumps({"lark_grammar": f'start: "{space[0]}"{space[1:]} @answer'}).encode()
             answer, *parts = written.grammars
-            compiled, _ = self._compile([begin, {"name": "answer", **answer}, *parts])
+            compiled, _ = self._compile([begin, writing.named("answer", answer), *parts])
         return compiled
 
-    def _written(self, constraint: Constraint, limits: Limits) -> _Written:
-        """Return a constraint as grammars of llguidance."""
-        match constraint:
-            case AfterThought(thought, answer):
-                written = self._written(answer, limits)
-                return written.behind(markup.after_thought(thought, "after", self._marks.token_of), "after")
-            case Calls(_, tools, _, _, otherwise):
-                schemas = arguments.prepared(tools, limits, _schema)
-                written, name = _Written([], []), None
-                if otherwise is not None:
-                    written, name = self._written(otherwise, limits), "otherwise"
-                if trial.needed([{"json_schema": schema} for schema in schemas]):
-                    expressions = [f"%json {json.dumps(schema)}" for schema in schemas]
-                    written.given.append({"lark_grammar": "start: " + " | ".join(expressions)})
-                return written.behind(markup.calls(constraint, schemas, name, self._marks.token_of), name)
-            case _:
-                grammar = _grammar(constraint, limits)
-                return _Written([grammar], [grammar])
-
-    def _check_arguments(self, constraint: Constraint, limits: Limits) -> None:
+    def _check_arguments(self, written: Written) -> None:
         """Raise GrammarFailed with the `param` of the first tool whose arguments llguidance refuses, if any."""
-        if isinstance(constraint, AfterThought):
-            constraint = constraint.answer
-        if isinstance(constraint, Calls):
-            for tool, schema in zip(
-                constraint.tools, arguments.prepared(constraint.tools, limits, _schema), strict=True
-            ):
-                with arguments.named(tool):
-                    self._compile([{"json_schema": schema}])
+        for param, schema in written.arguments:
+            try:
+                self._compile([schema])
+            except GrammarFailed as error:
+                error.param = param
+                raise
 
-    def _compile(self, grammars: list[dict[str, Any]]) -> tuple[LlguidanceGrammar, NDArray[np.int32]]:
+    def _compile(self, grammars: list[bytes]) -> tuple[LlguidanceGrammar, NDArray[np.int32]]:
         """Compile a list of llguidance's grammars; return the grammar and the mask of its first token.
 
         Computing the mask finds a grammar that admits no text, and builds automata, which the matchers of choices
         share as copies.
         """
-        text = _encoded(grammars)
+        text = writing.listed(grammars)
         handle = self._library.matcher(self._handle, text, _FUEL)
         matcher = LlguidanceMatcher(self._library.functions, handle, self._handle, self._ends)
         if (error := matcher.error()) is not None:
@@ -160,22 +123,6 @@ class LlguidanceCompiler:
                 rows[index] = self._end_row
             failures.append(None if matcher.ended else matcher.fill(start + index * stride, stride))
         return failures
-
-
-class _Written(Struct):
-    """A constraint as grammars of llguidance.
-
-    grammars  the first refers to the others by name
-    given     the grammars that a client wrote, each to be tried alone
-    """
-
-    grammars: list[dict[str, Any]]
-    given: list[dict[str, Any]]
-
-    def behind(self, rules: Rules, name: str | None) -> _Written:
-        """Return grammars that begin with `rules`, which refer to the first grammar of this object as `name`."""
-        named = [{"name": name, **self.grammars[0]}, *self.grammars[1:]] if self.grammars else []
-        return _Written([{"lark_grammar": lark.write(rules)}, *named], self.given)
 
 
 class LlguidanceGrammar:
@@ -292,15 +239,6 @@ def _tokens(vocabulary: Vocabulary, ends: frozenset[int]) -> list[bytes]:
     return tokens + [b""] * (vocabulary.columns - len(tokens))
 
 
-def _without_specials(grammar: dict[str, Any]) -> dict[str, Any]:
-    text = grammar.get("lark_grammar")
-    return grammar if text is None else {"lark_grammar": lark.without_specials(text)}
-
-
-def _encoded(grammars: list[dict[str, Any]]) -> bytes:
-    return json.dumps({"grammars": grammars}).encode()
-
-
 def _row(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
     """Return a row of a mask whose bits are `allowed`."""
     padded = np.zeros(-(-allowed.size // 32) * 32, dtype=bool)
@@ -310,52 +248,6 @@ def _row(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
 
 def _any_allowed(row: NDArray[np.int32], of: NDArray[np.int32]) -> bool:
     return bool((row & of).any())
-
-
-def _grammar(constraint: Plain, limits: Limits) -> dict[str, Any]:
-    """Return a constraint as a grammar of llguidance."""
-    match constraint:
-        case JsonSchema(schema, whitespace, lenient, coerce_one_of):
-            parsed = bounds.read_json(schema, limits)
-            return {"json_schema": _schema(parsed, limits, whitespace, lenient=lenient, coerce=coerce_one_of)}
-        case JsonObject(whitespace):
-            return {"json_schema": _schema({"type": "object"}, limits, whitespace)}
-        case Regex(pattern):
-            bounds.check_text(pattern, limits)
-            bounds.check_nesting(pattern, limits)
-            return {"lark_grammar": f"start: {lark.regex(pattern)}"}
-        case Choice(options):
-            if not options:
-                raise GrammarFailed("a choice of no option", code="invalid_grammar")
-            bounds.check_enumerated(len(options), limits)
-            bounds.check_text("".join(options), limits)
-            return {"lark_grammar": "start: OPTION\nOPTION: " + " | ".join(map(lark.string, options))}
-        case Lark(grammar):
-            return {"lark_grammar": lark.checked(grammar, limits, lambda schema: _schema(schema, limits))}
-        case Ebnf(grammar):
-            return {"lark_grammar": ebnf.to_lark(grammar, limits)}
-        case StructuralTag(description):
-            rules = structural.to_rules(description, limits, lambda schema: _schema(schema, limits))
-            return {"lark_grammar": lark.write(rules)}
-
-
-def _schema(
-    schema: Any, limits: Limits, whitespace: bool = True, *, lenient: bool = False, coerce: bool = False
-) -> dict[str, Any]:
-    """Return a schema that llguidance keeps exactly, with infd's `x-guidance` options in place of the client's.
-
-    With `lenient` or `coerce_one_of`, which a client sets, the schema is not rewritten and llguidance relaxes it.
-    """
-    bounds.check_schema(schema, limits)
-    if not (lenient or coerce):
-        schema = prepare(schema)
-        bounds.check_schema(schema, replace(limits, depth=4 * limits.depth))  # rewriting nests, merges and enumerates
-    elif not isinstance(schema, dict):
-        raise GrammarFailed("a schema is an object", code="invalid_grammar")
-    options: dict[str, Any] = {"whitespace_flexible": whitespace, "lenient": lenient, "coerce_one_of": coerce}
-    if whitespace:
-        options["whitespace_pattern"] = WHITESPACE
-    return {**schema, "x-guidance": options}
 
 
 def _refusal(error: str) -> GrammarFailed:

@@ -23,6 +23,7 @@ from infd.grammar.rules import (
     Until,
     Without,
 )
+from infd.request import AfterThought, Calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from infd.grammar.protocol import Vocabulary
     from infd.grammar.rules import Expression, Rules
-    from infd.request import Calls, Thought
+    from infd.request import Constraint, Thought
 
     TokenOf = Callable[[str], int | None]
 
@@ -51,6 +52,11 @@ class Marks:
             found = [each for each, token in enumerate(tokens) if token == spelled and each not in ends]
             self._found[mark] = found[0] if len(found) == 1 else None
         return self._found[mark]
+
+    def within(self, constraint: Constraint) -> dict[str, int]:
+        """Return the tokens that spell marks of a constraint's thought and calls."""
+        found = ((mark, self.token_of(mark)) for mark in _marks_of(constraint))
+        return {mark: token for mark, token in found if token is not None}
 
 
 def after_thought(thought: Thought, answer: str, token_of: TokenOf) -> Rules:
@@ -127,3 +133,12 @@ def _spelled(text: str, marks: Many[str], token_of: TokenOf) -> tuple[Expression
 def _mark(mark: str, token_of: TokenOf) -> Expression:
     token = token_of(mark)
     return Text(mark) if token is None else Token(token)
+
+
+def _marks_of(constraint: Constraint) -> set[str]:
+    match constraint:
+        case AfterThought(thought, answer):
+            return {thought.opening, thought.closing} | _marks_of(answer)
+        case Calls(syntax, _, _, _, otherwise):
+            return {syntax.trigger, *syntax.marks} | (set() if otherwise is None else _marks_of(otherwise))
+    return set()

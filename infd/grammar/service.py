@@ -1,8 +1,12 @@
 """Compile each constraint once for the loaded model, and cache the grammars within a bound in bytes.
 
-Building the compiler of the model's vocabulary takes a second. The thread that compiles grammars builds the compiler
+Building the compiler of the model's vocabulary takes a second. A thread that compiles grammars builds the compiler
 once the model is served; constraints that arrive earlier wait for it. Concurrent requests with equal constraints
 share one compilation. Refusals are cached like grammars, so that a costly refusal is not computed again.
+
+Two threads compile at a time. A constraint that takes more than QUICK_S of processor time makes way for the others: a
+third thread compiles it again, within the whole limit of time. So n costly constraints delay another one by about n
+times QUICK_S / 2. Each of the three threads uses one worker process, see `trial`, whose memory is limited.
 """
 
 from __future__ import annotations
@@ -11,11 +15,12 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import msgspec
 
-from infd.errors import ConfigError, GrammarFailed, InfdError, Unsupported
+from infd.errors import ConfigError, GrammarFailed, InfdError, TextFailed, TooSlow, Unsupported
 from infd.grammar.protocol import Limits
 
 if TYPE_CHECKING:
@@ -37,6 +42,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _LOG = logging.getLogger("infd.grammar")
 _REFUSAL_BYTES = 2000
+QUICK_S = 0.1  # of processor time; ordinary schemas take milliseconds
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -53,6 +59,19 @@ class Refusal(msgspec.Struct, frozen=True):
         return GrammarFailed(self.message, code=self.code, param=self.param)
 
 
+class Result(msgspec.Struct, frozen=True):
+    """A compilation.
+
+    size  of the cache's entry in bytes
+    late  whether it ended at the limit of time
+    """
+
+    grammar: Grammar | Refusal
+    size: int
+    seconds: float
+    late: bool
+
+
 class GrammarService:
     """The grammars of the loaded model; Grammars documents the methods."""
 
@@ -62,6 +81,7 @@ class GrammarService:
         self._config = config
         self._offload = offload
         self._limits = Limits()
+        self._quick_limits = Limits(seconds=QUICK_S)
         self._selecting: Future[Selection] | None = None
         self._waiting: dict[Constraint, Future[Grammar | Refusal]] = {}
         self._cache: OrderedDict[Constraint, tuple[Grammar | Refusal, int]] = OrderedDict()
@@ -94,9 +114,7 @@ class GrammarService:
         if (waiting := self._waiting.get(constraint)) is None:
             selection = await asyncio.shield(self._selecting)
             if (waiting := self._waiting.get(constraint)) is None:
-                waiting = self._offload.grammars(self._compile, selection, constraint)
-                self._waiting[constraint] = waiting
-                waiting.add_done_callback(lambda done: self._keep(constraint, done))
+                waiting = self._start(selection, constraint)
         return _unless_refused(await asyncio.shield(waiting))
 
     def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -113,33 +131,67 @@ class GrammarService:
         from infd.grammar.select import select
 
         try:
-            return select(self._config.engine, vocabulary, self._trial)
+            selection = select(self._config.engine, vocabulary, self._trial)
         except ConfigError as error:  # a client gets a 400, as for any feature that this daemon lacks
             raise Unsupported(f"structured output ({error})") from error
+        with suppress(TextFailed):  # the first constraint tries again, and reports the error
+            self._trial.start()
+        return selection
 
-    def _compile(self, selection: Selection, constraint: Constraint) -> Grammar | Refusal:
-        began = time.monotonic()
-        try:
-            return selection.compiler.compile(constraint, self._limits)
-        except GrammarFailed as error:
-            return Refusal(str(error), error.code, error.param)
-        finally:
-            self._metrics.grammar_compile_s += time.monotonic() - began  # no other thread writes this counter
+    def _start(self, selection: Selection, constraint: Constraint) -> Future[Grammar | Refusal]:
+        """Start to compile a constraint; return the future of its result."""
+        waiting: Future[Grammar | Refusal] = asyncio.get_running_loop().create_future()
+        self._waiting[constraint] = waiting
 
-    def _keep(self, constraint: Constraint, done: Future[Grammar | Refusal]) -> None:
+        def quick_done(done: Future[Result]) -> None:
+            if not done.cancelled() and done.exception() is None and done.result().late:
+                self._metrics.grammar_compile_s += done.result().seconds
+                slow = self._offload.slow_grammars(_compile, selection, constraint, self._limits)
+                slow.add_done_callback(slow_done)
+            else:
+                slow_done(done)
+
+        def slow_done(done: Future[Result]) -> None:
+            del self._waiting[constraint]
+            if waiting.cancelled():
+                return
+            if done.cancelled():
+                waiting.cancel()
+            elif (error := done.exception()) is not None:
+                waiting.set_exception(error)
+                waiting.exception()  # all who waited may have left
+            else:
+                waiting.set_result(self._keep(constraint, done.result()))
+
+        quick = self._offload.grammars(_compile, selection, constraint, self._quick_limits)
+        quick.add_done_callback(quick_done)
+        return waiting
+
+    def _keep(self, constraint: Constraint, result: Result) -> Grammar | Refusal:
         """Put a result into the cache. Called on the event loop."""
-        del self._waiting[constraint]
-        if done.cancelled() or done.exception() is not None:
-            return
-        result = done.result()
         self._metrics.grammar_compiles += 1
-        size = len(msgspec.json.encode(constraint)) + (_REFUSAL_BYTES if isinstance(result, Refusal) else result.size)
-        self._cache[constraint] = result, size
-        self._cached_bytes += size
+        self._metrics.grammar_compile_s += result.seconds
+        self._cache[constraint] = result.grammar, result.size
+        self._cached_bytes += result.size
         while self._cached_bytes > self._config.cache_bytes:
             _, (_, evicted) = self._cache.popitem(last=False)
             self._cached_bytes -= evicted
         self._metrics.grammar_cache_bytes = self._cached_bytes
+        return result.grammar
+
+
+def _compile(selection: Selection, constraint: Constraint, limits: Limits) -> Result:
+    """Compile a constraint. Called on a thread."""
+    began, late = time.monotonic(), False
+    size = len(msgspec.json.encode(constraint))
+    found: Grammar | Refusal
+    try:
+        found = selection.compiler.compile(constraint, limits)
+        size += found.size
+    except GrammarFailed as error:
+        found, late = Refusal(str(error), error.code, error.param), isinstance(error, TooSlow)
+        size += _REFUSAL_BYTES
+    return Result(found, size, time.monotonic() - began, late)
 
 
 def _unless_refused(result: Grammar | Refusal) -> Grammar:

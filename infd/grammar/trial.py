@@ -1,82 +1,193 @@
-"""Compile a grammar in a process that can be killed, before it is compiled in this one.
+"""Write constraints as grammars, and compile the costly ones for a trial, in processes that can be killed.
 
-Compilation cannot be interrupted, and fuel does not bound all of its time: llguidance takes time exponential in n to
-write the message that refuses `allOf` of n patterns. So a worker first compiles each grammar that may be costly, for a
-vocabulary of single bytes. The kernel ends the worker at the time limit, or when memory or stack runs out.
+Rewriting a schema takes up to a second of the interpreter, in which the event loop's thread would wait for the
+interpreter's lock; on a busy machine it waits many times longer, until the thread that holds the lock is scheduled.
+Compilation by llguidance cannot be interrupted, and fuel does not bound all of its time: it takes time exponential in n
+to write the message that refuses `allOf` of n patterns.
+
+A worker consists of two processes: one loads the library and forks the other, which writes constraints one after
+another. The kernel ends the fork at the limit of time, or where memory or stack runs out; then the first process
+replies in its place and forks again, within milliseconds. Another worker is started once all others are busy.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import ctypes
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from contextlib import contextmanager
+from mmap import mmap
+from typing import TYPE_CHECKING, Final
 
+import msgspec
 from msgspec import Struct
 
+from infd.apart import wire
 from infd.apart.child import serve
 from infd.apart.client import Worker
-from infd.errors import GrammarFailed, TextFailed, TooCostly
+from infd.errors import Fault, GrammarFailed, TextFailed, TooSlow
+from infd.grammar.protocol import Limits
+from infd.grammar.writing import Written, encoded, listed, write
+from infd.request import Constraint, JsonObject
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from infd.grammar.binding import Handle, Library
 
 MODULE: Final = "infd.grammar.trial"
-SECONDS: Final = 2.0
-# Keywords that may take more than linear time. A schema without them compiles in linear time.
-_COSTLY: Final = ("allOf", "pattern", "patternProperties", "multipleOf")
+MEMORY: Final = 2**30  # bytes of private writable memory of a fork (RLIMIT_DATA)
+START_S: Final = 60.0
+_PR_SET_PDEATHSIG: Final = 1
+PATIENCE: Final = 5  # seconds on the clock for each second of processor time
 
 
-class Compile(Struct, frozen=True, tag="compile"):
-    """Compile llguidance's JSON text `grammar` within `fuel`, and drop the result."""
+class Write(Struct, frozen=True, tag="write"):
+    """Write a constraint; compile its costly parts within `fuel` and drop the result.
 
-    grammar: bytes
+    marks  ids of the tokens that are marks of the constraint
+    """
+
+    constraint: Constraint
+    limits: Limits
+    marks: dict[str, int]
     fuel: dict[str, int]
 
 
+class Outcome(Struct, frozen=True):
+    """The end of a task: `written`, or an error, or neither if memory or stack ran out.
+
+    late  whether the task took longer than its limit
+    """
+
+    written: Written | None = None
+    fault: Fault | None = None
+    late: bool = False
+
+
 class Trial:
-    """The daemon's end of the worker. Calls block, so the event loop's thread must not make them."""
+    """The daemon's end of the workers. Calls block, so the event loop's thread must not make them."""
 
-    def __init__(self, seconds: float = SECONDS) -> None:
-        self._worker = Worker(MODULE)
-        self._seconds = seconds
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[Worker] = []
+        self._workers: list[Worker] = []
 
-    def __call__(self, grammar: bytes, fuel: dict[str, int]) -> None:
-        """Raise GrammarFailed for a grammar whose compilation takes too long or ends the process."""
+    def __call__(self, constraint: Constraint, limits: Limits, marks: dict[str, int], fuel: dict[str, int]) -> Written:
+        """Write a constraint.
+
+        Raises GrammarFailed, and TooSlow for a constraint that takes more than `limits.seconds`.
+        """
+        task = Write(constraint, limits, marks, fuel)
         try:
-            self._worker.ask(Compile(grammar, fuel), type(None), seconds=self._seconds)
-        except TooCostly as error:
-            message = f"compiling the constraint took more than {self._seconds:g} s"
-            raise GrammarFailed(message, code="grammar_too_large") from error
-        except TextFailed as error:
-            raise GrammarFailed("compiling the constraint takes too much memory", code="grammar_too_large") from error
+            with self._worker() as worker:
+                outcome = worker.ask(task, Outcome, seconds=PATIENCE * limits.seconds)
+        except UnicodeEncodeError as error:
+            raise GrammarFailed("the constraint is not valid Unicode", code="invalid_grammar") from error
+        if outcome.written is not None:
+            return outcome.written
+        if outcome.late:
+            message = f"compiling the constraint took more than {limits.seconds:g} s"
+            raise TooSlow(message, code="grammar_too_large")
+        if outcome.fault is None:
+            raise GrammarFailed("compiling the constraint takes too much memory", code="grammar_too_large")
+        failure = outcome.fault.error()
+        if isinstance(failure, GrammarFailed):
+            raise failure
+        raise TextFailed(f"a constraint failed in its worker: {outcome.fault.message}")
+
+    def start(self) -> None:
+        """Start a worker, which the first constraint would wait for. Raises TextFailed."""
+        with self._worker() as worker:
+            worker.ask(Write(JsonObject(), Limits(), {}, {}), Outcome, seconds=START_S)
 
     def close(self) -> None:
-        """Stop the process and its task."""
-        self._worker.close()
+        """Stop the processes and their tasks."""
+        with self._lock:
+            workers = list(self._workers)
+        for worker in workers:
+            worker.close()
 
-
-def needed(grammars: list[dict[str, Any]]) -> bool:
-    """Return whether compiling these llguidance grammars may take time that neither fuel nor `Limits` bounds."""
-    todo: list[Any] = [each.get("json_schema") or each["lark_grammar"] for each in grammars]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, dict):
-            if any(name in value for name in _COSTLY):
-                return True
-            todo += value.values()
-        elif isinstance(value, list):
-            todo += value
-    return not all("json_schema" in each for each in grammars)
+    @contextmanager
+    def _worker(self) -> Iterator[Worker]:
+        """Take the worker that was idle last, another one if there is none."""
+        with self._lock:
+            if self._idle:
+                worker = self._idle.pop()
+            else:
+                worker = Worker(MODULE)
+                self._workers.append(worker)
+        try:
+            yield worker
+        finally:
+            with self._lock:
+                self._idle.append(worker)
 
 
 class _Tasks:
+    """Runs tasks in the fork.
+
+    busy  one byte, shared with the process that forks: whether a task has begun and not ended
+    """
+
     def __init__(self) -> None:
         from infd.grammar.binding import Library
 
+        self.busy = mmap(-1, 1)
         self._library: Library = Library()
         self._vocabulary: Handle = self._library.vocabulary([bytes([byte]) for byte in range(255)], [])
+        gc.freeze()  # a collection in the fork would copy the pages of these objects
 
-    def do(self, task: Compile) -> None:
-        self._library.matcher(self._vocabulary, task.grammar, task.fuel)
+    def do(self, task: Write) -> Outcome:
+        self.busy[0] = True
+        signal.setitimer(signal.ITIMER_PROF, task.limits.seconds)
+        try:
+            draft = write(task.constraint, task.limits, task.marks)
+            for grammar in draft.costly:
+                self._library.matcher(self._vocabulary, listed([encoded(grammar)]), task.fuel)
+            return Outcome(draft.written())
+        except MemoryError:
+            return Outcome()
+        except Exception as error:
+            return Outcome(fault=Fault.of(error))
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            self.busy[0] = False
+
+
+def _work() -> None:
+    """Fork until the daemon closes the connection."""
+    tasks = _Tasks()
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        parent = os.getpid()
+        tasks.busy[0] = False
+        if not (fork := os.fork()):
+            _end_with(parent)
+            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+            serve(Write, tasks.do)
+            os._exit(0)
+        _, status = os.waitpid(fork, 0)
+        if not os.WIFSIGNALED(status) or not tasks.busy[0]:  # no reply is owed
+            return
+        outcome = Outcome(late=os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGPROF))
+        try:
+            wire.send(connection, wire.Reply(msgspec.Raw(msgspec.msgpack.encode(outcome))))
+        except wire.Closed:
+            return
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel end this process with its parent."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
 
 
 if __name__ == "__main__":
-    serve(Compile, _Tasks().do)
+    _work()

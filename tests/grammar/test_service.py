@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -14,21 +15,26 @@ from infd.config import GrammarConfig
 from infd.errors import GrammarFailed, Unsupported
 from infd.grammar.service import GrammarService
 from infd.grammar.trial import Trial
+from infd.grammar.writing import Written, write
 from infd.offload import Offload
-from infd.request import Choice, JsonObject, Regex
+from infd.request import Choice, JsonObject, JsonSchema, Regex
 from infd.telemetry.metrics import Metrics
 from tests.grammar import vocabularies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from infd.grammar.protocol import Vocabulary
+    from infd.grammar.protocol import Limits, Vocabulary
+    from infd.request import Constraint
 
 
 class Untried(Trial):
-    """Needs no process."""
+    """Writes in this process."""
 
-    def __call__(self, grammar: bytes, fuel: dict[str, int]) -> None:
+    def __call__(self, constraint: Constraint, limits: Limits, marks: dict[str, int], fuel: dict[str, int]) -> Written:
+        return write(constraint, limits, marks).written()
+
+    def start(self) -> None:
         pass
 
 
@@ -99,6 +105,29 @@ async def test_a_request_that_gives_up_does_not_end_the_compilation_for_others(o
 
     assert (await second).matcher()
     assert metrics.grammar_compiles == 1
+
+
+async def test_a_costly_constraint_delays_no_other(offload: Offload):
+    trial, ended = Trial(), []
+    grammars = GrammarService(GrammarConfig(), offload, trial, Metrics())
+    grammars.serve(lambda: vocabularies.byte_level(0))
+
+    async def compile_and_note(name: str, constraint: Constraint) -> None:
+        with suppress(GrammarFailed):
+            await grammars.compile(constraint)
+        ended.append(name)
+
+    # Each takes the whole limit of time: llguidance's message of refusal takes time exponential in the patterns.
+    patterns = [{"pattern": f".*{a}.*{b}"} for a in "abcdef" for b in "uvwxyz"]
+    costly = [JsonSchema(json.dumps({"$comment": str(number), "allOf": patterns})) for number in range(2)]
+    await grammars.compile(JsonObject())
+    async with asyncio.TaskGroup() as group:
+        for constraint in costly:
+            group.create_task(compile_and_note("costly", constraint))
+        group.create_task(compile_and_note("small", Regex("a+")))
+    trial.close()
+
+    assert ended == ["small", "costly", "costly"]
 
 
 async def test_the_cache_keeps_to_its_bytes_and_drops_the_least_used(offload: Offload):

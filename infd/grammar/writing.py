@@ -1,0 +1,182 @@
+"""Write a constraint as grammars of llguidance: JSON schemas and Lark.
+
+All texts of clients are read here: their JSON is parsed, their schemas are rewritten, their grammars are searched. That
+is work for the interpreter, so the daemon leaves it to another process, see `trial`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from infd.errors import GrammarFailed
+from infd.grammar import arguments, bounds, ebnf, lark, markup, structural
+from infd.grammar.schema.rewriting import prepare
+from infd.request import (
+    AfterThought,
+    Calls,
+    Choice,
+    Constraint,
+    Ebnf,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    Regex,
+    StructuralTag,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from infd.grammar.protocol import Limits
+    from infd.grammar.rules import Rules
+    from infd.request import Plain
+
+# White space between two tokens of a JSON document. An unsure model repeats white space for ever where that is allowed;
+# this pattern allows one space, or one line end and the indentation of the next line.
+WHITESPACE: Final = r"[ ]|\r?\n[ \t]{0,40}"
+
+# Keywords that may take more than linear time. A schema without them compiles in linear time.
+_COSTLY: Final = ("allOf", "pattern", "patternProperties", "multipleOf")
+
+
+class Written(Struct, frozen=True):
+    """A constraint as grammars of llguidance, each JSON text of an object.
+
+    grammars   the first refers to the others by name
+    arguments  schemas of tools' arguments, each with its request field: to find the one that llguidance refuses
+    """
+
+    grammars: list[bytes]
+    arguments: list[tuple[str, bytes]] = []
+
+
+class Draft(Struct):
+    """A constraint as grammars of llguidance before they are text.
+
+    grammars   the first refers to the others by name
+    costly     parts that clients wrote whose compilation may take long, as grammars of their own
+    arguments  schemas of tools' arguments, each with its request field
+    """
+
+    grammars: list[dict[str, Any]]
+    costly: list[dict[str, Any]]
+    arguments: list[tuple[str, dict[str, Any]]] = []
+
+    def written(self) -> Written:
+        arguments = [(param, encoded(grammar)) for param, grammar in self.arguments]
+        return Written([encoded(grammar) for grammar in self.grammars], arguments)
+
+    def behind(self, rules: Rules, name: str | None) -> Draft:
+        """Return these grammars behind rules that refer to the first as `name`."""
+        named = [{"name": name, **self.grammars[0]}, *self.grammars[1:]] if self.grammars else []
+        return Draft([{"lark_grammar": lark.write(rules)}, *named], self.costly, self.arguments)
+
+
+def write(constraint: Constraint, limits: Limits, marks: Mapping[str, int]) -> Draft:
+    """Return a constraint as grammars. Raises GrammarFailed.
+
+    marks  those of `marks_of` that are single tokens, with the token's id
+    """
+    match constraint:
+        case AfterThought(thought, answer):
+            draft = write(answer, limits, marks)
+            return draft.behind(markup.after_thought(thought, "after", marks.get), "after")
+        case Calls(_, tools, _, _, otherwise):
+            schemas = arguments.prepared(tools, limits, _schema)
+            draft, name = Draft([], []), None
+            if otherwise is not None:
+                draft, name = write(otherwise, limits, marks), "otherwise"
+            if _is_costly([{"json_schema": schema} for schema in schemas]):
+                expressions = [f"%json {json.dumps(schema)}" for schema in schemas]
+                draft.costly.append({"lark_grammar": "start: " + " | ".join(expressions)})
+            draft.arguments = [
+                (tool.param, {"json_schema": schema}) for tool, schema in zip(tools, schemas, strict=True)
+            ]
+            return draft.behind(markup.calls(constraint, schemas, name, marks.get), name)
+        case _:
+            grammar = _grammar(constraint, limits)
+            return Draft([grammar], [_without_specials(grammar)] if _is_costly([grammar]) else [])
+
+
+def listed(grammars: Sequence[bytes]) -> bytes:
+    """Return JSON texts of grammars as one text that llguidance reads."""
+    return b'{"grammars": [' + b", ".join(grammars) + b"]}"
+
+
+def named(name: str, grammar: bytes) -> bytes:
+    """Return the JSON text of a grammar with a name, by which others refer to it."""
+    return b'{"name": "%s", %s' % (name.encode(), grammar[1:])
+
+
+def _grammar(constraint: Plain, limits: Limits) -> dict[str, Any]:
+    """Return a constraint as a grammar of llguidance."""
+    match constraint:
+        case JsonSchema(schema, whitespace, lenient, coerce_one_of):
+            parsed = bounds.read_json(schema, limits)
+            return {"json_schema": _schema(parsed, limits, whitespace, lenient=lenient, coerce=coerce_one_of)}
+        case JsonObject(whitespace):
+            return {"json_schema": _schema({"type": "object"}, limits, whitespace)}
+        case Regex(pattern):
+            bounds.check_text(pattern, limits)
+            bounds.check_nesting(pattern, limits)
+            return {"lark_grammar": f"start: {lark.regex(pattern)}"}
+        case Choice(options):
+            if not options:
+                raise GrammarFailed("a choice of no option", code="invalid_grammar")
+            bounds.check_enumerated(len(options), limits)
+            bounds.check_text("".join(options), limits)
+            return {"lark_grammar": "start: OPTION\nOPTION: " + " | ".join(map(lark.string, options))}
+        case Lark(grammar):
+            return {"lark_grammar": lark.checked(grammar, limits, lambda schema: _schema(schema, limits))}
+        case Ebnf(grammar):
+            return {"lark_grammar": ebnf.to_lark(grammar, limits)}
+        case StructuralTag(description):
+            rules = structural.to_rules(description, limits, lambda schema: _schema(schema, limits))
+            return {"lark_grammar": lark.write(rules)}
+
+
+def _schema(
+    schema: Any, limits: Limits, whitespace: bool = True, *, lenient: bool = False, coerce: bool = False
+) -> dict[str, Any]:
+    """Return a schema that llguidance keeps exactly, with infd's `x-guidance` options in place of the client's.
+
+    With `lenient` or `coerce_one_of`, which a client sets, the schema is not rewritten and llguidance relaxes it.
+    """
+    bounds.check_schema(schema, limits)
+    if not (lenient or coerce):
+        schema = prepare(schema)
+        bounds.check_schema(schema, replace(limits, depth=4 * limits.depth))  # rewriting nests, merges and enumerates
+    elif not isinstance(schema, dict):
+        raise GrammarFailed("a schema is an object", code="invalid_grammar")
+    options: dict[str, Any] = {"whitespace_flexible": whitespace, "lenient": lenient, "coerce_one_of": coerce}
+    if whitespace:
+        options["whitespace_pattern"] = WHITESPACE
+    return {**schema, "x-guidance": options}
+
+
+def _is_costly(grammars: list[dict[str, Any]]) -> bool:
+    """Return whether compiling these llguidance grammars may take time that neither fuel nor `Limits` bounds."""
+    todo: list[Any] = [each.get("json_schema") or each["lark_grammar"] for each in grammars]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            if any(name in value for name in _COSTLY):
+                return True
+            todo += value.values()
+        elif isinstance(value, list):
+            todo += value
+    return not all("json_schema" in each for each in grammars)
+
+
+def _without_specials(grammar: dict[str, Any]) -> dict[str, Any]:
+    text = grammar.get("lark_grammar")
+    return grammar if text is None else {"lark_grammar": lark.without_specials(text)}
+
+
+def encoded(grammar: dict[str, Any]) -> bytes:
+    """Return a grammar's JSON text."""
+    return json.dumps(grammar).encode()
