@@ -30,7 +30,7 @@ def references(dtype):
 
 def native(**replaced):
     ops = select(CPU, torch.bfloat16)
-    ops.ask("linear")
+    ops.request("linear")
     assert {row.family: row.chosen for row in ops.selection}["linear"] == "native"
     return ops.replace(**replaced)
 
@@ -82,7 +82,7 @@ def test_a_model_is_as_near_to_float32_as_bfloat16_can_be(built, tiny, variant):
 
 def native_quantized(how, vocabulary="auto"):
     ops = select(CPU, torch.bfloat16, quantized(how, vocabulary))
-    ops.ask("linear")
+    ops.request("linear")
     assert {row.family: row.chosen for row in ops.selection}["linear"] == f"native {how}".removesuffix(" none")
     return ops
 

@@ -35,7 +35,7 @@ def test_steps_by_tritons_kernels_are_issued_without_waiting(tiny, apart):
     from infd.kernels.triton.attention import PagedAttention
 
     ops = select(APART, torch.float32, insisting("triton", CANDIDATES))
-    ops.ask(*CANDIDATES)
+    ops.request(*CANDIDATES)
     assert {row.family for row in ops.selection if row.chosen == "triton"} >= TRITON
     ops = ops.replace(attention=PagedAttention(programs=4), lora=Lora())  # Triton's LoRA needs addresses
     runner = assembled(tiny("llama"), APART, Pinned(APART, apart.pin, apart.event), None, ops)

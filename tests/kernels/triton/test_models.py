@@ -15,7 +15,7 @@ TRITON = ("attention", "norm", "rope", "activation")
 def ops(device):
     """Ops with Triton's kernels, on a CPU too."""
     ops = select(device, torch.float32, insisting("triton", CANDIDATES))
-    ops.ask(*TRITON)
+    ops.request(*TRITON)
     assert {each.family for each in ops.selection if each.chosen == "triton"} >= set(TRITON)
     from infd.kernels.triton.attention import PagedAttention
 
