@@ -114,7 +114,8 @@ class AfterThought(Struct, frozen=True, tag="after_thought"):
 class CallSyntax(Struct, frozen=True):
     """The syntax of a model family's tool calls: begin call (between call)* end.
 
-    call     the syntax of a call: contains $name once, then $arguments, a JSON object, once
+    call     the syntax of a call: contains $name once, then $arguments, a JSON object, once; the model chooses a
+             number for $number and nine letters or digits for $id
     trigger  beginning of the first call, which no other text contains
     marks    parts of these texts that may be single tokens of the vocabulary; then no other tokens spell the part
     """

@@ -8,11 +8,12 @@ Other marks are matched by their bytes, across the boundaries of tokens.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from infd.grammar.rules import (
     ROOT,
     Alternatives,
+    Characters,
     Document,
     Pattern,
     Reference,
@@ -22,6 +23,7 @@ from infd.grammar.rules import (
     Token,
     Until,
     Without,
+    ranges_of,
 )
 from infd.request import AfterThought, Calls
 
@@ -35,6 +37,21 @@ if TYPE_CHECKING:
     from infd.request import Constraint, Thought
 
     TokenOf = Callable[[str], int | None]
+
+
+NUMBER: Final = "$number"
+SHORT_ID: Final = "$id"
+
+
+def _characters(*pairs: tuple[str, str]) -> Characters:
+    return Characters(ranges_of([(ord(low), ord(high)) for low, high in pairs]))
+
+
+# What the model chooses within a call's syntax, by its name in CallSyntax.
+_GENERATED: Final[dict[str, Expression]] = {
+    NUMBER: Repeated(_characters(("0", "9")), 1, 3),
+    SHORT_ID: Repeated(_characters(("0", "9"), ("A", "Z"), ("a", "z")), 9, 9),
+}
 
 
 class Marks:
@@ -123,11 +140,15 @@ def _text_to(mark: str, name: str, token_of: TokenOf) -> tuple[tuple[Expression,
 
 def _spelled(text: str, marks: Many[str], token_of: TokenOf) -> tuple[Expression, ...]:
     """Return the parts of a text, in which a mark is a token if a token of the vocabulary spells it."""
-    known = "|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True) if token_of(mark) is not None)
-    if not known:
-        return (Text(text),) if text else ()
-    parts = re.split(f"({known})", text)
-    return tuple(_mark(part, token_of) if at % 2 else Text(part) for at, part in enumerate(parts) if part)
+    known = [re.escape(mark) for mark in sorted(marks, key=len, reverse=True) if token_of(mark) is not None]
+    parts = re.split(f"({'|'.join([*known, re.escape(NUMBER), re.escape(SHORT_ID)])})", text)
+    spelled: list[Expression] = []
+    for at, part in enumerate(parts):
+        if part in _GENERATED:
+            spelled.append(_GENERATED[part])
+        elif part:
+            spelled.append(_mark(part, token_of) if at % 2 else Text(part))
+    return tuple(spelled)
 
 
 def _mark(mark: str, token_of: TokenOf) -> Expression:

@@ -92,12 +92,14 @@ class Loaded(Struct, frozen=True):
 class TemplateProperties(Struct, frozen=True):
     """The properties of a compiled template.
 
-    reads        names of the variables that the template reads
-    reads_parts  whether the template accepts content that is a list of parts
+    reads           names of the variables that the template reads
+    reads_parts     whether the template accepts content that is a list of parts
+    text_arguments  whether the template needs arguments of calls as JSON text
     """
 
     reads: frozenset[str]
     reads_parts: bool
+    text_arguments: bool
 
 
 class ApartTokenizer:
@@ -152,6 +154,7 @@ class ApartTemplate:
             raise TooCostly(f"the chat template {error} to compile", param="messages") from error
         self.reads = found.reads
         self.reads_parts = found.reads_parts
+        self.text_arguments = found.text_arguments
 
     def render(self, variables: Mapping[str, Any], limits: Limits) -> str:
         try:

@@ -34,6 +34,7 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _LOG = logging.getLogger("infd.text")
 _END_MARK = "\ufdd0 "  # a noncharacter marks the final message's end; the space shows whether a template trims messages
 _PROBE = "\ufdd1"
+_CALL_ID = "abcdefghi"  # templates of Mistral refuse ids of other lengths
 PROBING: Final = Limits(fuel=2**20, seconds=1.0)  # for the one-word messages that probe a template
 
 Message = dict[str, Any]
@@ -131,7 +132,7 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
             )
         compiled = self._compile(self._choose(tools))
-        conversation = [_prepared(message) for message in messages]
+        conversation = [_prepared(message, text_arguments=compiled.text_arguments) for message in messages]
         if any(isinstance(message.get("content"), list) for message in conversation) and not compiled.reads_parts:
             conversation = [_with_joined_parts(message) for message in conversation]
         final = ""
@@ -217,14 +218,18 @@ class ChatTemplate:
 class Template(Protocol):
     """A compiled template.
 
-    reads        names of the variables that the template reads
-    reads_parts  whether content may be a list of parts; False: the template would print the list as Python does
+    reads           names of the variables that the template reads
+    reads_parts     whether content may be a list of parts; False: the template would print the list as Python does
+    text_arguments  whether arguments of calls must be JSON text: the template fails on objects, or prints them as
+                    Python does
     """
 
     @property
     def reads(self) -> AbstractSet[str]: ...
     @property
     def reads_parts(self) -> bool: ...
+    @property
+    def text_arguments(self) -> bool: ...
     def render(self, variables: Mapping[str, Any], limits: Limits) -> str: ...
 
 
@@ -262,6 +267,7 @@ class Compiled:
         except Exception as error:  # an untrusted source may make the compiler fail in any way
             raise InvalidRequest(f"the chat template cannot be compiled: {_short(error)}") from error
         self.reads_parts = self._find_out_about_parts()
+        self.text_arguments = "tool_calls" in source and self._find_out_about_arguments()
 
     def render(self, variables: Mapping[str, Any], limits: Limits) -> str:
         try:
@@ -280,6 +286,25 @@ class Compiled:
             return False
         return _PROBE in text and "'type'" not in text and '"type"' not in text
 
+    def _find_out_about_arguments(self) -> bool:
+        def prints_json(arguments: Any) -> bool:
+            function = {"name": "f", "arguments": arguments}
+            messages = [
+                {"role": "user", "content": _PROBE},
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"id": _CALL_ID, "type": "function", "function": function}],
+                },
+            ]
+            try:
+                text = self.render({"messages": messages, "tools": None, "add_generation_prompt": False}, PROBING)
+            except InvalidRequest:
+                return False
+            return '"infd_key"' in text
+
+        return not prints_json({"infd_key": 1}) and prints_json('{"infd_key": 1}')
+
 
 def _allowed(kwargs: Mapping[str, Any], read: AbstractSet[str], reserved: Mapping[str, str]) -> dict[str, Any]:
     """Return the kwargs that the template reads. Raises InvalidRequest for a name that requests may not set."""
@@ -295,11 +320,13 @@ def _short(error: Exception) -> str:
     return text if len(text) <= 500 else text[:500] + "..."
 
 
-def _prepared(message: Message) -> Message:
+def _prepared(message: Message, *, text_arguments: bool) -> Message:
     """Return a message as templates expect it: null fields dropped, arguments parsed, reasoning under all its names."""
     message = {name: value for name, value in message.items() if value is not None}
     if isinstance(calls := message.get("tool_calls"), list):
-        message["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+        message["tool_calls"] = [
+            _with_written_arguments(call) if text_arguments else _with_parsed_arguments(call) for call in calls
+        ]
     for field in _REASONING_FIELDS:
         if field in message:
             return {"thinking": message[field], **message, "reasoning_content": message[field]}
@@ -315,6 +342,15 @@ def _with_parsed_arguments(call: Any) -> Any:
             except (ValueError, RecursionError):
                 return call  # the model wrote arguments that are not JSON
             return {**call, "function": {**function, "arguments": arguments}}
+    return call
+
+
+def _with_written_arguments(call: Any) -> Any:
+    """Write a call's arguments as JSON text."""
+    match call:
+        case {"function": {"arguments": dict(arguments)} as function}:
+            text = json.dumps(arguments, ensure_ascii=False)
+            return {**call, "function": {**function, "arguments": text}}
     return call
 
 

@@ -8,6 +8,7 @@ trained to write them.
 from __future__ import annotations
 
 import logging
+import re
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
@@ -148,17 +149,15 @@ def _calls(template: ChatTemplate) -> str:
     """Return the name of the syntax that parses a call rendered by the template, and leaves the least content."""
     for id in _IDS:
         turn = _written_call(template, id)
-        left = {
-            name: rest for name, syntax in tools.SYNTAXES.items() if (rest := _reads_back(syntax, turn)) is not None
-        }
-        if left:
-            return min(left, key=left.__getitem__)
+        ranks = {name: rank for name, syntax in tools.SYNTAXES.items() if (rank := _rank(syntax, turn, template))}
+        if ranks:
+            return min(ranks, key=ranks.__getitem__)
     return NONE
 
 
 def _written_call(template: ChatTemplate, id: str) -> str:
     function = {"name": _NAME, "arguments": {_KEY: _VALUE}}
-    schema = {"type": "object", "properties": {_KEY: {"type": "string"}}}
+    schema = {"type": "object", "properties": {_KEY: {"type": "string", "description": ""}}, "required": [_KEY]}
     messages: list[Message] = [
         {"role": "user", "content": _QUESTION},
         {"role": "assistant", "content": "", "tool_calls": [{"id": id, "type": "function", "function": function}]},
@@ -166,16 +165,36 @@ def _written_call(template: ChatTemplate, id: str) -> str:
     offered = [{"type": "function", "function": {"name": _NAME, "description": "", "parameters": schema}}]
     try:
         text = template.render(messages, tools=offered, add_generation_prompt=False, limits=PROBING)
+        opened = template.render(messages[:1], tools=offered, add_generation_prompt=True, limits=PROBING)
     except InvalidRequest:
         return ""
-    return text.rpartition(_QUESTION)[2]
+    turn, header = text.rpartition(_QUESTION)[2], opened.rpartition(_QUESTION)[2]
+    common = next((at for at, pair in enumerate(zip(turn, header, strict=False)) if pair[0] != pair[1]), len(header))
+    if common < len(header):  # both go on with a mark, a thought's and a call's, whose first letters may be equal
+        common = max(turn.rfind(end, 0, common) for end in ">\n") + 1
+    return turn[common:]
 
 
-def _reads_back(syntax: ToolSyntax, turn: str) -> int | None:
-    """Return the length of the content beside the call in `turn`; None if the syntax does not read the call."""
+def _rank(syntax: ToolSyntax, turn: str, template: ChatTemplate) -> tuple[int, bool, bool] | None:
+    """Return how ill the syntax fits a rendered call, None if it does not read the call.
+
+    Characters of content beside the call; whether the syntax would force another text; whether the template does not
+    mention the syntax's marks.
+    """
     parser, asides = syntax.start(Offered({_NAME: b""})), Asides()
     content = parser.feed(turn, asides) + parser.finish(asides)
     aside = asides.take()
     if aside is None or [call.name for call in aside.calls] != [_NAME]:
         return None
-    return len(content) if all(word in aside.calls[0].arguments for word in (_KEY, _VALUE)) else None
+    if not all(word in aside.calls[0].arguments for word in (_KEY, _VALUE)):
+        return None
+    return len(content), not _would_force(syntax, turn), not any(map(template.mentions, syntax.opens))
+
+
+def _would_force(syntax: ToolSyntax, turn: str) -> bool:
+    """Return whether the call in `turn` begins as the grammar of the syntax has it. White space does not count."""
+    if syntax.grammar is None:
+        return False
+    head = (syntax.grammar.begin + syntax.grammar.call).partition("$arguments")[0].replace("$name", _NAME)
+    found = re.sub(r"\\\$(number|id)", r"\\w+", re.escape("".join(head.split())))
+    return re.search(found, "".join(turn.split())) is not None

@@ -37,7 +37,7 @@ class Tasks:
                 return convert(Path(directory))
             case apart.CompileTemplate(source):
                 template = self._template(source)
-                return apart.TemplateProperties(template.reads, template.reads_parts)
+                return apart.TemplateProperties(template.reads, template.reads_parts, template.text_arguments)
             case apart.RenderTemplate(source, variables, limits):
                 return self._template(source).render(variables, limits)
 

@@ -138,6 +138,19 @@ def test_arguments_that_are_json_text_are_printed_as_the_object():
     assert render(conversation("{not json")) == '"{not json"'
 
 
+@pytest.mark.parametrize("arguments", ['{"city": "Zürich"}', {"city": "Zürich"}])
+@pytest.mark.parametrize("printed", ["'' + call.arguments", "call.arguments"])
+def test_a_template_that_prints_arguments_as_text_gets_json(arguments: Any, printed: str):
+    source = (
+        "{% for message in messages %}{% for each in message.tool_calls %}{% set call = each.function %}"
+        f"{{{{ {printed} }}}}{{% endfor %}}{{% endfor %}}"
+    )
+    messages = [*HELLO, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
+
+    assert ours(source).render(messages) == '{"city": "Zürich"}'
+    assert ours(source.replace(printed, "call.arguments.city")).render(messages) == "Zürich"
+
+
 def test_the_callers_messages_stay_as_they_were():
     messages = CONVERSATIONS["tools"]
     before = json.dumps(messages)

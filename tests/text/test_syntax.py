@@ -40,7 +40,14 @@ def chosen(template: str, **names: str) -> tuple[str | None, str | None]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_family_is_read_as_its_template_writes(name: str):
-    expected = {"qwen2_5": (None, "hermes"), "qwen3": ("qwen3", "hermes"), "glm4": ("qwen3", None)}
+    expected = {
+        "qwen2_5": (None, "hermes"),
+        "qwen3": ("qwen3", "hermes"),
+        "glm4": ("qwen3", None),
+        "granite": (None, "granite"),
+        "llama3_1": (None, "llama3_json"),
+        "mistral": (None, "mistral_list"),
+    }
 
     assert chosen(TEMPLATES[name]) == expected.get(name, (None, None))
 

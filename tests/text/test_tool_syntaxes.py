@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from functools import cache
+from typing import Any
 
 import pytest
 
 from infd.text import tools
 from infd.text.chat import ChatTemplate
-from infd.text.markup import Reading, overlap
+from infd.text.markup import Asides, Reading, overlap
 from infd.text.syntax import Syntax
 from infd.text.tools.offered import Offered
 from tests.text.syntaxes import families
@@ -19,6 +21,7 @@ from tests.text.vocabularies import byte_level, wrap
 
 FAMILIES = families()
 TOKENIZER = wrap(byte_level())
+QUESTION = "\ufdd1"
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
@@ -84,3 +87,88 @@ def test_soups_of_marks_are_the_same_message_however_they_arrive(name: str):
         assert read(start(name), [text[:cut], text[cut:]]) == whole, text
         if not whole.calls:
             assert whole == Message(text), text
+
+
+def drawn(draw: random.Random, depth: int = 3) -> Any:
+    """Draw a JSON value: nested, empty, beyond ASCII, texts that look like other values or like marks."""
+    texts = [
+        "",
+        "7",
+        "-1.5",
+        "true",
+        "null",
+        "{}",
+        "[1]",
+        "é🙂 你好",
+        'a"b\\c',
+        "a\nb",
+        "<x> & 'y'",
+        "</tool_call>",
+        " a ",
+    ]
+    kind = draw.randrange(8 if depth else 6)
+    match kind:
+        case 0:
+            return draw.choice([True, False, None])
+        case 1:
+            return draw.choice([0, -7, 12345678901, 1.5, -0.25])
+        case 6:
+            return [drawn(draw, depth - 1) for _ in range(draw.randrange(3))]
+        case 7:
+            return {draw.choice(["a", "b c", "é"]): drawn(draw, depth - 1) for _ in range(draw.randrange(3))}
+        case _:
+            return draw.choice(texts)
+
+
+@pytest.mark.parametrize(("name", "template"), [(name, each) for name in FAMILIES for each in FAMILIES[name].templates])
+def test_random_calls_that_a_published_template_writes_are_read_back(name: str, template: str):
+    family, draw = FAMILIES[name], random.Random(template)
+    chat = ChatTemplate({"default": published()[template]}, VARIABLES)
+    calls = 0
+    for number in range(200):
+        arguments = {
+            key: "a" if template in family.lossy else drawn(draw) or ""
+            for key in draw.sample(["city", "days", "a_b", "x"], draw.randrange(4))
+        }
+        function = {"name": draw.choice(["weather", "get_all", "f-2"]), "arguments": arguments}
+        schema = {"type": "object", "properties": {key: _schema(value) for key, value in arguments.items()}}
+        described = {"name": function["name"], "description": "", "parameters": schema}
+        messages = [
+            {"role": "user", "content": QUESTION},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": f"aaaaaa{number:03}", "type": "function", "function": function}],
+            },
+        ]
+        text = chat.render(messages, tools=[{"type": "function", "function": described}], add_generation_prompt=False)
+        offered = Offered({function["name"]: json.dumps(schema).encode()})
+        parser, asides = tools.SYNTAXES[name].start(offered), Asides()
+        turn = text.rpartition(QUESTION)[2]
+        if getattr(tools.SYNTAXES[name], "bare", False):
+            begin = turn.index('{"name"')
+            turn = turn[begin - turn[:begin].endswith("[") :]
+        parser.feed(turn, asides)
+        parser.finish(asides)
+        aside = asides.take()
+        assert aside is not None, turn
+        (call,) = aside.calls
+        assert (call.name, json.loads(call.arguments)) == (function["name"], arguments), turn
+        calls += 1
+    assert calls == 200
+
+
+def _schema(value: Any) -> dict[str, Any]:
+    """Return the schema of a value, as a tool would state it."""
+    match value:
+        case bool():
+            return {"type": "boolean", "description": ""}
+        case str():
+            return {"type": "string", "description": ""}
+        case int():
+            return {"type": "integer", "description": ""}
+        case float():
+            return {"type": "number", "description": ""}
+        case list():
+            return {"type": "array", "description": ""}
+    return {"type": "object", "description": ""}

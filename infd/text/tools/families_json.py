@@ -10,24 +10,301 @@ from infd.text.tools.tag_json import TagJson
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-HERMES: Final = TagJson(
-    opens=("<tool_call>",),
-    closes=("</tool_call>",),
+_OBJECT: Final = '{"name": "$name", "arguments": $arguments}'
+
+
+def _block(opening: str, closing: str) -> TagJson:
+    """Return the family that writes each call as an object between two marks, on a line of its own."""
+    return TagJson(
+        opens=(opening,),
+        closes=(closing,),
+        grammar=CallSyntax(call=f"{opening}\n{_OBJECT}\n{closing}", trigger=opening, marks=(opening, closing)),
+    )
+
+
+def _list(opening: str, closing: str = "") -> TagJson:
+    """Return the family that writes calls as a list of objects after a mark."""
+    marks = (opening, closing) if closing else (opening,)
+    return TagJson(
+        opens=(opening,),
+        closes=marks[1:],
+        listed=True,
+        grammar=CallSyntax(
+            begin=f"{opening}[", call=_OBJECT, between=", ", end=f"]{closing}", trigger=opening, marks=marks
+        ),
+    )
+
+
+HERMES: Final = _block("<tool_call>", "</tool_call>")
+
+_BRACKETED: Final = TagJson(
+    opens=("<tool_calls>",),
+    closes=("</tool_calls>",),
+    listed=True,
+    separators="",
     grammar=CallSyntax(
-        call='<tool_call>\n{"name": "$name", "arguments": $arguments}\n</tool_call>',
-        trigger="<tool_call>",
-        marks=("<tool_call>", "</tool_call>"),
+        begin="<tool_calls>[",
+        call=_OBJECT,
+        between=", ",
+        end="]</tool_calls>",
+        trigger="<tool_calls>",
+        marks=("<tool_calls>", "</tool_calls>"),
     ),
 )
 
-KIMI_K2: Final = TagJson(
-    opens=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
-    closes=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
-    head=(
-        r"(?:<\|tool_call_begin\|>)?\s*+"
-        r"(?P<id>(?:functions\.)?(?P<name>[^\s:<]++)(?::\d++)?)\s*+<\|tool_call_argument_begin\|>\s*+"
+_LLAMA: Final = TagJson(
+    opens=("<|python_tag|>",),
+    bare=True,
+    arguments=("parameters", "arguments"),
+    separators=";",
+    grammar=CallSyntax(
+        call='{"name": "$name", "parameters": $arguments}', between="; ", trigger='{"name": "', marks=()
     ),
 )
 
-FAMILIES: Final[Mapping[str, TagJson]] = {"hermes": HERMES, "kimi_k2": KIMI_K2}
-ALIASES: Final[Mapping[str, str]] = {"qwen": "hermes", "qwen25": "hermes", "qwen3_json": "hermes"}
+# Before version 11 of Mistral's tokenizers a list follows the mark, since then a name, and in some an id.
+_MISTRAL: Final = TagJson(
+    opens=("[TOOL_CALLS]",),
+    inner=("[CALL_ID]", "[ARGS]"),
+    head=r"(?P<name>[^\s\[\]{}(),]++)(?:\[CALL_ID\](?P<id>\w++))?(?:\[ARGS\])?\s*+",
+    listed=True,
+    short_ids=True,
+    grammar=CallSyntax(
+        call="[TOOL_CALLS]$name[ARGS]$arguments",
+        between="",
+        trigger="[TOOL_CALLS]",
+        marks=("[TOOL_CALLS]", "[ARGS]"),
+    ),
+)
+
+_DEEPSEEK_OPENS: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
+_DEEPSEEK_CLOSES: Final = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK_SEP: Final = "<｜tool▁sep｜>"
+_DEEPSEEK_MARKS: Final = (*_DEEPSEEK_OPENS, *_DEEPSEEK_CLOSES, _DEEPSEEK_SEP)
+
+FAMILIES: Final[Mapping[str, TagJson]] = {
+    "hermes": HERMES,
+    "llama3_json": _LLAMA,
+    "mistral": _MISTRAL,
+    "mistral_ids": TagJson(
+        opens=_MISTRAL.opens,
+        inner=_MISTRAL.inner,
+        head=_MISTRAL.head,
+        listed=True,
+        short_ids=True,
+        grammar=CallSyntax(
+            call="[TOOL_CALLS]$name[CALL_ID]$id[ARGS]$arguments",
+            between="",
+            trigger="[TOOL_CALLS]",
+            marks=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+        ),
+    ),
+    "mistral_list": TagJson(
+        opens=_MISTRAL.opens,
+        inner=_MISTRAL.inner,
+        head=_MISTRAL.head,
+        listed=True,
+        short_ids=True,
+        grammar=CallSyntax(
+            begin="[TOOL_CALLS][",
+            call='{"name": "$name", "arguments": $arguments, "id": "$id"}',
+            between=", ",
+            end="]",
+            trigger="[TOOL_CALLS]",
+            marks=("[TOOL_CALLS]",),
+        ),
+    ),
+    "kimi_k2": TagJson(
+        opens=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        closes=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+        inner=("<|tool_call_argument_begin|>",),
+        head=(
+            r"(?:<\|tool_call_begin\|>)?\s*+"
+            r"(?P<id>(?:functions\.)?(?P<name>[^\s<]+?)(?::\d++)?)\s*+<\|tool_call_argument_begin\|>\s*+"
+        ),
+        grammar=CallSyntax(
+            begin="<|tool_calls_section_begin|>",
+            call="<|tool_call_begin|>functions.$name:$number<|tool_call_argument_begin|>$arguments<|tool_call_end|>",
+            between="",
+            end="<|tool_calls_section_end|>",
+            trigger="<|tool_calls_section_begin|>",
+            marks=(
+                *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+                *("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+            ),
+        ),
+    ),
+    "deepseek_v3": TagJson(  # and R1
+        opens=_DEEPSEEK_OPENS,
+        closes=(*_DEEPSEEK_CLOSES, "```"),
+        inner=(_DEEPSEEK_SEP,),
+        head=r"(?:<｜tool▁call▁begin｜>)?\s*+(?:function)?<｜tool▁sep｜>(?P<name>[^\s`]++)\s*+```json\s*+",
+        grammar=CallSyntax(
+            begin=_DEEPSEEK_OPENS[0],
+            call=(f"{_DEEPSEEK_OPENS[1]}function{_DEEPSEEK_SEP}$name\n```json\n$arguments\n```{_DEEPSEEK_CLOSES[0]}"),
+            end=_DEEPSEEK_CLOSES[1],
+            trigger=_DEEPSEEK_OPENS[0],
+            marks=_DEEPSEEK_MARKS,
+        ),
+    ),
+    "deepseek_v31": TagJson(
+        opens=_DEEPSEEK_OPENS,
+        closes=_DEEPSEEK_CLOSES,
+        inner=(_DEEPSEEK_SEP,),
+        head=r"(?:<｜tool▁call▁begin｜>)?\s*+(?P<name>[^\s<]++)\s*+<｜tool▁sep｜>\s*+",
+        grammar=CallSyntax(
+            begin=_DEEPSEEK_OPENS[0],
+            call=f"{_DEEPSEEK_OPENS[1]}$name{_DEEPSEEK_SEP}$arguments{_DEEPSEEK_CLOSES[0]}",
+            between="",
+            end=_DEEPSEEK_CLOSES[1],
+            trigger=_DEEPSEEK_OPENS[0],
+            marks=_DEEPSEEK_MARKS,
+        ),
+    ),
+    "granite": _list("<|tool_call|>"),
+    "granite_20b_fc": TagJson(
+        opens=("<function_call>",),
+        grammar=CallSyntax(call=f"<function_call> {_OBJECT}", trigger="<function_call>", marks=("<function_call>",)),
+    ),
+    "cohere_command3": TagJson(
+        opens=("<|START_ACTION|>",),
+        closes=("<|END_ACTION|>",),
+        names=("tool_name",),
+        arguments=("parameters",),
+        ids=(),  # numbers, which begin again with every message
+        listed=True,
+        grammar=CallSyntax(
+            begin="<|START_ACTION|>[\n",
+            call='    {"tool_call_id": "$number", "tool_name": "$name", "parameters": $arguments}',
+            between=",\n",
+            end="\n]<|END_ACTION|>",
+            trigger="<|START_ACTION|>",
+            marks=("<|START_ACTION|>", "<|END_ACTION|>"),
+        ),
+    ),
+    "command_r": TagJson(
+        opens=("Action: ```json", "Action:```json"),
+        closes=("```",),
+        names=("tool_name", "name"),
+        arguments=("parameters",),
+        listed=True,
+        grammar=CallSyntax(
+            begin="Action: ```json\n[\n",
+            call='    {\n        "tool_name": "$name",\n        "parameters": $arguments\n    }',
+            between=",\n",
+            end="\n]```",
+            trigger="Action: ```json",
+            marks=(),
+        ),
+    ),
+    "jamba": _BRACKETED,
+    "minimax": TagJson(
+        opens=_BRACKETED.opens,
+        closes=_BRACKETED.closes,
+        listed=True,
+        separators="",
+        grammar=CallSyntax(
+            begin="<tool_calls>\n",
+            call=_OBJECT,
+            between="\n",
+            end="\n</tool_calls>",
+            trigger="<tool_calls>",
+            marks=_BRACKETED.marks,
+        ),
+    ),
+    "xlam": TagJson(
+        bare=True,
+        opens=("```json",),
+        closes=("```",),
+        listed=True,
+        grammar=CallSyntax(begin="[", call=_OBJECT, between=", ", end="]", trigger='[{"name": "', marks=()),
+    ),
+    "internlm": TagJson(
+        opens=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
+        closes=("<|action_end|>",),
+        inner=("<|action_start|>", "<|plugin|>"),
+        arguments=("parameters", "arguments"),
+        grammar=CallSyntax(
+            call='<|action_start|><|plugin|>\n{"name": "$name", "parameters": $arguments}<|action_end|>',
+            trigger="<|action_start|>",
+            marks=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+        ),
+    ),
+    "phi4_mini_json": TagJson(
+        opens=("functools", "<|tool_call|>"),
+        closes=("<|/tool_call|>",),
+        bare=True,  # so the template writes past calls
+        listed=True,
+        grammar=CallSyntax(begin="functools[", call=_OBJECT, between=", ", end="]", trigger="functools[", marks=()),
+    ),
+    "longcat": _block("<longcat_tool_call>", "</longcat_tool_call>"),
+    "apertus": TagJson(
+        opens=("<|tools_prefix|>",),
+        closes=("<|tools_suffix|>",),
+        listed=True,
+        keyed=True,
+        grammar=CallSyntax(
+            begin="<|tools_prefix|>[",
+            call='{"$name": $arguments}',
+            between=", ",
+            end="]<|tools_suffix|>",
+            trigger="<|tools_prefix|>",
+            marks=("<|tools_prefix|>", "<|tools_suffix|>"),
+        ),
+    ),
+    "nemotron_json": _list("<TOOLCALL>", "</TOOLCALL>"),
+    "gigachat3": TagJson(
+        opens=("<|function_call|>", "function call<|role_sep|>"),
+        inner=("<|role_sep|>",),
+        grammar=CallSyntax(
+            call=f"<|function_call|>{_OBJECT}", trigger="<|function_call|>", marks=("<|function_call|>",)
+        ),
+    ),
+    "functionary": TagJson(
+        opens=("<function=",),
+        closes=("</function>",),
+        head=r"(?P<name>[^\s<>]++)>\s*+",
+        grammar=CallSyntax(
+            call="<function=$name>$arguments</function>", between="", trigger="<function=", marks=("</function>",)
+        ),
+    ),
+    "solar_open": TagJson(
+        opens=("<|tool_calls|>", "<|tool_call:begin|>"),
+        closes=("<|tool_call:end|>", "<|calls|>"),
+        inner=("<|tool_call:name|>", "<|tool_call:args|>"),
+        head=(
+            r"(?:<\|tool_call:begin\|>)?\s*+(?P<id>[\w-]++)?"
+            r"<\|tool_call:name\|>(?P<name>[^\s<]++)<\|tool_call:args\|>\s*+"
+        ),
+        grammar=CallSyntax(
+            begin="<|tool_calls|>",
+            call="<|tool_call:begin|>$id<|tool_call:name|>$name<|tool_call:args|>$arguments<|tool_call:end|>",
+            between="",
+            end="",
+            trigger="<|tool_calls|>",
+            marks=(
+                *("<|tool_calls|>", "<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>"),
+                "<|tool_call:end|>",
+            ),
+        ),
+    ),
+}
+
+ALIASES: Final[Mapping[str, str]] = {
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "qwen3_json": "hermes",
+    "granite4": "hermes",
+    "ernie45": "hermes",
+    "llama3": "llama3_json",
+    "llama4_json": "llama3_json",
+    "deepseekv3": "deepseek_v3",
+    "deepseekv31": "deepseek_v31",
+    "granite-20b-fc": "granite_20b_fc",
+    "cohere": "cohere_command3",
+    "cohere_command4": "cohere_command3",
+    "hunyuan_a13b": "jamba",
+    "hunyuan": "jamba",
+    "apriel": "jamba",
+    "phi4_mini": "phi4_mini_json",
+}

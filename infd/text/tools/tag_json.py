@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
+import string
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 _HEAD_CHARACTERS: Final = 1024  # longer beginnings are not scanned again with every token
 _COULD_BE_AN_OBJECT: Final = re.compile(r'\s*+(?:\{\s*+"?|\Z)')
 _SCALAR: Final = r'(?:"(?:[^"\\\x00-\x1f]|\\.)*+"|-?[\d.]++|null|true|false)'
-_SPACE: Final = re.compile(r"\s*+")
+_LETTERS: Final = string.ascii_letters + string.digits
 _MEMBER: Final = re.compile(rf'"(?P<key>\w++)"\s*+:\s*+(?P<value>{_SCALAR})')
 
 
@@ -34,7 +36,8 @@ class TagJson(Struct, frozen=True, kw_only=True):
     """One family; see ToolSyntax.
 
     opens       marks before calls, of a section or of each call; no mark begins with another
-    closes      marks after calls, of each call and of a section; the model may omit them
+    closes      marks after calls, of each call first, then of a section; the model may omit them
+    inner       further marks that may be special tokens
     bare        whether the answer may begin with a call without a mark
     names       keys of a call's name
     arguments   keys of a call's arguments
@@ -44,10 +47,12 @@ class TagJson(Struct, frozen=True, kw_only=True):
                 and optionally `id`; it ends before the arguments' brace
     listed      whether a section may hold a list of calls
     separators  characters that may separate calls of one section that are not listed; None: every call has its own mark
+    short_ids   whether templates of the family refuse ids that are not nine letters or digits
     """
 
     opens: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
     grammar: CallSyntax | None = None
     bare: bool = False
     names: tuple[str, ...] = ("name",)
@@ -57,10 +62,11 @@ class TagJson(Struct, frozen=True, kw_only=True):
     head: str | None = None
     listed: bool = False
     separators: str | None = None
+    short_ids: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
-        return self.opens + self.closes
+        return self.opens + self.closes + self.inner
 
     def start(self, offered: Offered) -> TagJsonParser:
         return TagJsonParser(self)
@@ -72,6 +78,7 @@ class TagJsonParser(MarkedCalls):
     def __init__(self, family: TagJson) -> None:
         super().__init__(family.opens)
         self._family = family
+        self._bare = False  # whether the latest section began without a mark
         self._in_list = False
         self._in_object = False  # whether the arguments are a member of an object
         self._object = ObjectScan("")
@@ -98,6 +105,7 @@ class TagJsonParser(MarkedCalls):
                 self._state = self._between
             return len(self._pending) > _HEAD_CHARACTERS
         bare = words[0] in ("{[" if self._family.listed else "{")
+        self._bare = bare
         self._state = self._opened if bare else self._between
         return True
 
@@ -118,7 +126,7 @@ class TagJsonParser(MarkedCalls):
     def _element(self, asides: Asides) -> bool:
         """Consume the beginning of a call, until the text is known to be a call or not."""
         pending, family = self._pending, self._family
-        if family.head is not None and not self._in_list:
+        if family.head is not None and not self._in_list and not pending.lstrip().startswith("{"):
             return self._outside(asides)
         head = _head(family).match(pending)
         if head is not None and self._named(head, asides):
@@ -127,6 +135,9 @@ class TagJsonParser(MarkedCalls):
             return True
         possible = _COULD_BE_AN_OBJECT.match(pending)
         if possible is None or (possible.end() < len(pending) and not possible[0].endswith('"')):
+            self._refuse()
+            return True
+        if self._bare and _cannot_begin(family).match(pending):  # JSON that the model answers is not held back
             self._refuse()
             return True
         if self._is_complete(pending) or len(pending) > _HEAD_CHARACTERS:
@@ -141,11 +152,11 @@ class TagJsonParser(MarkedCalls):
         head = _outside_head(self._family.head or "").match(pending)
         if head is not None:
             groups = head.groupdict()
-            self._begin_call(head["name"], asides, groups.get("id"))
+            self._begin_call(head["name"], asides, groups.get("id") or self._new_id())
             self._pending = pending[head.end() :]
             self._begin_arguments(in_object=False)
             return True
-        if len(pending) > _HEAD_CHARACTERS or any(mark in pending for mark in self._family.closes):
+        if len(pending) > _HEAD_CHARACTERS or (self._mark and self._mark in pending):
             self._refuse()
             return True
         return False
@@ -165,14 +176,18 @@ class TagJsonParser(MarkedCalls):
         family = self._family
         if family.keyed:
             if name := _text(head["name"]):
-                self._begin_call(name, asides)
+                self._begin_call(name, asides, self._new_id())
             return bool(name)
         found = {member["key"]: _text(member["value"]) for member in _MEMBER.finditer(head[0])}
         name = next((found[key] for key in family.names if key in found), "")
         if name:
             id = next((found[key] for key in family.ids if key in found), None)
-            self._begin_call(name, asides, id)
+            self._begin_call(name, asides, id or self._new_id())
         return bool(name)
+
+    def _new_id(self) -> str | None:
+        """Return an id of the family's style; None: any will do."""
+        return "".join(secrets.choice(_LETTERS) for _ in range(9)) if self._family.short_ids else None
 
     def _begin_arguments(self, *, in_object: bool) -> None:
         self._in_object = in_object
@@ -219,7 +234,7 @@ class TagJsonParser(MarkedCalls):
             self._refuse(text)
             return
         name, arguments, id = call
-        self._begin_call(name, asides, id)
+        self._begin_call(name, asides, id or self._new_id())
         asides.append_arguments(arguments)
         self._state = self._closing
 
@@ -290,6 +305,13 @@ def _head(family: TagJson) -> re.Pattern[str]:
     keys = "|".join(map(re.escape, family.arguments))
     other = rf'(?!(?:{keys})")\w++'
     return re.compile(rf'\s*+\{{(?:\s*+"{other}"\s*+:\s*+{_SCALAR}\s*+,)++\s*+"(?:{keys})"\s*+:\s*+(?=\{{)')
+
+
+@cache
+def _cannot_begin(family: TagJson) -> re.Pattern[str]:
+    """Return the pattern of an object whose first key no call has, or that is complete without a key."""
+    keys = "|".join(f'{re.escape(key)}"' for key in (*family.names, *family.arguments, *family.ids, "type"))
+    return re.compile(rf'\s*+\{{\s*+(?:\}}|"(?!{keys})\w*+(?!\w|\Z))')
 
 
 @cache
