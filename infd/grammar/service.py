@@ -2,7 +2,8 @@
 
 Building the compiler of the model's vocabulary takes a second. A thread that compiles grammars builds the compiler
 once the model is served; constraints that arrive earlier wait for it. Concurrent requests with equal constraints
-share one compilation. Refusals are cached like grammars, so that a costly refusal is not computed again.
+share one compilation, which is dropped from the queue once all of them have been cancelled. Refusals are cached like
+grammars, so that a costly refusal is not computed again.
 
 Two threads compile at a time. A constraint that takes more than QUICK_S of processor time makes way for the others: a
 third thread compiles it again, within the whole limit of time. So n costly constraints delay another one by about n
@@ -72,6 +73,16 @@ class Result(msgspec.Struct, frozen=True):
     late: bool
 
 
+class Compilation(msgspec.Struct, eq=False):
+    """A constraint that is compiled, or queued to be compiled.
+
+    requests  number of requests that wait for `result`
+    """
+
+    result: Future[Grammar | Refusal]
+    requests: int = 1
+
+
 class GrammarService:
     """The grammars of the loaded model; Grammars documents the methods."""
 
@@ -83,7 +94,7 @@ class GrammarService:
         self._limits = Limits()
         self._quick_limits = Limits(seconds=QUICK_S)
         self._selecting: Future[Selection] | None = None
-        self._waiting: dict[Constraint, Future[Grammar | Refusal]] = {}
+        self._compiling: dict[Constraint, Compilation] = {}
         self._cache: OrderedDict[Constraint, tuple[Grammar | Refusal, int]] = OrderedDict()
         self._cached_bytes = 0
 
@@ -111,11 +122,15 @@ class GrammarService:
             return _unless_refused(cached[0])
         if self._selecting is None:
             raise Unsupported("structured output before a model is loaded")
-        if (waiting := self._waiting.get(constraint)) is None:
-            selection = await asyncio.shield(self._selecting)
-            if (waiting := self._waiting.get(constraint)) is None:
-                waiting = self._start(selection, constraint)
-        return _unless_refused(await asyncio.shield(waiting))
+        selection = await asyncio.shield(self._selecting)
+        if (compilation := self._compiling.get(constraint)) is None:
+            compilation = self._start(selection, constraint)
+        else:
+            compilation.requests += 1
+        try:
+            return _unless_refused(await asyncio.shield(compilation.result))
+        finally:
+            compilation.requests -= 1
 
     def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         return self._offload.masks(work, *args, **kwargs)
@@ -138,34 +153,38 @@ class GrammarService:
             self._trial.start()
         return selection
 
-    def _start(self, selection: Selection, constraint: Constraint) -> Future[Grammar | Refusal]:
-        """Start to compile a constraint; return the future of its result."""
-        waiting: Future[Grammar | Refusal] = asyncio.get_running_loop().create_future()
-        self._waiting[constraint] = waiting
+    def _start(self, selection: Selection, constraint: Constraint) -> Compilation:
+        """Queue a constraint to be compiled, for one request."""
+        compilation = self._compiling[constraint] = Compilation(asyncio.get_running_loop().create_future())
+        result = compilation.result
 
-        def quick_done(done: Future[Result]) -> None:
-            if not done.cancelled() and done.exception() is None and done.result().late:
-                self._metrics.grammar_compile_s += done.result().seconds
-                slow = self._offload.slow_grammars(_compile, selection, constraint, self._limits)
+        def quick() -> None:
+            work = self._offload.grammars(_compile, selection, constraint, self._quick_limits, compilation)
+            work.add_done_callback(quick_done)
+
+        def quick_done(done: Future[Result | None]) -> None:
+            if _succeeded(done) and (quick_result := done.result()) is not None and quick_result.late:
+                self._metrics.grammar_compile_s += quick_result.seconds
+                slow = self._offload.slow_grammars(_compile, selection, constraint, self._limits, compilation)
                 slow.add_done_callback(slow_done)
             else:
                 slow_done(done)
 
-        def slow_done(done: Future[Result]) -> None:
-            del self._waiting[constraint]
-            if waiting.cancelled():
+        def slow_done(done: Future[Result | None]) -> None:
+            if _succeeded(done) and done.result() is None and compilation.requests:
+                quick()  # a request arrived after the work was dropped
                 return
+            del self._compiling[constraint]
             if done.cancelled():
-                waiting.cancel()
+                result.cancel()
             elif (error := done.exception()) is not None:
-                waiting.set_exception(error)
-                waiting.exception()  # all who waited may have left
-            else:
-                waiting.set_result(self._keep(constraint, done.result()))
+                result.set_exception(error)
+                result.exception()  # all requests that waited may have been cancelled
+            elif (compiled := done.result()) is not None:
+                result.set_result(self._keep(constraint, compiled))
 
-        quick = self._offload.grammars(_compile, selection, constraint, self._quick_limits)
-        quick.add_done_callback(quick_done)
-        return waiting
+        quick()
+        return compilation
 
     def _keep(self, constraint: Constraint, result: Result) -> Grammar | Refusal:
         """Put a result into the cache. Called on the event loop."""
@@ -180,8 +199,10 @@ class GrammarService:
         return result.grammar
 
 
-def _compile(selection: Selection, constraint: Constraint, limits: Limits) -> Result:
-    """Compile a constraint. Called on a thread."""
+def _compile(selection: Selection, constraint: Constraint, limits: Limits, compilation: Compilation) -> Result | None:
+    """Compile a constraint; return None, without compiling, if no request waits for it. Called on a thread."""
+    if not compilation.requests:
+        return None
     began, late = time.monotonic(), False
     size = len(msgspec.json.encode(constraint))
     found: Grammar | Refusal
@@ -192,6 +213,10 @@ def _compile(selection: Selection, constraint: Constraint, limits: Limits) -> Re
         found, late = Refusal(str(error), error.code, error.param), isinstance(error, TooSlow)
         size += _REFUSAL_BYTES
     return Result(found, size, time.monotonic() - began, late)
+
+
+def _succeeded(done: Future[Result | None]) -> bool:
+    return not done.cancelled() and done.exception() is None
 
 
 def _unless_refused(result: Grammar | Refusal) -> Grammar:

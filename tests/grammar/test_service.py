@@ -107,6 +107,45 @@ async def test_a_request_that_gives_up_does_not_end_the_compilation_for_others(o
     assert metrics.grammar_compiles == 1
 
 
+async def test_a_constraint_that_no_request_waits_for_is_not_compiled(offload: Offload):
+    metrics, blocked = Metrics(), threading.Event()
+    grammars = service(offload, metrics)
+    await grammars.compile(Regex("a"))
+    blockers = [offload.grammars(blocked.wait, 10) for _ in range(2)]
+    left = [asyncio.ensure_future(grammars.compile(Regex("b" * number))) for number in range(1, 50)]
+    await asyncio.sleep(0)
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    returned = asyncio.ensure_future(grammars.compile(Regex("b")))
+    await asyncio.sleep(0)
+    blocked.set()
+    await asyncio.gather(*blockers)
+
+    assert (await returned).matcher()
+    assert metrics.grammar_compiles == 2
+    await offload.grammars(int)
+    await asyncio.sleep(0)
+    assert not grammars._compiling
+
+
+async def test_a_request_that_arrives_when_its_constraint_was_just_dropped_gets_its_grammar(offload: Offload):
+    grammars = service(offload, Metrics())
+    await grammars.compile(Regex("a"))
+    blocked, passed = threading.Event(), threading.Event()
+    blockers = [offload.grammars(blocked.wait, 10) for _ in range(2)]
+    left = asyncio.ensure_future(grammars.compile(Regex("b")))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    blocked.set()
+    for _ in range(2):
+        offload._grammars.submit(passed.set).result()  # the loop has not seen that the thread dropped the work
+
+    assert (await grammars.compile(Regex("b"))).matcher()
+    await asyncio.gather(*blockers)
+
+
 async def test_a_costly_constraint_delays_no_other(offload: Offload):
     trial, ended = Trial(), []
     grammars = GrammarService(GrammarConfig(), offload, trial, Metrics())
