@@ -23,11 +23,13 @@ class Counted(Struct, frozen=True):
     """A constraint: `length` tokens t with t % divisor == number of the token % divisor.
 
     fails_at  number of tokens after which the matcher fails
+    fails_in  the method that then fails: "advance" as a matcher of a grammar does, others by a fault
     """
 
     divisor: int
     length: int
     fails_at: int | None = None
+    fails_in: str = "advance"
 
 
 class CountedMatcher:
@@ -43,6 +45,7 @@ class CountedMatcher:
 
     @property
     def stopped(self) -> bool:
+        self._fail_in("stopped")
         return len(self.tokens) >= self.constraint.length
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -50,12 +53,16 @@ class CountedMatcher:
             divisor = self.constraint.divisor
             assert token % divisor == len(self.tokens) % divisor, "a token that the mask forbids"
             self.tokens.append(token)
-            if len(self.tokens) == self.constraint.fails_at:
-                raise GrammarFailed("the grammar failed")
+            self._fail_in("advance")
 
     def row(self) -> NDArray[np.int32]:
+        self._fail_in("row")
         allowed = np.arange(VOCAB) % self.constraint.divisor == len(self.tokens) % self.constraint.divisor
         return np.packbits(allowed, bitorder="little").view(np.int32)
+
+    def _fail_in(self, method: str) -> None:
+        if len(self.tokens) == self.constraint.fails_at and method == self.constraint.fails_in:
+            raise GrammarFailed("the grammar failed") if method == "advance" else RuntimeError("a fault")
 
 
 class CountedGrammar:

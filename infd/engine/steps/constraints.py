@@ -52,28 +52,37 @@ class Filled(Struct, frozen=True):
     fill_s: float
 
 
-class Constrained:
+class ConstrainedChoice:
     """A choice in flight, its matcher, and the number of tokens that the matcher has read.
 
-    failure  why the matcher failed; a failed matcher reads no more tokens
+    complete  whether no further token of the answer may follow
+    failure   why the matcher failed; a failed matcher reads no more tokens
     """
 
-    __slots__ = ("failure", "matcher", "read", "seq")
+    __slots__ = ("complete", "failure", "matcher", "read", "seq")
 
     def __init__(self, seq: Sequence, matcher: Matcher) -> None:
         self.seq = seq
         self.matcher = matcher
         self.read = 0
+        self.complete = False
         self.failure: InfdError | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the choice needs no further token."""
+        return self.complete or self.failure is not None
 
     def advance(self, known: int) -> None:
         """Read the generated tokens up to number `known`."""
         first = self.seq.prompt_tokens
         tokens = self.seq.tokens[first + self.read : first + known]
         self.read = known
-        if tokens and self.failure is None:
+        if self.failure is None:
             try:
-                self.matcher.advance(tokens)
+                if tokens:
+                    self.matcher.advance(tokens)
+                self.complete = self.matcher.stopped
             except Exception as error:
                 self.failure = _failure(error)
 
@@ -86,14 +95,14 @@ class Constraints:
         self._words = ceil_div(vocab_size, 32)
         self._grammars = grammars
         self._telemetry = telemetry
-        self._constrained: dict[Sequence, Constrained] = {}
+        self._constrained: dict[Sequence, ConstrainedChoice] = {}
 
     def __len__(self) -> int:
         return len(self._constrained)
 
     def add(self, seq: Sequence, grammar: Grammar) -> None:
         """Constrain a choice that has generated no token yet."""
-        self._constrained[seq] = Constrained(seq, grammar.matcher())
+        self._constrained[seq] = ConstrainedChoice(seq, grammar.matcher())
 
     def remove(self, seq: Sequence) -> None:
         """Remove the matcher of a choice that has ended. Does nothing if the choice has no matcher."""
@@ -115,7 +124,7 @@ class Constraints:
         if not done.cancelled():
             self._telemetry.metrics.grammar_masks.observe(done.result().fill_s)
 
-    def _sampled(self, step: Scheduled) -> Iterator[tuple[int, Constrained]]:
+    def _sampled(self, step: Scheduled) -> Iterator[tuple[int, ConstrainedChoice]]:
         """Iterate over the constrained choices that a step samples, each with its row of the mask."""
         row = 0
         for seq, span in zip(step.sequences, step.plan.spans, strict=True):
@@ -124,7 +133,7 @@ class Constraints:
                     yield row, constrained
                 row += 1
 
-    def _fill(self, grammars: Grammars, work: list[tuple[int, Constrained, int]], rows: int) -> Filled:
+    def _fill(self, grammars: Grammars, work: list[tuple[int, ConstrainedChoice, int]], rows: int) -> Filled:
         """Advance matchers over their choices' tokens, and fill the matchers' rows. Runs on the thread for masks.
 
         work  row of the mask, choice, and number of its committed tokens
@@ -135,24 +144,28 @@ class Constraints:
         began = self._telemetry.now()
         for _, constrained, known in work:
             constrained.advance(known)
-        going = [(row, each) for row, each, _ in work if each.failure is None and not each.matcher.stopped]
+        going = [(row, each) for row, each, _ in work if not each.over]
         mask = None
         if going:
             mask = np.full((rows, self._words), -1, dtype=np.int32)
             filled = np.empty((len(going), self._words), dtype=np.int32)
             _fill_rows(grammars, filled, going)
             mask[[row for row, _ in going]] = filled
-        over = [each for _, each, _ in work if each.failure is not None or each.matcher.stopped]
-        return Filled(mask, [Ended(each.seq, each.failure) for each in over], self._telemetry.now() - began)
+        ended = [Ended(each.seq, each.failure) for _, each, _ in work if each.over]
+        return Filled(mask, ended, self._telemetry.now() - began)
 
 
-def _fill_rows(grammars: Grammars, rows: npt.NDArray[np.int32], going: list[tuple[int, Constrained]]) -> None:
+def _fill_rows(grammars: Grammars, rows: npt.NDArray[np.int32], going: list[tuple[int, ConstrainedChoice]]) -> None:
     """Fill a row for each choice; a failed matcher's row allows all tokens."""
     failures: Many[InfdError | None]
     try:
         failures = grammars.fill([each.matcher for _, each in going], rows)
     except Exception as error:
-        failures = [_failure(error)] * len(going)
+        if len(going) > 1:  # each row alone, to find the choice at fault
+            for i, each in enumerate(going):
+                _fill_rows(grammars, rows[i : i + 1], [each])
+            return
+        failures = [_failure(error)]
     for i, failure in enumerate(failures):
         if failure is not None:
             going[i][1].failure, rows[i] = failure, -1

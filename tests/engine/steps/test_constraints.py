@@ -88,6 +88,19 @@ async def test_a_failed_matcher_ends_its_choice_alone(depth: int):
     assert answers[1] == constrained([2], Counted(2, 9))
 
 
+@DEPTHS
+@pytest.mark.parametrize("method", ["stopped", "row"])
+async def test_a_fault_of_a_matcher_ends_its_choice_alone(depth: int, method: str):
+    fails = Counted(2, 9, fails_at=3, fails_in=method)
+    async with serving(FakeExecutor(depth=depth)) as engine:
+        sound = [request([i], Counted(2, 9), seed=i) for i in range(2, 4)]
+        failed, *answers = await asyncio.gather(
+            ask(engine, request([1], fails)), *(ask(engine, each) for each in sound)
+        )
+    assert failed == {0: (constrained([1], Counted(2, 3)), FinishReason.ERROR)}
+    assert answers == [{0: (constrained([i], Counted(2, 9), seed=i), FinishReason.STOP)} for i in range(2, 4)]
+
+
 async def test_a_constraint_that_cannot_be_compiled_is_refused_before_it_is_queued():
     async with serving(FakeExecutor()) as engine:
         with pytest.raises(GrammarFailed):
