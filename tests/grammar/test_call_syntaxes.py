@@ -43,9 +43,7 @@ def compiler(marks: tuple[str, ...]) -> Compiler:
     )
 
 
-def drawn(
-    marks: tuple[str, ...], name: str, draw: random.Random, *, required: bool
-) -> tuple[str, list[tuple[str, Any]]]:
+def drawn(marks: tuple[str, ...], name: str, draw: random.Random) -> tuple[str, list[tuple[str, Any]]]:
     """Return the content and the calls of a random answer, empty if the answer does not end within 900 tokens."""
     grammar = tools.SYNTAXES[name].grammar
     assert grammar is not None
