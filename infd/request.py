@@ -114,10 +114,13 @@ class AfterThought(Struct, frozen=True, tag="after_thought"):
 class CallSyntax(Struct, frozen=True):
     """The syntax of a model family's tool calls: begin call (between call)* end.
 
-    call     the syntax of a call: contains $name once, then $arguments, a JSON object, once; the model chooses a
-             number for $number and nine letters or digits for $id
-    trigger  beginning of the first call, which no other text contains
-    marks    parts of these texts that may be single tokens of the vocabulary; then no other tokens spell the part
+    call       the syntax of a call: contains $name once, then $arguments, a JSON object, once; the model chooses a
+               number for $number and nine letters or digits for $id
+    trigger    beginning of the first call, which no other text contains
+    marks      parts of these texts that may be single tokens of the vocabulary; then no other tokens spell the part
+    parameter  the syntax of one argument, where $arguments is not an object but one argument after the other: contains
+               $key once, then $value, then a mark; strings are written without quotes. Empty: an object
+    document   the syntax of an argument that is not a string: its value is JSON. Empty: `parameter`
     """
 
     call: str
@@ -126,6 +129,8 @@ class CallSyntax(Struct, frozen=True):
     begin: str = ""
     between: str = "\n"
     end: str = ""
+    parameter: str = ""
+    document: str = ""
 
 
 class ToolSchema(Struct, frozen=True):

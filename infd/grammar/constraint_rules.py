@@ -31,6 +31,8 @@ from infd.grammar.schema.rewriting import prepare
 from infd.request import AfterThought, Calls, Choice, Ebnf, JsonObject, JsonSchema, Regex, StructuralTag
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as Many
+
     from infd.grammar.automata import Automaton, Regular
     from infd.grammar.markup import TokenOf
     from infd.grammar.protocol import Limits
@@ -77,9 +79,12 @@ class _Writer:
                         raise GrammarFailed(
                             "no arguments satisfy the schema", code="unsupported_grammar", param=tool.param
                         )
+                written: Many[Any] = expressions
+                if constraint.syntax.parameter:
+                    written = arguments.parameters(tools, limits, self._document)
                 others = {} if otherwise is None else {"otherwise": self.constraint(otherwise)}
                 name = None if otherwise is None else "otherwise"
-                return self._added(markup.calls(constraint, expressions, name, self._token_of), others)
+                return self._added(markup.calls(constraint, written, name, self._token_of), others)
             case JsonSchema(schema, whitespace, lenient, coerce_one_of):
                 if lenient or coerce_one_of:
                     _refuse("lenient and coerce_one_of are")

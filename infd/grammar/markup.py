@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Many
     from typing import Any
 
+    from infd.grammar.arguments import Parameter
     from infd.grammar.protocol import Vocabulary
     from infd.grammar.rules import Expression, Rules
-    from infd.request import Constraint, Thought
+    from infd.request import CallSyntax, Constraint, Thought
 
     TokenOf = Callable[[str], int | None]
 
@@ -94,7 +95,7 @@ def after_thought(thought: Thought, answer: str, token_of: TokenOf) -> Rules:
 def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: TokenOf) -> Rules:
     """Return the rules of an answer with tool calls.
 
-    arguments  for each tool, the prepared schema of its arguments
+    arguments  for each tool, the prepared schema of its arguments, or a list of its Parameters
     otherwise  name of the grammar of an answer without calls; None: any text
     token_of   as in `after_thought`
     """
@@ -111,7 +112,10 @@ def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: 
     ]
     first = syntax.begin + head
     assert first.startswith(syntax.trigger)
-    rules: Rules = {f"arguments_{number}": Document(schema) for number, schema in enumerate(arguments)}
+    rules: Rules = {}
+    for number, argument in enumerate(arguments):
+        rule = f"arguments_{number}"
+        rules |= _parameters(rule, argument, syntax, token_of) if syntax.parameter else {rule: Document(argument)}
     rules["called"] = Sequence((Alternatives(tuple(named)), *spelled(tail)))
     further = Sequence((*spelled(syntax.between + head), Reference("called")))
     several = (Repeated(further, 0, None),) if called.parallel else ()
@@ -125,6 +129,32 @@ def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: 
     begun = Sequence((*to_call, *spelled(first.removeprefix(syntax.trigger)), Reference("calls")))
     rules |= {**free, "REST": Without((syntax.trigger,))}
     return {ROOT: Sequence((Repeated(begun, 0, None if called.parallel else 1), Reference("REST"))), **rules}
+
+
+def _parameters(rule: str, parameters: Many[Parameter], syntax: CallSyntax, token_of: TokenOf) -> Rules:
+    """Return the rule of arguments that are written one by one, and the rules that it uses."""
+    rules: Rules = {}
+    parts: list[Expression] = []
+    for number, parameter in enumerate(parameters):
+        name = f"{rule}_{number}"
+        written = syntax.parameter if parameter.document is None else syntax.document or syntax.parameter
+        before, _, after = written.partition("$key")
+        middle, _, tail = after.partition("$value")
+        mark = tail.strip()
+        value: tuple[Expression, ...]
+        if parameter.document is not None:
+            rules[f"{name}_value"] = Document(parameter.document)
+            value = (Reference(f"{name}_value"), *_spelled(tail, syntax.marks, token_of))
+        elif parameter.texts is not None and not any(mark in text for text in parameter.texts):
+            value = (Alternatives(tuple(map(Text, parameter.texts))), *_spelled(tail, syntax.marks, token_of))
+        else:
+            value, added = _text_to(mark, f"{name}_value", token_of)
+            rules |= added
+            value += _spelled(tail.partition(mark)[2], syntax.marks, token_of)
+        spelled = (*_spelled(before, syntax.marks, token_of), Text(parameter.key))
+        rules[name] = Sequence((*spelled, *_spelled(middle, syntax.marks, token_of), *value))
+        parts.append(Reference(name) if parameter.required else Repeated(Reference(name), 0, 1))
+    return {rule: Sequence(tuple(parts)), **rules}
 
 
 def _text_to(mark: str, name: str, token_of: TokenOf) -> tuple[tuple[Expression, ...], Rules]:

@@ -96,7 +96,10 @@ def write(constraint: Constraint, limits: Limits, marks: Mapping[str, int]) -> D
             draft.arguments = [
                 (tool.param, {"json_schema": schema}) for tool, schema in zip(tools, schemas, strict=True)
             ]
-            return draft.behind(markup.calls(constraint, schemas, name, marks.get), name)
+            written: Sequence[Any] = schemas
+            if constraint.syntax.parameter:
+                written = arguments.parameters(tools, limits, _schema)
+            return draft.behind(markup.calls(constraint, written, name, marks.get), name)
         case _:
             grammar = _grammar(constraint, limits)
             return Draft([grammar], [_without_specials(grammar)] if _is_costly([grammar]) else [])

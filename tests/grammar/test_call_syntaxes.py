@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from infd.grammar.protocol import Limits, Vocabulary
-from infd.request import Calls, ToolSchema
+from infd.request import Calls, CallSyntax, ToolSchema
 from infd.text import tools
 from infd.text.markup import Reading
 from infd.text.tools.offered import Offered
@@ -73,3 +74,61 @@ def test_forced_calls_are_read_as_calls_of_offered_tools(name: str, spelled: boo
             assert set(arguments) <= set(SCHEMAS[called]["properties"])
             assert set(arguments) >= set(SCHEMAS[called].get("required", ()))
     assert finished
+
+
+VALUES = CallSyntax(
+    call="<tool_call>\n<function=$name>\n$arguments</function>\n</tool_call>",
+    trigger="<tool_call>",
+    marks=("<tool_call>", "</tool_call>", "</parameter>"),
+    parameter="<parameter=$key>\n$value\n</parameter>\n",
+)
+STATED = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer"},
+        "b": {"enum": ["x", "7"]},
+        "c": {"$ref": "#/$defs/free"},
+        "d": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/flag"}}, {"type": "null"}]},
+    },
+    "required": ["a", "c"],
+    "$defs": {"free": {"type": "string"}, "flag": {"type": "boolean"}},
+}
+
+
+def parameter(key: str, value: str) -> str:
+    return f"<parameter={key}>\n{value}\n</parameter>\n"
+
+
+@pytest.mark.parametrize("marks", [(), ("<tool_call>", "</tool_call>", "</parameter>")])
+def test_arguments_that_are_written_one_by_one_are_forced_by_their_own_schemas(marks: tuple[str, ...]):
+    compiled = compiler(marks)
+    tool = ToolSchema("get", json.dumps(STATED), "tools[0]")
+    grammar = compiled.compile(Calls(VALUES, (tool,), required=True), Limits())
+
+    def accepts(*parameters: str) -> bool:
+        text = f"<tool_call>\n<function=get>\n{''.join(parameters)}</function>\n</tool_call>"
+        matcher = grammar.matcher()
+        parts = re.split(f"({'|'.join(marks)})", text) if marks else [text]
+        tokens = [token for part in parts for token in ([256 + marks.index(part)] if part in marks else part.encode())]
+        if matcher.validate(tokens) < len(tokens):
+            return False
+        matcher.advance(tokens)
+        return matcher.accepting
+
+    a, c = parameter("a", "7"), parameter("c", 'two\nlines "é" </tool>')
+    assert accepts(a, c)
+    assert accepts(a, parameter("b", "7"), c, parameter("d", "[true, false]"))
+    assert accepts(a, c, parameter("d", "null"))
+    assert accepts(a, parameter("c", ""))
+    for refused in (
+        (a,),
+        (c, a),
+        (parameter("a", "seven"), c),
+        (parameter("a", '"7"'), c),
+        (a, parameter("b", "8"), c),
+        (a, parameter("b", '"7"'), c),
+        (a, c, parameter("d", "[1]")),
+        (a, c, parameter("e", "1")),
+        (),
+    ):
+        assert not accepts(*refused), refused
