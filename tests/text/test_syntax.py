@@ -43,7 +43,7 @@ def test_a_family_is_read_as_its_template_writes(name: str):
     expected = {
         "qwen2_5": (None, "hermes"),
         "qwen3": ("qwen3", "hermes"),
-        "glm4": ("qwen3", None),
+        "glm4": ("qwen3", "glm45"),
         "granite": (None, "granite"),
         "llama3_1": (None, "llama3_json"),
         "mistral": (None, "mistral_list"),

@@ -8,12 +8,14 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from infd.text.tools import families_json
+from infd.text.tools import families_json, families_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infd.text.tools.base import ToolSyntax
 
-SYNTAXES: Mapping[str, ToolSyntax] = MappingProxyType({**families_json.FAMILIES})
-ALIASES: Mapping[str, str] = MappingProxyType({**families_json.ALIASES})  # names of other servers
+SYNTAXES: Mapping[str, ToolSyntax] = MappingProxyType({**families_json.FAMILIES, **families_values.FAMILIES})
+ALIASES: Mapping[str, str] = MappingProxyType(  # names of other servers
+    {**families_json.ALIASES, **families_values.ALIASES}
+)

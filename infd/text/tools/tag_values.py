@@ -1,0 +1,269 @@
+"""Marks around each value: a call is a name and parameters, each with a key and a value that is not quoted.
+
+A family is a `TagValues`, a row of a table. The parser translates values into JSON while the model writes them. Strings
+are emitted as they come; other values, whose type the tool's schema states (`typed`), once they are complete.
+
+A value ends at its closing mark, so it may hold other marks. Where the closing mark is missing, the value ends at the
+mark that ends the call if the mark that ends the section follows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from infd.text.markup import overlap
+from infd.text.tools import typed
+from infd.text.tools.marked import MarkedCalls
+
+if TYPE_CHECKING:
+    from infd.request import CallSyntax
+    from infd.text.markup import Asides
+    from infd.text.tools.offered import Offered
+
+NAME: Final = "$name"
+KEY: Final = "$key"
+SPACE: Final = "$space"  # any white space
+ATTRIBUTES: Final = "$attributes"
+_CLASSES: Final = {
+    NAME: r"""(?:(?P<name>[^\s<>{}"'=]++)%s|\Z)""",
+    KEY: r"""(?:(?P<key>[^<>"]++)%s|\Z)""",
+    SPACE: r"\s*+%s",
+    ATTRIBUTES: r"(?P<attributes>[^<>]*+)%s",
+}
+_HEAD_CHARACTERS: Final = 1024  # longer names and keys are refused: they are not scanned again with every token
+
+Parts = tuple[str | tuple[str, ...], ...]  # texts and the constants above; a tuple: one of its texts must follow
+
+
+class TagValues(Struct, frozen=True, kw_only=True):
+    """One family; see ToolSyntax.
+
+    sections    marks before the first call of a section, or before each call, in their order; the model may omit each
+    between     texts between these marks and the call, in their order; the model may omit each
+    head        the beginning of a call: begins with a mark
+    parameter   the beginning of a parameter, up to its value
+    value_end   mark after a value
+    call_end    mark after a call
+    closes      marks after calls; the model may omit them
+    newlines    whether the model writes a newline after the beginning of a parameter and one before `value_end`, which
+                are not part of the value
+    strings     attributes of a parameter whose value is a string
+    documents   attributes of a parameter whose value is JSON
+    """
+
+    head: Parts
+    parameter: Parts
+    value_end: str
+    call_end: str
+    sections: tuple[str, ...] = ()
+    between: tuple[str, ...] = ()
+    closes: tuple[str, ...] = ()
+    newlines: bool = False
+    strings: frozenset[str] = frozenset()
+    documents: frozenset[str] = frozenset()
+    grammar: CallSyntax | None = None
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        return (*self.sections, str(self.head[0]))
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        inner = [part for part in self.head + self.parameter if isinstance(part, str) and part not in _CLASSES]
+        return tuple(
+            dict.fromkeys((*self.sections, *self.between, *inner, self.value_end, self.call_end, *self.closes))
+        )
+
+    def start(self, offered: Offered) -> TagValuesParser:
+        return TagValuesParser(self, offered)
+
+
+class TagValuesParser(MarkedCalls):
+    """Parses one answer."""
+
+    def __init__(self, family: TagValues, offered: Offered) -> None:
+        super().__init__(family.opens)
+        self._family = family
+        self._offered = offered
+        self._head, self._parameter, self._unclosed = _patterns(family)
+        self._name = ""
+        self._first = True  # whether the next parameter is the first of its call
+        self._types = typed.STRING
+        self._quoted = False
+        self._value: list[str] = []  # parts of a value that is emitted once it is complete
+
+    def _cut(self, rest: str, asides: Asides) -> None:
+        """End the answer. The parts of a value or a mark that were held back belong to the call."""
+        if self._state == self._opened:
+            self._refuse(rest)
+        self._value.clear()
+
+    def _opened(self, asides: Asides) -> bool:
+        """Consume the beginning of a call."""
+        begun = self._opening + self._pending
+        found = self._head.match(begun)
+        if found is None or (found["whole"] is None and len(begun) > _HEAD_CHARACTERS):
+            self._refuse()
+            return True
+        if found["whole"] is None:
+            return False
+        self._pending = begun[found.end() :]
+        self._name = found["name"]
+        self._first = True
+        self._begin_call(self._name, asides)
+        asides.append_arguments("{")
+        self._state = self._parameters
+        return True
+
+    def _parameters(self, asides: Asides) -> bool:
+        """Consume the beginning of a parameter, or the end of the call."""
+        family = self._family
+        pending = self._pending = self._pending.lstrip()
+        found = self._parameter.match(pending)
+        if found is not None and found["whole"] is not None:
+            self._pending = pending[found.end() :]
+            self._begin_value(found["key"].strip(), found.groupdict().get("attributes") or "", asides)
+            return True
+        ends = (family.call_end, *family.closes)
+        possible = found is not None or any(mark.startswith(pending) for mark in ends)
+        if possible and not pending.startswith(ends) and len(pending) <= _HEAD_CHARACTERS:
+            return False
+        self._pending = pending.removeprefix(family.call_end)
+        asides.append_arguments("}")  # also where the mark is missing
+        self._state = self._closing
+        return True
+
+    def _begin_value(self, key: str, attributes: str, asides: Asides) -> None:
+        asides.append_arguments(("" if self._first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+        self._first = False
+        self._quoted = attributes.strip() in self._family.documents
+        if self._quoted:
+            self._types = typed.ANY
+        elif attributes.strip() in self._family.strings:
+            self._types = typed.STRING
+        else:
+            self._types = typed.types_of(self._offered.parameters(self._name), key)
+        self._state = self._value_begun
+
+    def _value_begun(self, asides: Asides) -> bool:
+        """Consume the newline before a value."""
+        if not self._pending:
+            return False
+        if self._family.newlines:
+            self._pending = self._pending.removeprefix("\n")
+        if self._types == typed.STRING:
+            self._begin_string(asides)
+        else:
+            self._state = self._document if self._quoted or "string" not in self._types else self._undecided
+        return True
+
+    def _begin_string(self, asides: Asides) -> None:
+        asides.append_arguments('"')
+        self._state = self._string
+
+    def _string(self, asides: Asides) -> bool:
+        """Consume a string and emit it."""
+        end, after = self._value_end(self._pending)
+        asides.append_arguments(json.dumps(self._pending[:end], ensure_ascii=False)[1:-1])
+        self._pending = self._pending[end if after is None else after :]
+        if after is None:
+            return False
+        asides.append_arguments('"')
+        self._state = self._parameters
+        return True
+
+    def _undecided(self, asides: Asides) -> bool:
+        """Wait until the value can only be a string, or can only be known once it is complete."""
+        end, after = self._value_end(self._pending)
+        if not typed.may_be_typed(self._pending[:end], self._types):
+            self._begin_string(asides)
+            return True
+        if after is None and self._pending[:end].lstrip()[:1] not in ("{", "["):
+            return False
+        self._state = self._document
+        return True
+
+    def _document(self, asides: Asides) -> bool:
+        """Consume a value that is emitted once it is complete."""
+        end, after = self._value_end(self._pending)
+        self._value.append(self._pending[:end])
+        self._pending = self._pending[end if after is None else after :]
+        if after is None:
+            return False
+        asides.append_arguments(typed.to_json("".join(self._value), self._types, quoted=self._quoted))
+        self._value.clear()
+        self._state = self._parameters
+        return True
+
+    def _value_end(self, text: str) -> tuple[int, int | None]:
+        """Return the end of the value, and where the text after its mark begins; None if the value goes on."""
+        family = self._family
+        place, after = text.find(family.value_end), len(family.value_end)
+        at = text.find(family.call_end) if self._unclosed is not None else -1
+        while at >= 0 and self._unclosed is not None and not 0 <= place < at:
+            found = self._unclosed.match(text, at)
+            if found is not None:
+                if found["whole"] is None:
+                    return self._without_newline(text, at), None
+                place, after = at, 0
+                break
+            at = text.find(family.call_end, at + 1)
+        if place < 0:
+            held = overlap(text, family.value_end)
+            if self._unclosed is not None:
+                held = max(held, overlap(text, family.call_end))
+            return self._without_newline(text, len(text) - held), None
+        return self._without_newline(text, place), place + after
+
+    def _without_newline(self, text: str, end: int) -> int:
+        return end - (self._family.newlines and text[end - 1 : end] == "\n")
+
+    def _closing(self, _: Asides) -> bool:
+        """Consume marks after a call."""
+        pending = self._pending = self._pending.lstrip()
+        for mark in self._family.closes:
+            if pending.startswith(mark):
+                self._pending = pending[len(mark) :]
+                return True
+        if any(mark.startswith(pending) for mark in self._family.closes):
+            return False
+        self._state = self._between
+        return True
+
+
+@cache
+def _patterns(family: TagValues) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str] | None]:
+    """Return the patterns of a call's beginning, of a parameter's, and of the end of a call within a value."""
+    unclosed = None
+    if family.closes:
+        unclosed = re.compile(_pattern((family.call_end, SPACE, family.closes)).replace(r"\s*+", r"\s{0,8}+"))
+    return (
+        re.compile(_pattern(family.head, family.sections + family.between)),
+        re.compile(_pattern(family.parameter)),
+        unclosed,
+    )
+
+
+def _pattern(parts: Parts, optional: tuple[str, ...] = ()) -> str:
+    """Return a pattern that matches all the parts, with the group `whole`, or a text that ends within them."""
+    found = "(?P<whole>)"
+    for part in reversed(parts):
+        if isinstance(part, tuple):
+            found = rf"(?:(?={'|'.join(map(re.escape, part))}){found}|(?:{'|'.join(map(_beginnings, part))})\Z)"
+        elif part in _CLASSES:
+            found = _CLASSES[part] % found
+        else:
+            found = rf"(?:{re.escape(part)}{found}|(?:{_beginnings(part)})\Z)"
+    for mark in reversed(optional):
+        found = rf"(?:(?:{_beginnings(mark)})\Z|(?:{re.escape(mark)})?+\s*+{found})"
+    return found
+
+
+def _beginnings(text: str) -> str:
+    """Return a pattern of the text's beginnings, the empty one too."""
+    return "|".join(re.escape(text[:end]) for end in range(len(text) - 1, -1, -1))

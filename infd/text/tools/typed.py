@@ -1,0 +1,129 @@
+"""Types of a parameter's value, for syntaxes that write values without quotes: 7 may be a number or a string.
+
+A value is a string unless the tool's schema states another type that the value has; so no value is lost.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any, Final
+
+import msgspec
+
+Types = frozenset[str]  # of JSON Schema, without "integer" where "number" is allowed too
+
+STRING: Final[Types] = frozenset({"string"})
+ANY: Final[Types] = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+_DEPTH: Final = 16  # of references and alternatives
+_LITERAL_CHARACTERS: Final = 2**14  # longer Python literals stay strings
+_WORDS: Final = {"True": "true", "False": "false", "None": "null"}  # some templates print values as Python does
+_BEGINNING: Final = re.compile(r"\s{0,64}+(?:(?P<bracket>[\[{])|[\w.+-]{0,64}+\s{0,64}+\Z)")
+_BRACKETED: Final = {"{": "object", "[": "array"}
+
+
+def types_of(parameters: dict[str, Any], key: str) -> Types:
+    """Return the types that a tool's schema allows for the value of a parameter; STRING where it states none."""
+    properties = parameters.get("properties")
+    schema = properties.get(key) if isinstance(properties, dict) else None
+    if schema is None:
+        schema = parameters.get("additionalProperties")
+    found = _types(schema, parameters, _DEPTH)
+    return found if found and found != ANY else STRING
+
+
+def may_be_typed(text: str, types: Types) -> bool:
+    """Return whether a value that begins with `text` may have another type than string, of `types`."""
+    found = _BEGINNING.match(text)
+    return found is not None and (found["bracket"] is None or _BRACKETED[found["bracket"]] in types)
+
+
+def to_json(text: str, types: Types, *, quoted: bool = False) -> str:
+    """Return the JSON text of a value.
+
+    quoted  whether a string is written as JSON too
+    """
+    words = text.strip()
+    literal = _WORDS.get(words, words)
+    try:
+        value = msgspec.json.decode(literal)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        literal, value = _python(words)
+    if literal and _is_of(value, types) and (quoted or not isinstance(value, str)):
+        return literal
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _types(schema: Any, root: dict[str, Any], depth: int) -> Types:
+    """Return the types that a schema allows. What cannot be resolved allows all."""
+    if not isinstance(schema, dict) or not depth:
+        return ANY
+    found = ANY
+    if isinstance(reference := schema.get("$ref"), str):
+        found &= _types(_referred(reference, root), root, depth - 1)
+    if isinstance(stated := schema.get("type"), str):
+        found &= _with_integers({stated})
+    elif isinstance(stated, list):
+        found &= _with_integers({each for each in stated if isinstance(each, str)})
+    if "const" in schema:
+        found &= _of_values([schema["const"]])
+    if isinstance(schema.get("enum"), list):
+        found &= _of_values(schema["enum"])
+    for word in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(word), list) and options:
+            found &= frozenset().union(*(_types(each, root, depth - 1) for each in options[:_DEPTH]))
+    if isinstance(parts := schema.get("allOf"), list):
+        for each in parts[:_DEPTH]:
+            found &= _types(each, root, depth - 1)
+    if found == ANY and "properties" in schema:
+        found = frozenset({"object"})
+    elif found == ANY and "items" in schema:
+        found = frozenset({"array"})
+    if schema.get("nullable") is True:
+        found |= {"null"}
+    return found
+
+
+def _with_integers(types: set[str]) -> Types:
+    return frozenset(types | {"integer"} if "number" in types else types)
+
+
+def _of_values(values: list[Any]) -> Types:
+    return frozenset(name for name in ANY for value in values if _is_of(value, frozenset({name})))
+
+
+def _is_of(value: Any, types: Types) -> bool:
+    match value:
+        case None:
+            return "null" in types
+        case bool():
+            return "boolean" in types
+        case int():
+            return "integer" in types or "number" in types
+        case float():
+            return "number" in types or ("integer" in types and value.is_integer())
+        case str():
+            return "string" in types
+        case list():
+            return "array" in types
+    return "object" in types
+
+
+def _referred(reference: str, root: dict[str, Any]) -> Any:
+    """Return the schema that a JSON pointer into the tool's schema names; None if there is none."""
+    found: Any = root
+    for name in reference.removeprefix("#").split("/")[1:]:
+        found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return found if reference.startswith("#") else None
+
+
+def _python(text: str) -> tuple[str, Any]:
+    """Return JSON text and value of a list or dict that is written as a literal of Python; empty text if it is none."""
+    if text[:1] not in ("{", "[") or len(text) > _LITERAL_CHARACTERS:
+        return "", None
+    try:
+        value = ast.literal_eval(text)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False), value
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return "", None

@@ -1,0 +1,230 @@
+"""Marks around each value: Qwen3-Coder, Seed-OSS, MiniMax M2, DeepSeek's DSML, Step3, GLM.
+
+No published template of Step3 is at hand: its transcripts follow the format that the parsers of other servers describe.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.text.syntaxes.family import Family
+from tests.text.transcripts import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SCHEMAS = {
+    "weather": b"""{"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}""",
+    "f": b"""{"type": "object", "$defs": {"point": {"type": "object"}}, "properties": {
+        "s": {"type": "string"}, "i": {"type": "integer"}, "n": {"type": "number"}, "b": {"type": "boolean"},
+        "o": {"type": "object"}, "l": {"type": "array"}, "ref": {"$ref": "#/$defs/point"},
+        "either": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "list": {"type": ["integer", "string"]},
+        "enum": {"enum": [1, 2, "auto"]}, "maybe": {"type": "integer", "nullable": true},
+        "all": {"allOf": [{"type": "number"}, {"minimum": 0}]}, "any": {"description": "of no type"}}}""",
+}
+
+
+class Shape(NamedTuple):
+    """How a family writes calls.
+
+    write    writes parameters with their values as the model writes these
+    section  writes calls
+    value    closing mark of a value
+    call     closing mark of a call
+    """
+
+    write: Callable[[str, dict[str, str]], str]
+    section: Callable[..., str]
+    value: str
+    call: str
+
+
+def transcripts(shape: Shape) -> dict[str, tuple[str, Message]]:
+    """Return the transcripts that every family has."""
+    write, section = shape.write, shape.section
+    paris, rome = write("weather", {"city": "Paris", "days": "2"}), write("weather", {"city": "Rome"})
+    called, other = ("weather", '{"city": "Paris", "days": 2}'), ("weather", '{"city": "Rome"}')
+    now = write("now", {})
+    return {
+        "nothing but text": ("Four < five <func.", Message("Four < five <func.")),
+        "one call": (section(paris), Message(calls=(called,))),
+        "two calls after text": (f"Let me see.\n{section(paris, rome)}", Message("Let me see.", calls=(called, other))),
+        "text after a call": (f"{section(rome)}\nDone.", Message("Done.", calls=(other,))),
+        "a call without arguments, then another": (section(now, rome), Message(calls=(("now", "{}"), other))),
+        "a tool that was not offered": (
+            section(write("g", {"a": "7", "b": '{"c": 1}'})),
+            Message(calls=(("g", r'{"a": "7", "b": "{\"c\": 1}"}'),)),
+        ),
+        "texts": (
+            section(write("f", {"s": 'a "quoted"\\ \t<b> é🙂\r', "x": "", "any": "1"})),
+            Message(calls=(("f", r'{"s": "a \"quoted\"\\ \t<b> é🙂\r", "x": "", "any": "1"}'),)),
+        ),
+        "texts that look like numbers": (
+            section(write("f", {"s": "007", "x": "1e5", "either": "12"})),
+            Message(calls=(("f", '{"s": "007", "x": "1e5", "either": "12"}'),)),
+        ),
+        "newlines at both ends of a text": (
+            section(write("f", {"s": "\n\na\n\nb\n\n"})),
+            Message(calls=(("f", r'{"s": "\n\na\n\nb\n\n"}'),)),
+        ),
+        "numbers and words": (
+            section(write("f", {"i": "-7", "n": "1e5", "all": "0.5", "b": "True", "maybe": "None", "either": "null"})),
+            Message(
+                calls=(("f", '{"i": -7, "n": 1e5, "all": 0.5, "b": true, "maybe": null, "either": null}'),),
+            ),
+        ),
+        "documents": (
+            section(write("f", {"o": '{"a": [1, "}"]}', "l": "[\n1]", "ref": "{'x': [True, None]}"})),
+            Message(calls=(("f", '{"o": {"a": [1, "}"]}, "l": [\n1], "ref": {"x": [true, null]}}'),)),
+        ),
+        "values that are not of their types": (
+            section(write("f", {"i": "007", "n": "many", "b": "yes", "o": '{"a": ', "l": "{}", "maybe": "1.5"})),
+            Message(
+                calls=(("f", r'{"i": "007", "n": "many", "b": "yes", "o": "{\"a\": ", "l": "{}", "maybe": "1.5"}'),),
+            ),
+        ),
+        "values of several types": (
+            section(write("f", {"list": "12", "enum": "auto", "either": "nullify", "i": "7.0"})),
+            Message(calls=(("f", '{"list": 12, "enum": "auto", "either": "nullify", "i": 7.0}'),)),
+        ),
+        "cut within a text": (
+            section(write("f", {"s": "abc"})).partition("bc")[0],
+            Message(calls=(("f", '{"s": "a'),)),
+        ),
+        "cut within a number": (
+            section(write("f", {"i": "123"})).partition("23")[0],
+            Message(calls=(("f", '{"i": '),)),
+        ),
+        "cut within the name": (
+            section(now).partition("now")[0] + "no",
+            Message(section(now).partition("now")[0] + "no"),
+        ),
+        "something else within a call": (
+            f"{section(rome).partition(shape.call)[0]}Well.",
+            Message("Well.", calls=(other,)),
+        ),
+    }
+
+
+def functions(opening: str, closing: str, *, newlines: bool) -> Shape:
+    line = "\n" if newlines else ""
+
+    def write(name: str, values: dict[str, str]) -> str:
+        parameters = "".join(f"<parameter={key}>{line}{value}{line}</parameter>\n" for key, value in values.items())
+        return f"{opening}\n<function={name}>\n{parameters}</function>\n{closing}"
+
+    return Shape(write, lambda *calls: "\n".join(calls), "</parameter>", "</function>")
+
+
+def invokes(prefix: str, section: tuple[str, str], call: tuple[str, str] = ("", "\n"), attribute: str = "") -> Shape:
+    def write(name: str, values: dict[str, str]) -> str:
+        parameters = "".join(
+            f'<{prefix}parameter name="{key}"{attribute}>{value}</{prefix}parameter>\n' for key, value in values.items()
+        )
+        return f'{call[0]}<{prefix}invoke name="{name}">\n{parameters}</{prefix}invoke>{call[1]}'
+
+    return Shape(
+        write,
+        lambda *calls: f"{section[0]}\n{''.join(calls)}{section[1]}",
+        f"</{prefix}parameter>",
+        f"</{prefix}invoke>",
+    )
+
+
+def pairs(line: str) -> Shape:
+    def write(name: str, values: dict[str, str]) -> str:
+        parameters = "".join(
+            f"<arg_key>{key}</arg_key>{line}<arg_value>{value}</arg_value>{line}" for key, value in values.items()
+        )
+        return f"<tool_call>{name}{line}{parameters}</tool_call>"
+
+    return Shape(write, lambda *calls: "\n".join(calls), "</arg_value>", "</tool_call>")
+
+
+QWEN = functions("<tool_call>", "</tool_call>", newlines=True)
+SEED = functions("<seed:tool_call>", "</seed:tool_call>", newlines=False)
+MINIMAX = invokes("", ("<minimax:tool_call>", "</minimax:tool_call>"))
+STEP = invokes(
+    "steptml:",
+    ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+    ("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>\n"),
+)
+
+
+def dsml(section: str) -> dict[str, tuple[str, Message]]:
+    shape = invokes("｜DSML｜", (f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"))
+    one = (
+        f'<｜DSML｜{section}>\n<｜DSML｜invoke name="f">\n'
+        '<｜DSML｜parameter name="i" string="true">7</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="s" string="false">7</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="x" string="false">"a"</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="y" string="false">a</｜DSML｜parameter>\n'
+        f"</｜DSML｜invoke>\n</｜DSML｜{section}>"
+    )
+    stated = ("f", '{"i": "7", "s": 7, "x": "a", "y": "a"}')
+    return {**transcripts(shape), "types that the model states": (one, Message(calls=(stated,)))}
+
+
+OWN = {
+    "no newlines around a value": (
+        "<tool_call><function=f><parameter=s>a</parameter><parameter=x>\n</parameter></function></tool_call>",
+        Message(calls=(("f", '{"s": "a", "x": ""}'),)),
+    ),
+    "no mark before the call": (
+        "Yes.\n<function=f>\n<parameter=i>\n7\n</parameter>\n</function>\n</tool_call>",
+        Message("Yes.", calls=(("f", '{"i": 7}'),)),
+    ),
+    "no mark after the value": (
+        "<tool_call>\n<function=f>\n<parameter=s>\na\n</function>\n</tool_call>\nYes.",
+        Message("Yes.", calls=(("f", '{"s": "a"}'),)),
+    ),
+    "no mark after the call": (
+        "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n</tool_call>\nYes.",
+        Message("Yes.", calls=(("f", '{"s": "a"}'),)),
+    ),
+    "no marks after the first call": (
+        "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n<tool_call>\n<function=g>\n</function>\n</tool_call>",
+        Message(calls=(("f", '{"s": "a"}'), ("g", "{}"))),
+    ),
+    "marks within a text": (
+        QWEN.write("f", {"s": "<tool_call></function> </tool_calls><parameter=x>\n</paramete"}),
+        Message(calls=(("f", r'{"s": "<tool_call></function> </tool_calls><parameter=x>\n</paramete"}'),)),
+    ),
+    "a mark in a text": ("Write <tool_call> first.", Message("Write <tool_call> first.")),
+}
+
+FAMILIES = {
+    "qwen3_coder": Family(
+        {**transcripts(QWEN), **OWN},
+        templates=(
+            "llama.cpp/Qwen3-Coder",
+            "llama.cpp/Qwen3.5-4B",
+            "llama.cpp/StepFun3.5-Flash",
+            "llama.cpp/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+            "vllm/qwen3coder",
+        ),
+        schemas=SCHEMAS,
+    ),
+    "seed_oss": Family(transcripts(SEED), templates=("llama.cpp/ByteDance-Seed-OSS",), schemas=SCHEMAS),
+    "minimax_m2": Family(transcripts(MINIMAX), templates=("llama.cpp/MiniMax-M2",), schemas=SCHEMAS),
+    "deepseek_v32": Family(dsml("function_calls"), templates=("llama.cpp/deepseek-ai-DeepSeek-V3.2",), schemas=SCHEMAS),
+    "deepseek_v4": Family(
+        dsml("tool_calls"),
+        templates=("llama.cpp/deepseek-ai-DeepSeek-V4", "llama.cpp/deepseek-ai-DeepSeek-V4-Flash-0731"),
+        schemas=SCHEMAS,
+    ),
+    "step3": Family(transcripts(STEP), schemas=SCHEMAS),
+    "glm45": Family(
+        {**transcripts(pairs("\n")), **{f"{what}, on one line": each for what, each in transcripts(pairs("")).items()}},
+        templates=(
+            "llama.cpp/GLM-4.6",
+            "llama.cpp/GLM-4.7-Flash",
+            "llama.cpp/Spark2.5",
+            "llama.cpp/inclusionai-ling-3.0-flash",
+            "llama.cpp/poolside-Laguna-S-2.1",
+            "llama.cpp/poolside-Laguna-XS.2",
+            "llama.cpp/poolside-Laguna-XS-2.1",
+        ),
+        schemas=SCHEMAS,
+    ),
+}
