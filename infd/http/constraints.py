@@ -34,6 +34,13 @@ if TYPE_CHECKING:
     from infd.http.schema.tools import Tool
     from infd.request import Constraint
 
+# Fields of a response_format, by its type.
+_FORMAT_FIELDS: Final = {
+    "text": (),
+    "json_object": ("schema",),
+    "json_schema": ("json_schema",),
+    "structural_tag": ("structures", "triggers", "format"),
+}
 _ANY_ARGUMENTS: Final = '{"type": "object"}'
 _NO_ARGUMENTS: Final = '{"type": "object", "properties": {}, "additionalProperties": false}'
 
@@ -86,18 +93,25 @@ def constrained_calls(request: ChatRequest, answer: Constrained | None) -> Const
     if isinstance(choice, ToolChoice):
         tools = _named(choice, tools)
     strict = [f"tools[{number}].function.strict" for number, tool in tools if tool.function.strict]
-    if not required and not strict and answer is None:
+    if required:
+        param = "tool_choice"
+    elif strict:
+        param = strict[0]
+    elif answer is not None:
+        param = answer.param
+    else:
         return None
     schemas = tuple(_tool_schema(tool, number, exact=required) for number, tool in tools)
-    param = "tool_choice" if required else strict[0] if strict else "response_format"
     # If tool_choice names a tool, OpenAI's API answers with one call.
     parallel = request.parallel_tool_calls is not False and not isinstance(choice, ToolChoice)
     return ConstrainedCalls(schemas, required, parallel, param)
 
 
 def _named(choice: ToolChoice, tools: list[tuple[int, Tool]]) -> list[tuple[int, Tool]]:
-    if choice.type != "function" or choice.function is None:
+    if choice.type != "function":
         raise Unsupported(f"tool_choice of type {shorten(choice.type)!r}", param="tool_choice.type")
+    if choice.function is None:
+        raise InvalidRequest("tool_choice of type function needs function.name", param="tool_choice.function")
     name = choice.function.name
     named = [(number, tool) for number, tool in tools if tool.function.name == name]
     if not named:
@@ -126,6 +140,9 @@ def _constraints(request: OpenAIRequest) -> Iterator[Constrained]:
     for name in ("guided_json", "json_schema"):
         if is_set(value := getattr(request, name)):
             yield Constrained(JsonSchema(json_text(value, name)), name)
+    if is_set(request.structural_tag):
+        description = json_text(request.structural_tag, "structural_tag")
+        yield Constrained(StructuralTag(description), "structural_tag")
     for name in ("guided_regex", "regex"):
         if (pattern := getattr(request, name)) is not None:
             yield Constrained(Regex(pattern), name)
@@ -137,6 +154,7 @@ def _constraints(request: OpenAIRequest) -> Iterator[Constrained]:
 
 
 def _response_format(format: ResponseFormat) -> Iterator[Constrained]:
+    _check_fields(format)
     match format.type:
         case "json_object" if is_set(format.schema):
             yield Constrained(JsonSchema(json_text(format.schema, "response_format.schema")), "response_format.schema")
@@ -152,6 +170,17 @@ def _response_format(format: ResponseFormat) -> Iterator[Constrained]:
             parts = {name: getattr(format, name) for name in ("structures", "triggers", "format")}
             description = msgspec.json.encode({name: part for name, part in parts.items() if is_set(part)})
             yield Constrained(StructuralTag(json_text(Raw(description), "response_format")), "response_format")
+
+
+def _check_fields(format: ResponseFormat) -> None:
+    """Raise InvalidRequest for a field of another type of response_format, which would constrain nothing."""
+    for kind, names in _FORMAT_FIELDS.items():
+        for name in () if kind == format.type else names:
+            value = getattr(format, name)
+            if is_set(value) if isinstance(value, Raw) else value is not None:
+                raise InvalidRequest(
+                    f"response_format.{name} is for type {kind}, not {format.type}", param=f"response_format.{name}"
+                )
 
 
 def _structured_outputs(outputs: StructuredOutputs) -> Iterator[Constrained]:

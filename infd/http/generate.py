@@ -280,9 +280,9 @@ def _constraint(generation: Generation, prompt: Prompt, served: ServedModel) -> 
 
 def _constraint_param(generation: Generation) -> str | None:
     """Return the request field that constrains the answer."""
-    if generation.constrained is not None:
-        return generation.constrained.param
     calls = generation.input.constrained_calls if isinstance(generation.input, Conversation) else None
+    if generation.constrained is not None and not (calls is not None and calls.required):
+        return generation.constrained.param
     return None if calls is None else calls.param
 
 

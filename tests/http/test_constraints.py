@@ -67,6 +67,7 @@ def asked(**fields: Any) -> Any:
         ({"guided_grammar": GBNF}, Ebnf(GBNF), "guided_grammar"),
         ({"json_schema": SCHEMA}, JsonSchema(TEXT), "json_schema"),
         ({"json_schema": TEXT}, JsonSchema(TEXT), "json_schema"),
+        ({"structural_tag": json.dumps(TAG)}, StructuralTag(json.dumps(TAG)), "structural_tag"),
         ({"regex": "a+"}, Regex("a+"), "regex"),
         ({"grammar": GBNF}, Ebnf(GBNF), "grammar"),
         ({"ebnf": GBNF}, Ebnf(GBNF), "ebnf"),
@@ -106,7 +107,7 @@ def test_a_schema_that_is_not_utf8_is_the_clients_error(field: bytes):
     "fields",
     [
         {},
-        {"response_format": {"type": "text"}},
+        {"response_format": {"type": "text", "json_schema": None, "schema": None}},
         {"response_format": None, "structured_outputs": None, "guided_json": None, "json_schema": None},
     ],
 )
@@ -121,6 +122,13 @@ def test_without_a_constraint_any_text_may_follow(fields: dict[str, Any]):
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, InvalidRequest, "structured_outputs.choice"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, InvalidRequest, "guided_regex"),
         ({"response_format": {"type": "json_schema"}}, InvalidRequest, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, InvalidRequest, "response_format.schema"),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"schema": SCHEMA}}},
+            InvalidRequest,
+            "response_format.json_schema",
+        ),
+        ({"response_format": {"type": "text", "triggers": ["<f>"]}}, InvalidRequest, "response_format.triggers"),
         ({"response_format": {"type": "yaml"}}, InvalidRequest, "response_format.type"),
         ({"guided_choice": []}, InvalidRequest, "guided_choice"),
         (
@@ -176,6 +184,13 @@ def test_tool_choice_and_strict_tools_constrain_calls(fields: dict[str, Any], ca
 def test_calls_of_tools_that_are_not_strict_are_free():
     assert asked_calls(TOOLS[:1]) is None
     assert asked_calls(TOOLS[:1], **JSON) == ConstrainedCalls((ANY_F,), False, True, "response_format")
+    assert asked_calls(TOOLS[:1], regex="a") == ConstrainedCalls((ANY_F,), False, True, "regex")
+
+
+@pytest.mark.parametrize("answer", [{"guided_regex": "a"}, {"structured_outputs": {"choice": ["a"]}}])
+def test_required_calls_beside_another_constraint_are_refused(answer: Any):
+    with pytest.raises(InvalidRequest, match="tool_choice and"):
+        asked_calls(TOOLS, tool_choice="required", **answer)
 
 
 class PatternGrammars(FakeGrammars):

@@ -72,20 +72,23 @@ class OpenAIRequest(GenerationFields, kw_only=True):
     guided_choice: Options | None = None
     guided_grammar: Text | None = None
     json_schema: Raw = ABSENT
+    structural_tag: Raw = ABSENT
     regex: Text | None = None
     grammar: Text | None = None
     ebnf: Text | None = None
 
     guided_decoding_backend: UnsupportedField = ABSENT
     guided_whitespace_pattern: UnsupportedField = ABSENT
+    grammar_lazy: UnsupportedField = ABSENT  # llama.cpp: the grammar applies after a trigger
     length_penalty: UnsupportedField = ABSENT
     logits_processors: UnsupportedField = ABSENT
     return_tokens_as_token_ids: UnsupportedField = ABSENT
     thinking_token_budget: UnsupportedField = ABSENT
     use_beam_search: UnsupportedField = ABSENT
 
-    SUPPORTED: ClassVar[frozenset[str]] = frozenset({"guided_json", "json_schema"})
+    SUPPORTED: ClassVar[frozenset[str]] = frozenset({"guided_json", "json_schema", "structural_tag"})
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "grammar_lazy": (False,),
         "length_penalty": (1, 1.0),
         "logits_processors": ([],),
         "return_tokens_as_token_ids": (False,),
