@@ -267,5 +267,10 @@ def _failure(error: str) -> GrammarFailed:
 
 
 def _short(error: str) -> str:
-    lines = error.strip().splitlines()
-    return lines[0][:300] if lines else "failed"
+    """Return the first line of a message; for a malformed regular expression also the reason, on a later line."""
+    lines = error.strip().splitlines() or ["failed"]
+    reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
+    if reason is None:
+        return lines[0][:300]
+    first = lines[0].removesuffix(" regex parse error:")
+    return f"{first[:300]} {reason[:300]}"
