@@ -44,6 +44,7 @@ MODULE: Final = "infd.grammar.trial"
 MEMORY: Final = 2**30  # bytes of private writable memory of a fork (RLIMIT_DATA)
 START_S: Final = 60.0
 _PR_SET_PDEATHSIG: Final = 1
+NICE: Final = 10  # the loop and the device precede it
 PATIENCE: Final = 5  # seconds on the clock for each second of processor time
 
 
@@ -162,6 +163,7 @@ class _Tasks:
 
 def _work() -> None:
     """Fork until the daemon closes the connection."""
+    os.nice(NICE)
     tasks = _Tasks()
     connection = socket.socket(fileno=int(sys.argv[1]))
     while True:
