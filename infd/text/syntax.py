@@ -175,11 +175,11 @@ def _written_call(template: ChatTemplate, id: str) -> str:
     return turn[common:]
 
 
-def _rank(syntax: ToolSyntax, turn: str, template: ChatTemplate) -> tuple[int, bool, bool] | None:
+def _rank(syntax: ToolSyntax, turn: str, template: ChatTemplate) -> tuple[int, bool, bool, bool] | None:
     """Return how ill the syntax fits a rendered call, None if it does not read the call.
 
-    Characters of content beside the call; whether the syntax would force another text; whether the template does not
-    mention the syntax's marks.
+    Characters of content beside the call; whether the syntax would force another text, apart from white space; whether
+    the template does not mention the syntax's marks; whether the syntax would force other white space.
     """
     parser, asides = syntax.start(Offered({_NAME: b""})), Asides()
     content = parser.feed(turn, asides) + parser.finish(asides)
@@ -188,13 +188,16 @@ def _rank(syntax: ToolSyntax, turn: str, template: ChatTemplate) -> tuple[int, b
         return None
     if not all(word in aside.calls[0].arguments for word in (_KEY, _VALUE)):
         return None
-    return len(content), not _would_force(syntax, turn), not any(map(template.mentions, syntax.opens))
+    grammar = syntax.grammar
+    exact = grammar is not None and _forced(grammar).search(turn) is not None
+    alike = grammar is not None and _forced(grammar, spaced=False).search("".join(turn.split())) is not None
+    return len(content), not alike, not any(map(template.mentions, syntax.opens)), not exact
 
 
-def _would_force(syntax: ToolSyntax, turn: str) -> bool:
-    """Return whether the call in `turn` begins as the grammar of the syntax has it. White space does not count."""
-    if syntax.grammar is None:
-        return False
-    head = (syntax.grammar.begin + syntax.grammar.call).partition("$arguments")[0].replace("$name", _NAME)
-    found = re.sub(r"\\\$(number|id)", r"\\w+", re.escape("".join(head.split())))
-    return re.search(found, "".join(turn.split())) is not None
+def _forced(grammar: CallSyntax, *, spaced: bool = True) -> re.Pattern[str]:
+    """Return the pattern of the beginning of the probing call as a grammar has it, with or without white space."""
+    head, _, tail = (grammar.begin + grammar.call).partition("$arguments")
+    if grammar.parameter:
+        head += grammar.parameter.replace("$key", _KEY).replace("$value", _VALUE) + tail
+    head = head.replace("$name", _NAME)
+    return re.compile(re.sub(r"\\\$(number|id)", r"\\w+", re.escape(head if spaced else "".join(head.split()))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from infd.request import CallSyntax
 from infd.text.tools.tag_values import ATTRIBUTES, KEY, NAME, SPACE, TagValues
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 def _functions(opening: str, closing: str, *, newlines: bool) -> TagValues:
     """Return the family that writes <function=...> and <parameter=...> between two marks."""
+    line = "\n" if newlines else ""
     return TagValues(
         sections=(opening,),
         head=("<function=", NAME, ">"),
@@ -20,28 +22,56 @@ def _functions(opening: str, closing: str, *, newlines: bool) -> TagValues:
         call_end="</function>",
         closes=(closing,),
         newlines=newlines,
+        grammar=CallSyntax(
+            call=f"{opening}\n<function=$name>\n$arguments</function>\n{closing}",
+            parameter=f"<parameter=$key>{line}$value{line}</parameter>\n",
+            trigger=opening,
+            marks=(opening, "<function=", "<parameter=", "</parameter>", "</function>", closing),
+        ),
     )
 
 
 def _dsml(section: str) -> TagValues:
+    parameter, end = '<｜DSML｜parameter name="$key" string="%s">$value', "</｜DSML｜parameter>\n"
+    opening, closing = f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"
     return TagValues(
-        sections=(f"<｜DSML｜{section}>",),
+        sections=(opening,),
         head=('<｜DSML｜invoke name="', NAME, '">'),
         parameter=('<｜DSML｜parameter name="', KEY, '"', ATTRIBUTES, ">"),
         value_end="</｜DSML｜parameter>",
         call_end="</｜DSML｜invoke>",
-        closes=(f"</｜DSML｜{section}>",),
+        closes=(closing,),
         strings=frozenset({'string="true"'}),
         documents=frozenset({'string="false"'}),
+        grammar=CallSyntax(
+            begin=f"{opening}\n",
+            call='<｜DSML｜invoke name="$name">\n$arguments</｜DSML｜invoke>\n',
+            between="",
+            end=closing,
+            parameter=parameter % "true" + end,
+            document=parameter % "false" + end,
+            trigger=opening,
+            marks=("｜DSML｜",),
+        ),
     )
 
 
-GLM: Final = TagValues(
-    head=("<tool_call>", SPACE, NAME, SPACE, ("<arg_key>", "</tool_call>")),
-    parameter=("<arg_key>", KEY, "</arg_key>", SPACE, "<arg_value>"),
-    value_end="</arg_value>",
-    call_end="</tool_call>",
-)
+def _pairs(line: str) -> TagValues:
+    """Return the family of GLM. line: what the model writes between marks"""
+    return TagValues(
+        head=("<tool_call>", SPACE, NAME, SPACE, ("<arg_key>", "</tool_call>")),
+        parameter=("<arg_key>", KEY, "</arg_key>", SPACE, "<arg_value>"),
+        value_end="</arg_value>",
+        call_end="</tool_call>",
+        grammar=CallSyntax(
+            call=f"<tool_call>$name{line}$arguments</tool_call>",
+            between=line,
+            parameter=f"<arg_key>$key</arg_key>{line}<arg_value>$value</arg_value>{line}",
+            trigger="<tool_call>",
+            marks=("<tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"),
+        ),
+    )
+
 
 FAMILIES: Final[Mapping[str, TagValues]] = {
     "qwen3_coder": _functions("<tool_call>", "</tool_call>", newlines=True),
@@ -53,6 +83,15 @@ FAMILIES: Final[Mapping[str, TagValues]] = {
         value_end="</parameter>",
         call_end="</invoke>",
         closes=("</minimax:tool_call>",),
+        grammar=CallSyntax(
+            begin="<minimax:tool_call>\n",
+            call='<invoke name="$name">\n$arguments</invoke>\n',
+            between="",
+            end="</minimax:tool_call>",
+            parameter='<parameter name="$key">$value</parameter>\n',
+            trigger="<minimax:tool_call>",
+            marks=("<minimax:tool_call>", "</parameter>", "</invoke>", "</minimax:tool_call>"),
+        ),
     ),
     "deepseek_v32": _dsml("function_calls"),
     "deepseek_v4": _dsml("tool_calls"),
@@ -64,8 +103,24 @@ FAMILIES: Final[Mapping[str, TagValues]] = {
         value_end="</steptml:parameter>",
         call_end="</steptml:invoke>",
         closes=("<｜tool_call_end｜>", "<｜tool_sep｜>", "<｜tool_calls_end｜>"),
+        grammar=CallSyntax(
+            begin="<｜tool_calls_begin｜>\n",
+            call=(
+                '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="$name">\n'
+                "$arguments</steptml:invoke><｜tool_call_end｜>\n"
+            ),
+            between="",
+            end="<｜tool_calls_end｜>",
+            parameter='<steptml:parameter name="$key">$value</steptml:parameter>\n',
+            trigger="<｜tool_calls_begin｜>",
+            marks=(
+                *("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"),
+                "<｜tool_calls_end｜>",
+            ),
+        ),
     ),
-    "glm45": GLM,
+    "glm45": _pairs("\n"),
+    "glm47": _pairs(""),
 }
 
 ALIASES: Final[Mapping[str, str]] = {
@@ -77,5 +132,4 @@ ALIASES: Final[Mapping[str, str]] = {
     "deepseekv32": "deepseek_v32",
     "deepseekv4": "deepseek_v4",
     "glm": "glm45",
-    "glm47": "glm45",
 }

@@ -215,16 +215,18 @@ FAMILIES = {
     ),
     "step3": Family(transcripts(STEP), schemas=SCHEMAS),
     "glm45": Family(
-        {**transcripts(pairs("\n")), **{f"{what}, on one line": each for what, each in transcripts(pairs("")).items()}},
+        transcripts(pairs("\n")),
         templates=(
             "llama.cpp/GLM-4.6",
-            "llama.cpp/GLM-4.7-Flash",
-            "llama.cpp/Spark2.5",
             "llama.cpp/inclusionai-ling-3.0-flash",
-            "llama.cpp/poolside-Laguna-S-2.1",
             "llama.cpp/poolside-Laguna-XS.2",
             "llama.cpp/poolside-Laguna-XS-2.1",
         ),
+        schemas=SCHEMAS,
+    ),
+    "glm47": Family(
+        transcripts(pairs("")),
+        templates=("llama.cpp/GLM-4.7-Flash", "llama.cpp/Spark2.5", "llama.cpp/poolside-Laguna-S-2.1"),
         schemas=SCHEMAS,
     ),
 }
