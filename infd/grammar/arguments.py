@@ -49,8 +49,17 @@ def prepared(tools: Sequence[ToolSchema], limits: Limits, prepare: Callable[[Any
 
     prepare  returns a schema that the engine keeps exactly
     """
+    schemas = []
+    for tool, schema in zip(tools, parsed(tools, limits), strict=True):
+        with named(tool):
+            schemas.append(prepare(schema, limits))
+    return schemas
+
+
+def parsed(tools: Sequence[ToolSchema], limits: Limits) -> list[Any]:
+    """Return the schemas of the tools' arguments as clients wrote them. Raises GrammarFailed as `prepared`."""
     bounds.check_text("".join(tool.parameters for tool in tools), limits)
-    parsed: list[Any] = []
+    found: list[Any] = []
     for tool in tools:
         with named(tool):
             schema = bounds.read_json(tool.parameters, limits)
@@ -60,13 +69,9 @@ def prepared(tools: Sequence[ToolSchema], limits: Limits, prepare: Callable[[Any
             if types != "object" and not (isinstance(types, list) and "object" in types):
                 raise GrammarFailed("the arguments of a tool are an object", code="invalid_grammar")
             bounds.check_schema(schema, limits)
-            parsed.append({**schema, "type": "object"} if isinstance(schema, dict) else schema)
-    bounds.check_schema(parsed, replace(limits, depth=limits.depth + 1))  # together, because their times add up
-    schemas = []
-    for tool, schema in zip(tools, parsed, strict=True):
-        with named(tool):
-            schemas.append(prepare(schema, limits))
-    return schemas
+            found.append({**schema, "type": "object"} if isinstance(schema, dict) else schema)
+    bounds.check_schema(found, replace(limits, depth=limits.depth + 1))  # together, because their times add up
+    return found
 
 
 def parameters(

@@ -176,3 +176,11 @@ class Handle:
 
     def __del__(self) -> None:
         self._free(self.pointer)
+
+
+def error_of(functions: Any, matcher: Handle) -> str | None:
+    """Return the error of a matcher of the library; None without one."""
+    if not functions.llg_matcher_is_error(matcher.pointer):
+        return None
+    message: bytes | None = functions.llg_matcher_get_error(matcher.pointer)
+    return (message or b"failed").decode(errors="replace")

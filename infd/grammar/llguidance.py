@@ -14,18 +14,19 @@ import numpy as np
 
 from infd.errors import GrammarFailed
 from infd.grammar import markup, writing
-from infd.grammar.binding import Handle, Library
+from infd.grammar.binding import Handle, Library, error_of
+from infd.grammar.locating import locate
+from infd.grammar.refusal import refused, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from infd.grammar.protocol import Limits, Matcher, Vocabulary
+    from infd.grammar.trial import Trial
     from infd.grammar.writing import Written
     from infd.request import Constraint
-
-    Write = Callable[[Constraint, Limits, dict[str, int], dict[str, int]], Written]
 
 # With this fuel a compilation takes at most about 20 ms, a mask at most 15 ms and usually 0.02 ms. A matcher creates
 # lexer states as its answer grows: `.*a.{200}` creates 50 for each token; 20,000 states take 10 MiB.
@@ -37,20 +38,13 @@ _FUEL: Final = {
     "max_lexer_states": 20_000,
     "max_grammar_size": 200_000,
 }
-# Words in llguidance's messages, by which `_refusal` classifies errors.
-_LARGE: Final = ("too many", "Too many", "too large", "too big", "limit", "fuel", "max is", "too complex", "recursion")
-_UNSUPPORTED: Final = ("nimplemented", "not supported", "nsupported", "Unknown format", "retriev")
 _SPECIAL: Final = b"\xff"  # marks a token that text never matches
-
-
-def _write(constraint: Constraint, limits: Limits, marks: dict[str, int], fuel: dict[str, int]) -> Written:
-    return writing.write(constraint, limits, marks).written()
 
 
 class LlguidanceCompiler:
     """The Compiler of one vocabulary. Building it takes a second for 150,000 tokens, without the interpreter's lock."""
 
-    def __init__(self, vocabulary: Vocabulary, trial: Write | None = None) -> None:
+    def __init__(self, vocabulary: Vocabulary, trial: Trial | None = None) -> None:
         """Build the compiler.
 
         trial  writes constraints as grammars in another process; None: in this one, without limits of time and memory
@@ -58,7 +52,7 @@ class LlguidanceCompiler:
         Raises Unavailable if the library is missing or has another C interface.
         """
         self.vocabulary = vocabulary
-        self._write = trial or _write
+        self._trial = trial
         self._library = Library()
         self.version = self._library.version
         self._ends = frozenset(each for each in vocabulary.end_ids if each < vocabulary.columns)
@@ -69,10 +63,16 @@ class LlguidanceCompiler:
         self._spaced = _row(np.fromiter((token.startswith(b" ") for token in tokens), dtype=bool, count=len(tokens)))
 
     def compile(self, constraint: Constraint, limits: Limits) -> LlguidanceGrammar:
-        written = self._write(constraint, limits, self._marks.within(constraint), _FUEL)
+        marks = self._marks.within(constraint)
+        if self._trial is None:
+            written = writing.write(constraint, limits, marks).written()
+        else:
+            written = self._trial(constraint, limits, marks, _FUEL)
         try:
             compiled, first = self._compile(written.grammars)
         except GrammarFailed:
+            if (located := self._locate(constraint, limits)) is not None:
+                raise located from None
             self._check_arguments(written)
             raise
         if self.vocabulary.drop_space:
@@ -83,6 +83,12 @@ class LlguidanceCompiler:
             answer, *parts = written.grammars
             compiled, _ = self._compile([begin, writing.named("answer", answer), *parts])
         return compiled
+
+    def _locate(self, constraint: Constraint, limits: Limits) -> GrammarFailed | None:
+        """Return the error of the first schema that llguidance refuses alone, with its path; None if there is none."""
+        if self._trial is None:
+            return locate(constraint, limits, lambda grammar: self._compile([grammar]))
+        return self._trial.locate(constraint, limits, _FUEL)
 
     def _check_arguments(self, written: Written) -> None:
         """Raise GrammarFailed with the `param` of the first tool whose arguments llguidance refuses, if any."""
@@ -103,11 +109,11 @@ class LlguidanceCompiler:
         handle = self._library.matcher(self._handle, text, _FUEL)
         matcher = LlguidanceMatcher(self._library.functions, handle, self._handle, self._ends)
         if (error := matcher.error()) is not None:
-            raise _refusal(error)
+            raise refused(error)
         row = np.empty((1, self.vocabulary.words), dtype=np.int32)
         (failure,) = self.fill([matcher], row)
         if failure is not None:
-            raise _refusal(str(failure))
+            raise refused(str(failure))
         if not row.any() and not matcher.accepting:
             raise GrammarFailed("no text satisfies the constraint", code="invalid_grammar")
         return LlguidanceGrammar(matcher, len(text)), row[0]
@@ -214,10 +220,7 @@ class LlguidanceMatcher:
         return self._ended > 0
 
     def error(self) -> str | None:
-        if not self._functions.llg_matcher_is_error(self._handle.pointer):
-            return None
-        message: bytes | None = self._functions.llg_matcher_get_error(self._handle.pointer)
-        return (message or b"failed").decode(errors="replace")
+        return error_of(self._functions, self._handle)
 
     def _text(self, tokens: Sequence[int]) -> Sequence[int]:
         """Return the tokens before the first end id; no tokens if the text has ended."""
@@ -250,27 +253,6 @@ def _any_allowed(row: NDArray[np.int32], of: NDArray[np.int32]) -> bool:
     return bool((row & of).any())
 
 
-def _refusal(error: str) -> GrammarFailed:
-    """Return the error of a grammar that llguidance did not compile, with a code that depends on the message."""
-    if any(word in error for word in _LARGE):
-        return GrammarFailed(f"the constraint is too large: {_short(error)}", code="grammar_too_large")
-    if any(word in error for word in _UNSUPPORTED):
-        return GrammarFailed(f"the constraint cannot be kept: {_short(error)}", code="unsupported_grammar")
-    if "NoExtension" in error:
-        return GrammarFailed("no text satisfies the constraint", code="invalid_grammar")
-    return GrammarFailed(f"the constraint is malformed: {_short(error)}", code="invalid_grammar")
-
-
 def _failure(error: str) -> GrammarFailed:
     """Return the error of a matcher whose answer violates its constraint."""
-    return GrammarFailed(f"the answer left its constraint: {_short(error)}")
-
-
-def _short(error: str) -> str:
-    """Return the first line of a message; for a malformed regular expression also the reason, on a later line."""
-    lines = error.strip().splitlines() or ["failed"]
-    reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
-    if reason is None:
-        return lines[0][:300]
-    first = lines[0].removesuffix(" regex parse error:")
-    return f"{first[:300]} {reason[:300]}"
+    return GrammarFailed(f"the answer left its constraint: {shortened(error)}")

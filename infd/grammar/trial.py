@@ -31,7 +31,10 @@ from infd.apart import wire
 from infd.apart.child import serve
 from infd.apart.client import Worker
 from infd.errors import Fault, GrammarFailed, TextFailed, TooSlow
+from infd.grammar.binding import error_of
+from infd.grammar.locating import locate
 from infd.grammar.protocol import Limits
+from infd.grammar.refusal import refused
 from infd.grammar.writing import Written, encoded, listed, write
 from infd.request import Constraint, JsonObject
 
@@ -60,6 +63,14 @@ class Write(Struct, frozen=True, tag="write"):
     fuel: dict[str, int]
 
 
+class Locate(Struct, frozen=True, tag="locate"):
+    """Find the schema of a constraint, and its part, that llguidance refuses within `fuel`: the outcome's fault."""
+
+    constraint: Constraint
+    limits: Limits
+    fuel: dict[str, int]
+
+
 class Outcome(Struct, frozen=True):
     """The end of a task: `written`, or an error, or neither if memory or stack ran out.
 
@@ -84,12 +95,7 @@ class Trial:
 
         Raises GrammarFailed, and TooSlow for a constraint that takes more than `limits.seconds`.
         """
-        task = Write(constraint, limits, marks, fuel)
-        try:
-            with self._worker() as worker:
-                outcome = worker.ask(task, Outcome, seconds=PATIENCE * limits.seconds)
-        except UnicodeEncodeError as error:
-            raise GrammarFailed("the constraint is not valid Unicode", code="invalid_grammar") from error
+        outcome = self._outcome(Write(constraint, limits, marks, fuel))
         if outcome.written is not None:
             return outcome.written
         if outcome.late:
@@ -101,6 +107,19 @@ class Trial:
         if isinstance(failure, GrammarFailed):
             raise failure
         raise TextFailed(f"a constraint failed in its worker: {outcome.fault.message}")
+
+    def locate(self, constraint: Constraint, limits: Limits, fuel: dict[str, int]) -> GrammarFailed | None:
+        """Return the error of the first schema that llguidance refuses alone, with its path; None if none is found."""
+        outcome = self._outcome(Locate(constraint, limits, fuel))
+        failure = None if outcome.fault is None else outcome.fault.error()
+        return failure if isinstance(failure, GrammarFailed) else None
+
+    def _outcome(self, task: Write | Locate) -> Outcome:
+        try:
+            with self._worker() as worker:
+                return worker.ask(task, Outcome, seconds=PATIENCE * task.limits.seconds)
+        except UnicodeEncodeError as error:
+            raise GrammarFailed("the constraint is not valid Unicode", code="invalid_grammar") from error
 
     def start(self) -> None:
         """Start a worker, which the first constraint would wait for. Raises TextFailed."""
@@ -144,14 +163,19 @@ class _Tasks:
         self._vocabulary: Handle = self._library.vocabulary([bytes([byte]) for byte in range(255)], [])
         gc.freeze()  # a collection in the fork would copy the pages of these objects
 
-    def do(self, task: Write) -> Outcome:
+    def do(self, task: Write | Locate) -> Outcome:
         self.busy[0] = True
         signal.setitimer(signal.ITIMER_PROF, task.limits.seconds)
         try:
-            draft = write(task.constraint, task.limits, task.marks)
-            for grammar in draft.costly:
-                self._library.matcher(self._vocabulary, listed([encoded(grammar)]), task.fuel)
-            return Outcome(draft.written())
+            match task:
+                case Locate(constraint, limits, fuel):
+                    error = locate(constraint, limits, lambda grammar: self._compile(grammar, fuel))
+                    return Outcome(fault=None if error is None else Fault.of(error))
+                case Write(constraint, limits, marks, fuel):
+                    draft = write(constraint, limits, marks)
+                    for grammar in draft.costly:
+                        self._library.matcher(self._vocabulary, listed([encoded(grammar)]), fuel)
+                    return Outcome(draft.written())
         except MemoryError:
             return Outcome()
         except Exception as error:
@@ -159,6 +183,12 @@ class _Tasks:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
             self.busy[0] = False
+
+    def _compile(self, grammar: bytes, fuel: dict[str, int]) -> None:
+        """Raise GrammarFailed for a grammar that llguidance refuses."""
+        matcher = self._library.matcher(self._vocabulary, listed([grammar]), fuel)
+        if (message := error_of(self._library.functions, matcher)) is not None:
+            raise refused(message)
 
 
 def _work() -> None:
@@ -172,7 +202,7 @@ def _work() -> None:
         if not (fork := os.fork()):
             _end_with(parent)
             resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-            serve(Write, tasks.do)
+            serve(Write | Locate, tasks.do)
             os._exit(0)
         _, status = os.waitpid(fork, 0)
         if not os.WIFSIGNALED(status) or not tasks.busy[0]:  # no reply is owed

@@ -151,10 +151,17 @@ def _schema(
     """
     bounds.check_schema(schema, limits)
     if not (lenient or coerce):
-        schema = prepare(schema)
-        bounds.check_schema(schema, replace(limits, depth=4 * limits.depth))  # rewriting nests, merges and enumerates
-    elif not isinstance(schema, dict):
+        return with_options(prepare(schema), limits, whitespace)
+    if not isinstance(schema, dict):
         raise GrammarFailed("a schema is an object", code="invalid_grammar")
+    return with_options(schema, limits, whitespace, lenient=lenient, coerce=coerce)
+
+
+def with_options(
+    schema: dict[str, Any], limits: Limits, whitespace: bool = True, *, lenient: bool = False, coerce: bool = False
+) -> dict[str, Any]:
+    """Return a rewritten schema with infd's `x-guidance` options. Raises GrammarFailed if it exceeds a limit."""
+    bounds.check_schema(schema, replace(limits, depth=4 * limits.depth))  # rewriting nests, merges and enumerates
     options: dict[str, Any] = {"whitespace_flexible": whitespace, "lenient": lenient, "coerce_one_of": coerce}
     if whitespace:
         options["whitespace_pattern"] = WHITESPACE

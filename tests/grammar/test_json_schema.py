@@ -8,6 +8,7 @@ import lzma
 import random
 import re
 import time
+import warnings
 from collections import Counter
 from contextlib import suppress
 from functools import cache
@@ -439,10 +440,24 @@ REFUSED = [
     ({"unevaluatedProperties": False, "if": 1e300}, "#/if", "invalid"),
     (False, "#", "unsupported"),
     ([], "#", "invalid"),
-    ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/b"}}}, "#", "unsupported"),
+    ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/b"}}}, "#/$defs/b", "unsupported"),
     ({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}, "#", "unsupported"),
     ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "#", "unsupported"),
     ({"properties": {"a": {"type": "object", "allOf": [{"$ref": "#"}, {"required": ["a"]}]}}}, "#", "unsupported"),
+    ({"anyOf": [{"type": "null"}, {"type": "object", "minProperties": 3}]}, "#/anyOf/1", "unsupported"),
+    (
+        {"$ref": "#/$defs/a", "$defs": {"a": {"items": [{"patternProperties": {")": False}, "required": ["b"]}]}}},
+        "#/$defs/a/items/0",
+        "unsupported",
+    ),
+    (
+        {
+            "$schema": DRAFTS["draft7"],
+            "items": [{"patternProperties": {"a{2}": False}, "additionalProperties": {"type": "null"}}],
+        },
+        "#/items/0",
+        "unsupported",
+    ),
 ]
 
 
@@ -452,6 +467,30 @@ def test_a_refusal_names_the_path(schema: Any, path: str, code: str):
         prepare(schema)
     assert str(refusal.value).startswith(f"the schema at {path}: ")
     assert code in str(refusal.value.code)
+
+
+# Python's `re` warns of the operators that other dialects have in classes.
+WARNED = ["[[a]", "[a--b]", "[a&&b]", "[a||b]", "[a~~b]", "^(?!a)[+--]+$", r"[a]\b[!--]*$", "^(?!a)[&&||]*$"]
+
+
+@pytest.mark.parametrize("pattern", WARNED)
+def test_a_clients_pattern_causes_no_warning(pattern: str):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for schema in (
+            {"pattern": pattern},
+            {"enum": ["a", "b"], "pattern": pattern},
+            {"propertyNames": {"pattern": pattern}},
+            {
+                "patternProperties": {pattern: {"type": "null"}},
+                "properties": {"a": True},
+                "required": ["--"],
+                "additionalProperties": {"type": "integer"},
+            },
+        ):
+            with suppress(GrammarFailed):
+                compiled({"type": ["string", "object"], **schema})
+    assert not caught
 
 
 @pytest.mark.parametrize("beside", [{}, {"pattern": "-"}, {"minLength": 3}], ids=str)

@@ -62,6 +62,7 @@ def test_matches_are_those_of_python(pattern: str, texts: list[str]):
         ((r"^(a|b){1,200}$", "^(a|b){201,300}$"), True),
         (("^(" + "a?" * 50 + "){50}$", "^b$"), False),  # too large
         (("", r"^[\s\S]*$"), False),
+        ((r"^[^\p{L}]$", "^1$"), False),
     ],
 )
 def test_disjointness_is_proved_or_not(patterns: tuple[str, ...], disjoint: bool):
@@ -70,7 +71,14 @@ def test_disjointness_is_proved_or_not(patterns: tuple[str, ...], disjoint: bool
 
 @pytest.mark.parametrize(
     ("pattern", "text", "matches"),
-    [(r"^\d$", "٣", None), (r"^\d$", "3", True), (r"^\d$", "x", False), (r"^.$", "\r", None), ("(a)\\1", "aa", None)],
+    [
+        (r"^\d$", "٣", None),
+        (r"^\d$", "3", True),
+        (r"^\d$", "x", False),
+        (r"^.$", "\r", None),
+        ("(a)\\1", "aa", None),
+        (r"^[\p{L}]$", "1", None),
+    ],
 )
 def test_a_match_on_which_dialects_differ_is_unknown(pattern: str, text: str, matches: bool | None):
     assert Languages().matches(pattern, text) is matches

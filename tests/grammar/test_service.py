@@ -34,6 +34,9 @@ class Untried(Trial):
     def __call__(self, constraint: Constraint, limits: Limits, marks: dict[str, int], fuel: dict[str, int]) -> Written:
         return write(constraint, limits, marks).written()
 
+    def locate(self, constraint: Constraint, limits: Limits, fuel: dict[str, int]) -> None:
+        pass
+
     def start(self) -> None:
         pass
 

@@ -48,7 +48,7 @@ class Algebra:
 
     def __init__(self, definitions: Definitions) -> None:
         self._definitions = definitions
-        self._languages = Languages()
+        self.languages = Languages()
         self._alternatives = 0
         self._steps = 0
 
@@ -260,7 +260,7 @@ class Algebra:
             return True
         if kind == "string":
             expressions = [e for x in (a, b) for e in _expressions(x)]
-            return len(expressions) > 1 and self._languages.disjoint(expressions)
+            return len(expressions) > 1 and self.languages.disjoint(expressions)
         if kind == "array":
             return any(self.disjoint(item(a, i), item(b, i), depth + 1) for i in range(min(least, 16)))
         if kind == "object":
@@ -313,7 +313,7 @@ class Algebra:
             return False
         if not leaf.get("minLength", 0) <= len(value) <= leaf.get("maxLength", math.inf):
             return False
-        matches = self._languages.matches(leaf["pattern"], value) if "pattern" in leaf else True
+        matches = self.languages.matches(leaf["pattern"], value) if "pattern" in leaf else True
         return None if matches and "format" in leaf else matches
 
 

@@ -9,16 +9,16 @@ without optional properties, and its dates have 29 February in every year.
 from __future__ import annotations
 
 import itertools
-import re
 from typing import TYPE_CHECKING, Any
 
 from infd.errors import shorten
 from infd.grammar.schema.algebra import ALTERNATIVES
 from infd.grammar.schema.patterns import other_than, unmatched
-from infd.grammar.schema.refusals import failed
+from infd.grammar.schema.refusals import Unlocated
 from infd.grammar.schema.shapes import KEYWORD_TYPES, OTHERS, Inexpressible, atoms_of_leaf, names_of
 
 if TYPE_CHECKING:
+    from infd.grammar.schema.languages import Languages
     from infd.grammar.schema.negation import Negation
     from infd.grammar.schema.shapes import Schema
 
@@ -74,7 +74,7 @@ class Hardening:
             leaf["prefixItems"] = [self.harden(s) for s in leaf["prefixItems"]]
         if "object" not in atoms_of_leaf(leaf):
             return leaf
-        return self._counted(_sealed(leaf, sealed=sealed))
+        return self._counted(_sealed(leaf, self._algebra.languages, sealed=sealed))
 
     def _conjunction(self, parts: list[Schema], *, sealed: bool) -> Schema:
         closing = [_constrains_other_keys(self._algebra.resolved(s)) for s in parts]
@@ -101,7 +101,8 @@ class Hardening:
             return leaf
         if keys is None and least > len(required) + 1:
             # llguidance admits a key twice if only a pattern names it, and counts two properties.
-            raise failed((), "minProperties of properties that are not listed is kept only for one more than required")
+            message = "minProperties of properties that are not listed is kept only for one more than required"
+            raise Unlocated(message, code="unsupported_grammar")
         if keys is None and not optional:
             return leaf
         bare = {k: v for k, v in leaf.items() if k not in ("minProperties", "maxProperties")}
@@ -112,7 +113,7 @@ class Hardening:
         sizes = [wanted] if most is None else range(wanted, limit + 1)
         chosen = [c for n in sizes for c in itertools.islice(itertools.combinations(optional, n), ALTERNATIVES + 1)]
         if len(chosen) > ALTERNATIVES:
-            raise failed((), "minProperties or maxProperties leave too many choices", "grammar_too_large")
+            raise Unlocated("minProperties or maxProperties leave too many choices", code="grammar_too_large")
         options = []
         for names in chosen:
             properties = dict(bare["properties"])
@@ -134,7 +135,7 @@ def _constrains_other_keys(schema: Schema) -> bool:
     return isinstance(schema, dict) and (schema.get(OTHERS, True) is not True or "patternProperties" in schema)
 
 
-def _sealed(leaf: dict[str, Any], *, sealed: bool) -> dict[str, Any]:
+def _sealed(leaf: dict[str, Any], languages: Languages, *, sealed: bool) -> dict[str, Any]:
     """Return an open object with a pattern of its other keys."""
     others, patterns = leaf.get(OTHERS, True), leaf.get("patternProperties", {})
     names = [
@@ -147,10 +148,13 @@ def _sealed(leaf: dict[str, Any], *, sealed: bool) -> dict[str, Any]:
             leaf |= {"patternProperties": {"": True}, OTHERS: False}
     elif others is not False and (names or patterns):
         rest = unmatched(list(patterns), names)
-        if rest is None or (others is not True and rest and any(re.search(rest, n) for n in names)):
-            raise failed((), f"patternProperties {shorten(str(list(patterns)))} beside other properties is not kept")
         unlisted = [n for n in names if n not in leaf.get("properties", {})]
-        if others is not True and (free := [n for n in unlisted if not any(re.search(p, n) for p in patterns)]):
+        matched = {n: [languages.matches(p, n) for p in patterns] for n in unlisted}
+        unknown = rest is None or (others is not True and any(None in each for each in matched.values()))
+        if unknown or (others is not True and rest and any(languages.matches(rest, n) is not False for n in names)):
+            message = f"patternProperties {shorten(str(list(patterns)))} beside other properties is not kept"
+            raise Unlocated(message, code="unsupported_grammar")
+        if others is not True and (free := [n for n, each in matched.items() if not any(each)]):
             leaf["properties"] = {**leaf.get("properties", {}), **dict.fromkeys(free, others)}
         leaf |= {"patternProperties": {**patterns, rest: others} if rest else patterns, OTHERS: False}
     return leaf

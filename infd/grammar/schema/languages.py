@@ -102,6 +102,26 @@ class Languages:
         return self._steps > _ALL_STEPS
 
 
+def ascii_members(class_: str) -> frozenset[str] | None:
+    """Return the ASCII characters of a class such as [a-z] in the narrow reading.
+
+    Returns None if the class is unreadable, or if the readings differ in more than control characters.
+    """
+    found = []
+    for wide in (False, True):
+        try:
+            expression = _Parser(class_, wide=wide).expression()
+        except _Unreadable:
+            return None
+        match expression:
+            case _Sequence((_Characters(ranges),)):
+                found.append({chr(code) for low, high in ranges for code in range(low, min(high, 0x7F) + 1)})
+            case _:
+                return None
+    narrow, wide_ = found
+    return frozenset(narrow) if all(character < " " for character in wide_ - narrow) else None
+
+
 # Expressions.
 
 
@@ -274,7 +294,7 @@ class _Parser:
         narrow = _merged(each for member in members for each in member.narrow)
         wide = _merged(each for member in members for each in member.wide)
         found = _Class(narrow, wide)
-        if any(member.negated() in members for member in members):  # as [\s\S]
+        if any(member.narrow and member.negated() in members for member in members):  # as [\s\S]
             found = _Class(_ANY, _ANY)
         if not negated:
             return found

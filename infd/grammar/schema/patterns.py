@@ -6,10 +6,11 @@ Sources: ECMA-262 for the language, the regex crate's syntax for the engine's.
 from __future__ import annotations
 
 import re
-from contextlib import suppress
+import string
 from typing import TYPE_CHECKING, Any
 
 from infd.errors import shorten
+from infd.grammar.schema.languages import ascii_members
 from infd.grammar.schema.refusals import failed, invalid
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def unmatched(patterns: list[str], names: list[str]) -> str | None:
     Understands one class of characters, anchored or not, and literals anchored at the beginning. With literals the
     result excludes the keys `names` too.
     """
-    if any(re.fullmatch(r"\^?\(?(\.\*)?\)?", p) for p in patterns):
+    if any(re.fullmatch(r"\^?(\.\*|\((\.\*)?\))?", p) for p in patterns):
         return ""
     if len(patterns) == 1 and (found := re.fullmatch(r"(\^?)(\.|\[(?:[^\]\\]|\\.)+\])([+*]?)(\$?)", patterns[0])):
         start, of, times, end = found.groups()
@@ -102,8 +103,7 @@ def kept_pattern(pattern: Any, path: Path) -> str:
     """
     if not isinstance(pattern, str):
         raise invalid(path, "a pattern is a string")
-    with suppress(re.error):
-        pattern = _without_boundary(_without_look_ahead(pattern))
+    pattern = _without_boundary(_without_look_ahead(pattern))
     bare = re.sub(r"\\[^bB1-9k]", "", pattern)
     if found := re.search(r"\(\?(=|!|<=|<!)", bare):
         raise failed(path, f"look-around, {found[0]}...), is not kept in patterns")
@@ -142,11 +142,11 @@ def _kept_class(of: str) -> str | None:
     of = re.sub(r"(?s)\\.|\[", lambda m: "\\[" if m[0] == "[" else m[0], of)
     of = re.sub(r"&{2,}|~{2,}|\|{2,}", lambda m: m[0][0], of)
     known = _PROPERTY.sub(lambda m: r"\s\S" if m[0][1] == "P" else "a", of)
-    try:
-        one = re.compile(f"[{known}]")
-    except re.error:
+    known = re.sub(r"\A(\^?)\]", r"\1\\]", known)
+    members = ascii_members(f"[{known}]")
+    if members is None:
         return None
-    if not one.match("\0") or (one.match('"') and one.match("\\")):
+    if "\0" not in members or {'"', "\\"} <= members:
         return f"[{of}]"
     if not of.startswith("^"):
         return None
@@ -156,11 +156,6 @@ def _kept_class(of: str) -> str | None:
 # Classes of printable ASCII characters, without classes in them.
 _CLASS = r"\[(?!\^)(?:[ -Z^-~]|\\[^a-zA-Z0-9])+\]"
 _LITERAL = r"(?:[^\\^$.|?*+()\[\]{}]|\\[^a-zA-Z0-9])+"
-
-
-def _members(of: str) -> set[str]:
-    one = re.compile(re.sub(r"([&~|])\1+", r"\1", of))
-    return {c for c in map(chr, range(128)) if one.match(c)}
 
 
 def _one_of(characters: Iterable[str]) -> str:
@@ -182,8 +177,10 @@ def _without_boundary(pattern: str) -> str:
     if before is None:
         bounds = f"{least - 1},{most - 1 if most else ''}" if found[4] else f"{least - 1}"
         before = f"{found[1]}{{{bounds}}}"
-    letters = _members("[a-zA-Z0-9_]")
-    one, other, rest = _members(found[1]), _members(found[7]), f"{found[7]}*"
+    letters = set(string.ascii_letters + string.digits + "_")
+    one, other, rest = ascii_members(found[1]), ascii_members(found[7]), f"{found[7]}*"
+    if one is None or other is None:
+        return pattern
     ways = []
     if one & letters:
         more = f"(?:{_one_of(other - letters)}{rest})?" if other - letters else ""
@@ -199,7 +196,9 @@ def _without_look_ahead(pattern: str) -> str:
     found = re.fullmatch(rf"\^({_CLASS})([+*])\$", rest) if prefixes else None
     if found is None:
         return pattern
-    members = _members(found[1])
+    members = ascii_members(found[1])
+    if members is None:
+        return pattern
 
     def others(after: list[str], *, ended: bool) -> str | None:
         """Return an expression of texts in the class that begin with no member of `after`; None if there are none.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from infd.errors import shorten
-from infd.grammar.schema.refusals import failed, invalid, pointer
+from infd.grammar.schema.refusals import failed, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,31 +73,30 @@ class Definitions:
         self.references = references
         self.schemas: dict[str, Schema] = {}
         self.unfinished: set[str] = set()
-        self._names: dict[str, str] = {}  # pointer into the client's schema -> name
+        self._names: dict[Path, str] = {}
         self._waiting: list[tuple[str, Any, Path]] = []
         self._nested = 0
 
     def name(self, reference: Any, path: Path, convert: Convert) -> str:
         """Return the name of the definition of a `$ref`, whose target is converted now or by `finish`."""
         target, at = self.references.target(reference, path)
-        where = pointer(at)
-        if where not in self._names:
-            name = self._names[where] = str(len(self._names))
+        if at not in self._names:
+            name = self._names[at] = str(len(self._names))
             self.unfinished.add(name)
             if self._nested < _NESTED:
                 self._define(name, target, at, convert)
             else:
                 self._waiting.append((name, target, at))
-        return self._names[where]
+        return self._names[at]
 
     def finish(self, convert: Convert) -> None:
         """Convert the targets that wait."""
         while self._waiting:
             self._define(*self._waiting.pop(), convert)
 
-    def pointer(self, name: str) -> str:
-        """Return the JSON pointer of a definition in the client's schema."""
-        return next(where for where, each in self._names.items() if each == name)
+    def path(self, name: str) -> Path:
+        """Return the path of a definition in the client's schema."""
+        return next(path for path, each in self._names.items() if each == name)
 
     def _define(self, name: str, target: Any, at: Path, convert: Convert) -> None:
         self._nested += 1

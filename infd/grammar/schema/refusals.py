@@ -7,6 +7,10 @@ from infd.errors import GrammarFailed, shorten
 Path = tuple[str | int, ...]  # keys and indices from the root of the client's schema
 
 
+class Unlocated(GrammarFailed):
+    """A refusal without a path, which `faults.located` finds."""
+
+
 def pointer(path: Path) -> str:
     """Return a path as a JSON pointer within a URI fragment, without percent-encoding."""
     return "#" + "".join("/" + str(p).replace("~", "~0").replace("/", "~1") for p in path)

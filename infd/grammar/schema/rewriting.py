@@ -12,14 +12,21 @@ Sources: JSON Schema drafts 4 to 2020-12.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from infd.grammar.schema.algebra import NODES
 from infd.grammar.schema.conversion import Conversion
+from infd.grammar.schema.faults import located, part_at
 from infd.grammar.schema.hardening import Hardening
 from infd.grammar.schema.recursion import Conjunctions, endless
-from infd.grammar.schema.refusals import failed
+from infd.grammar.schema.refusals import Unlocated, failed
 from infd.grammar.schema.shapes import Inexpressible, Schema, children, rebuilt, refs
+
+if TYPE_CHECKING:
+    from infd.grammar.schema.refusals import Path
+
+_LOCATING_S = 0.3  # most time to find the part of a refused schema that is at fault
 
 
 def prepare(schema: Any) -> Schema:
@@ -31,16 +38,24 @@ def prepare(schema: Any) -> Schema:
     grammar_too_large if rewriting would multiply it.
     """
     try:
-        return _rewritten(schema)
+        return prepare_part(schema, ())
+    except Unlocated as error:
+        raise located(schema, error, partial(prepare_part, schema), seconds=_LOCATING_S) from None
+
+
+def prepare_part(schema: Any, path: Path) -> Schema:
+    """Return the part of a client's schema at a path, rewritten as by `prepare`. Raises Unlocated too."""
+    try:
+        return _rewritten(schema, path)
     except RecursionError:
         raise failed((), "it is nested too deep to be rewritten", "grammar_too_large") from None
     except Inexpressible as set_:
-        raise failed((), f"{set_} cannot be kept apart") from None
+        raise Unlocated(f"{set_} cannot be kept apart", code="unsupported_grammar") from None
 
 
-def _rewritten(schema: Any) -> Schema:
+def _rewritten(schema: Any, path: Path) -> Schema:
     conversion = Conversion(schema)
-    root = conversion.convert(schema, ())
+    root = conversion.convert(part_at(schema, path), path)
     definitions = conversion.definitions
     definitions.finish(conversion.convert)
     hardening = Hardening(conversion.negation)
@@ -62,8 +77,8 @@ def _rewritten(schema: Any) -> Schema:
     for name in list(reached):
         reached[name] = conjunctions.rewrite(reached[name])
     if (found := endless(reached)) is not None:
-        where = definitions.pointer(conjunctions.origins.get(found, found))
-        raise failed((), f"{where} refers to itself in every document, which never ends")
+        where = definitions.path(conjunctions.origins.get(found, found))
+        raise failed(where, "it refers to itself in every document, which never ends")
     nodes = _nodes(out) + sum(_nodes(s) for s in reached.values())
     if nodes > NODES:
         raise failed((), f"rewritten it has {nodes} parts, of at most {NODES}", "grammar_too_large")

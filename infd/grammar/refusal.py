@@ -1,0 +1,39 @@
+"""The errors of constraints that llguidance refuses, classified by words of its messages."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from infd.errors import GrammarFailed
+
+_LARGE: Final = (
+    *("too many", "Too many", "too large", "too big", "too complex"),
+    *("limit", "fuel", "max is", "recursion", "level exceeded"),
+)
+_UNSUPPORTED: Final = ("nimplemented", "not supported", "nsupported", "not disjoint", "Unknown format", "retriev")
+_EMPTY: Final = ("NoExtension", "Unsatisfiable")
+
+
+def refused(message: str) -> GrammarFailed:
+    """Return the error of a grammar that llguidance did not compile."""
+    if any(word in message for word in _EMPTY):
+        return GrammarFailed("no text satisfies the constraint", code="invalid_grammar")
+    if any(word in message for word in _LARGE):
+        return GrammarFailed(f"the constraint is too large: {shortened(message)}", code="grammar_too_large")
+    if any(word in message for word in _UNSUPPORTED):
+        return GrammarFailed(f"the constraint cannot be kept: {shortened(message)}", code="unsupported_grammar")
+    return GrammarFailed(f"the constraint is malformed: {shortened(message)}", code="invalid_grammar")
+
+
+def shortened(message: str) -> str:
+    """Return the first line of a message; for a malformed regular expression also the reason, on a later line.
+
+    Pointers into the rewritten schema, which a client does not know, are left out.
+    """
+    lines = re.sub(r":? *json-schema:\S*", "", message).strip().splitlines() or ["failed"]
+    reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
+    if reason is None:
+        return lines[0][:300]
+    first = lines[0].removesuffix(" regex parse error:")
+    return f"{first[:300]} {reason[:300]}"
