@@ -127,7 +127,10 @@ class LlguidanceCompiler:
             assert isinstance(matcher, LlguidanceMatcher)
             if matcher.ended:
                 rows[index] = self._end_row
-            failures.append(None if matcher.ended else matcher.fill(start + index * stride, stride))
+                failures.append(None)
+                continue
+            failures.append(matcher.fill(start + index * stride, stride))
+            matcher.complete = matcher.accepting and not _any_allowed(rows[index], ~self._end_row)
         return failures
 
 
@@ -146,9 +149,12 @@ class LlguidanceMatcher:
     """A matcher of llguidance, and the number of end ids after its text.
 
     llguidance cannot roll back an end id, so the end ids are counted here and never reach llguidance.
+
+    complete  whether the mask, if filled since the last token, allows end ids only. llguidance calls a text stopped if
+              no terminal can go on; after the 0 of a number with multipleOf a terminal can, but to no end.
     """
 
-    __slots__ = ("_ended", "_ends", "_functions", "_handle", "_vocabulary")
+    __slots__ = ("_ended", "_ends", "_functions", "_handle", "_vocabulary", "complete")
 
     def __init__(self, functions: Any, handle: Handle, vocabulary: Handle, ends: frozenset[int]) -> None:
         self._functions = functions
@@ -156,6 +162,7 @@ class LlguidanceMatcher:
         self._vocabulary = vocabulary  # must be freed after the matcher
         self._ends = ends
         self._ended = 0  # end ids read
+        self.complete = False
 
     @property
     def accepting(self) -> bool:
@@ -163,9 +170,12 @@ class LlguidanceMatcher:
 
     @property
     def stopped(self) -> bool:
-        return self._ended > 0 or bool(self._functions.llg_matcher_is_stopped(self._handle.pointer))
+        if self._ended or self.complete:
+            return True
+        return bool(self._functions.llg_matcher_is_stopped(self._handle.pointer))
 
     def advance(self, tokens: Sequence[int]) -> None:
+        self.complete = self.complete and not tokens
         text = self._text(tokens)
         if text:
             array = (ctypes.c_uint32 * len(text))(*text)
@@ -196,6 +206,7 @@ class LlguidanceMatcher:
         return next((at for at, token in enumerate(tokens) if token not in self._ends), len(tokens))
 
     def rollback(self, tokens: int) -> None:
+        self.complete = self.complete and not tokens
         ends = min(tokens, self._ended)
         self._ended -= ends
         if tokens > ends and self._functions.llg_matcher_rollback(self._handle.pointer, tokens - ends):
@@ -205,7 +216,7 @@ class LlguidanceMatcher:
         pointer = self._functions.llg_clone_matcher(self._handle.pointer)
         handle = Handle(pointer, self._functions.llg_free_matcher)
         copied = LlguidanceMatcher(self._functions, handle, self._vocabulary, self._ends)
-        copied._ended = self._ended
+        copied._ended, copied.complete = self._ended, self.complete
         return copied
 
     def fill(self, pointer: int, size: int) -> GrammarFailed | None:

@@ -1,7 +1,7 @@
 """Random constraints of every kind, by seed, each with a judge of answers that shares no code with the engine.
 
 The judges: the jsonschema package for schemas, `re` for regular expressions, the lark package for Lark and for rules
-with `::=`, and a reader of structural tags made of these.
+with `::=`, a recogniser of the tests for ambiguous grammars, and a reader of structural tags made of these.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import lark
 from msgspec import Struct
 
 from infd.request import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
+from tests.grammar.ambiguous_grammars import draw_grammar
 from tests.grammar.test_json_schema import DRAFTS, real
 
 if TYPE_CHECKING:
@@ -33,13 +34,23 @@ class Case(Struct, frozen=True):
 
     constraint: Constraint
     judge: Callable[[str], None]
-    opening: bytes = b""  # of a block; where free text must contain one
+    words: tuple[bytes, ...] = ()  # that free text may have to contain
     tokens: int = 500  # of an answer at most, because the judge takes cubic time
 
 
 def draw_case(draw: random.Random) -> Case:
     """Return a case of a random kind."""
-    kinds = {_schema: 45, _real: 15, _regex: 12, _choice: 6, _lark: 8, _ebnf: 8, _structural: 6, _object: 2}
+    kinds = {
+        _schema: 45,
+        _real: 15,
+        _regex: 12,
+        _choice: 6,
+        _lark: 8,
+        _ebnf: 8,
+        _ambiguous: 8,
+        _structural: 6,
+        _object: 2,
+    }
     (make,) = draw.choices(list(kinds), list(kinds.values()))
     return make(draw)
 
@@ -77,12 +88,22 @@ def _of_schema(schema: Any, *, whitespace: bool) -> Case:
 
 
 def validate(schema: Any, answer: str, whitespace: bool = True) -> None:
-    """Raise if an answer is no JSON document, or breaks the schema."""
-    document = json.loads(answer, parse_constant=_no_constant)
+    """Raise if an answer is no JSON document, or breaks the schema.
+
+    A key that the schema does not list may repeat. Parsers then keep the first value or the last; either must do.
+    """
+    documents = [
+        json.loads(answer, parse_constant=_no_constant, object_pairs_hook=keep) for keep in (dict, _first_of_each)
+    ]
     if not whitespace:
         assert not re.search(r"\s", re.sub(r'"(?:\\.|[^"\\])*"', '""', answer)), "white space"
     kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
-    kind(schema, format_checker=kind.FORMAT_CHECKER).validate(document)
+    for document in documents[: 1 + (repr(documents[0]) != repr(documents[1]))]:
+        kind(schema, format_checker=kind.FORMAT_CHECKER).validate(document)
+
+
+def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: dict(reversed(pairs))[key] for key, _ in pairs}
 
 
 def _no_constant(name: str) -> None:
@@ -306,6 +327,15 @@ def _ebnf(draw: random.Random) -> Case:
     return Case(Ebnf("\n".join(in_gbnf)), _judge_of("\n".join(in_lark)), tokens=30)
 
 
+def _ambiguous(draw: random.Random) -> Case:
+    grammar = draw_grammar(draw)
+
+    def judge(answer: str) -> None:
+        assert grammar.derives(answer), "not derived"
+
+    return Case(Ebnf(grammar.in_gbnf()) if draw.random() < 0.5 else Lark(grammar.in_lark()), judge, tokens=40)
+
+
 # Structural tags
 
 
@@ -350,4 +380,4 @@ def _structural(draw: random.Random) -> Case:
         assert blocks or not at_least_one
 
     opening = f"{trigger}{draw.randrange(len(tags))}>".encode()
-    return Case(StructuralTag(json.dumps({"format": tree})), judge, opening)
+    return Case(StructuralTag(json.dumps({"format": tree})), judge, (opening,))

@@ -57,8 +57,8 @@ def test_a_mask_allows_exactly_the_tokens_that_the_matcher_accepts(kind: str, co
             mask = set(vocabularies.allowed(compiled, matcher))
             assert {each for each in tried if matcher.validate([each])} == mask & set(tried)
             assert matcher.accepting == bool(mask & vocabulary.end_ids)
+            assert matcher.stopped == (mask <= vocabulary.end_ids)
             if matcher.stopped:
-                assert mask <= vocabulary.end_ids
                 break
             vocabularies.walk(compiled, matcher, draw, 1)
 
@@ -188,6 +188,20 @@ def test_nothing_but_end_ids_follows_an_end_id():
     assert matcher.accepting
     with pytest.raises(GrammarFailed):
         matcher.advance([compiled.vocabulary.tokens.index(b"a")])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_number_that_no_digit_may_follow_is_complete_once_its_mask_is_filled(kind: str):
+    compiled = compiler(kind)
+    zero = compiled.vocabulary.tokens.index(b"0")
+    matcher = compiled.compile(JsonSchema('{"type": "number", "multipleOf": 2}'), LIMITS).matcher()
+    matcher.advance([zero])
+
+    assert set(vocabularies.allowed(compiled, matcher)) == compiled.vocabulary.end_ids
+    assert matcher.stopped
+    assert matcher.copy().stopped
+    matcher.rollback(1)
+    assert not matcher.stopped
 
 
 def test_a_failed_matcher_spoils_neither_its_neighbours_nor_its_grammar():

@@ -150,7 +150,10 @@ class Constraints:
             mask = np.full((rows, self._words), -1, dtype=np.int32)
             filled = np.empty((len(going), self._words), dtype=np.int32)
             _fill_rows(grammars, filled, going)
-            mask[[row for row, _ in going]] = filled
+            for (row, each), bits in zip(going, filled, strict=True):
+                each.advance(each.read)  # a mask of end ids alone completes the answer, whatever min_tokens says
+                if not each.over:
+                    mask[row] = bits
         ended = [Ended(each.seq, each.failure) for _, each, _ in work if each.over]
         return Filled(mask, ended, self._telemetry.now() - began)
 

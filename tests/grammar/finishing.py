@@ -1,0 +1,111 @@
+"""Finish a cut answer along a shortest path of bytes.
+
+A breadth-first search over matchers of single bytes. Matchers do not compare, so prefixes of equal length with equal
+masks count as one state, and the first of them goes on. A search that tries one byte for each mask that follows comes
+first; only if it finds no end does a second try every byte. Masks cannot show progress within free text (`.*abc` allows
+every byte throughout), so `words` are tried whole, from every state.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from infd.errors import GrammarFailed
+from infd.grammar.protocol import Limits, Vocabulary
+from tests.grammar import engines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from infd.grammar.protocol import Matcher
+    from infd.request import Constraint
+
+CLOSING = b'"}])>,:'  # bytes that lead to an end, best first
+LATER = b" \t\n\r\\"  # white space and escapes make an answer longer
+BEAM = 64  # states of one length
+LONGEST = 12_000  # bytes
+STATES = 8000  # of the first search; the second, which tries all bytes, is given a tenth
+FREE = 40  # more bytes than this are allowed within free text only
+END = 256
+
+State = tuple["Matcher", bytes]
+
+
+class Finisher:
+    """Finishes cut answers, whatever vocabulary their tokens were of."""
+
+    def __init__(self) -> None:
+        tokens = [*(bytes([byte]) for byte in range(256)), b""]
+        self._compiler = engines.compiler(Vocabulary(tokens, frozenset(), frozenset({END}), 257, lambda text: []))
+        self._row = np.empty((1, self._compiler.vocabulary.words), dtype=np.int32)
+
+    def shortest_end(self, constraint: Constraint, cut: bytes, words: Sequence[bytes] = ()) -> bytes | None:
+        """Return the fewest bytes that complete an answer; None if the search found none.
+
+        words  texts that the constraint may require within free text
+
+        Raises GrammarFailed if no answer begins with `cut`.
+        """
+        matcher = self._compiler.compile(constraint, Limits()).matcher()
+        matcher.advance(list(cut))
+        for thorough in (False, True):
+            if (found := self._search(matcher.copy(), words, thorough)) is not None:
+                return found
+        return None
+
+    def _search(self, matcher: Matcher, words: Sequence[bytes], thorough: bool) -> bytes | None:
+        if (first := self._mask(matcher)) is None:
+            return None
+        layer: dict[bytes, State] = {first: (matcher, b"")}
+        after_words: dict[int, list[tuple[bytes, State]]] = {}  # length -> states
+        partitions: dict[bytes, list[int]] = {}  # mask -> one byte for each mask that follows
+        states = length = 0
+        while (layer or after_words) and length <= LONGEST and states < (STATES // 10 if thorough else STATES):
+            for mask, each in after_words.pop(length, ()):
+                layer.setdefault(mask, each)  # a state that used its word earlier goes first
+            following: dict[bytes, State] = {}
+            for mask, (state, path) in list(layer.items())[:BEAM]:
+                if mask[END >> 3] >> (END & 7) & 1:
+                    return path
+                states += 1
+                known = partitions.get(mask)
+                reached: dict[bytes, int] = {}
+                for byte in _candidates(mask, thorough) if known is None or thorough else known:
+                    if (after := self._after(state, [byte])) is not None:
+                        reached.setdefault(after[1], byte)
+                        following.setdefault(after[1], (after[0], path + bytes([byte])))
+                partitions.setdefault(mask, list(reached.values()))
+                for word in words:
+                    if (after := self._after(state, list(word))) is not None:
+                        ahead = after[1], (after[0], path + word)
+                        after_words.setdefault(length + len(word), []).append(ahead)
+            layer = following
+            length += 1
+        return None
+
+    def _after(self, matcher: Matcher, added: list[int]) -> tuple[Matcher, bytes] | None:
+        """Return the matcher after some bytes, and its mask; None if they are not allowed, or a limit is reached."""
+        ahead = matcher.copy()
+        try:
+            ahead.advance(added)
+        except GrammarFailed:
+            return None
+        mask = self._mask(ahead)
+        return None if mask is None else (ahead, mask)
+
+    def _mask(self, matcher: Matcher) -> bytes | None:
+        """Return the matcher's mask; None if a limit is reached."""
+        (failure,) = self._compiler.fill([matcher], self._row)
+        return self._row.tobytes() if failure is None else None
+
+
+def _candidates(mask: bytes, thorough: bool) -> Iterable[int]:
+    allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:256]).tolist()
+    ordered = [byte for byte in CLOSING if byte in allowed] + [byte for byte in allowed if byte not in CLOSING]
+    if thorough:
+        return ordered
+    if len(ordered) > FREE:
+        ordered = [byte for byte in ordered if byte < 0x80 or byte in (0xC3, 0xE6)]
+    return [byte for byte in ordered if byte not in LATER] or ordered
