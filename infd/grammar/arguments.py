@@ -1,4 +1,4 @@
-"""The schemas of tools' arguments: bounded one by one and together, and prepared for the engine."""
+"""Check the schemas of tools' arguments against limits, singly and together, and rewrite them for the engine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from infd.request import ToolSchema
 
 
-_DEPTH: Final = 16  # of references and alternatives followed to find a type
+_DEPTH: Final = 16  # most references and alternatives followed to find a type
 
 
 class Parameter(Struct, frozen=True):
-    """One argument, in a syntax that writes each by itself.
+    """One argument of a tool, for a syntax of calls that writes each argument separately.
 
-    texts     the strings that the argument can be; None: any, or `document`
-    document  the prepared schema of a value that is no string; None: the value is a string
+    texts     the allowed strings; None: any string, unless `document` is set
+    document  the rewritten schema of a value that is no string; None: the value is a string
     """
 
     key: str
@@ -77,7 +77,7 @@ def parsed(tools: Sequence[ToolSchema], limits: Limits) -> list[Any]:
 def parameters(
     tools: Sequence[ToolSchema], limits: Limits, prepare: Callable[[Any, Limits], Any]
 ) -> list[list[Parameter]]:
-    """Return each tool's arguments, one by one, in the order of their schema. Raises GrammarFailed as `prepared` does.
+    """Return the arguments of each tool in the order of its schema. Raises GrammarFailed as `prepared` does.
 
     A string may be any text unless the schema enumerates strings: length and pattern are not kept, nor are conditions
     that concern several arguments. Further arguments that the schema does not name are left out.
@@ -121,7 +121,7 @@ def _parameter(
 
 
 def _followed(schema: Any, root: Any) -> Any:
-    """Return a schema, or the one that it refers to; True where there is none."""
+    """Return a schema, or the target of its `$ref`; True if the target is missing."""
     for _ in range(_DEPTH):
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
             break

@@ -1,8 +1,8 @@
-"""Finite automata over characters, for engines whose grammars know neither intersections nor complements.
+"""Finite automata over characters, for engines whose grammars have neither intersections nor complements.
 
-A `Regular` is a syntax tree, of which `automaton` makes a deterministic automaton: a position automaton, then the
-construction of subsets. Anchors are conditions on the step between two characters, so they may be anywhere.
-All work is counted: GrammarFailed ends it at a fraction of a second.
+A `Regular` is a syntax tree. `automaton` turns it into a nondeterministic automaton and then, by subset construction,
+into a deterministic one. Anchors are conditions on the step between two characters, so an anchor may be anywhere.
+All steps are counted: GrammarFailed ends a construction after a fraction of a second.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
 State = TypeVar("State", bound="Hashable")
 
-STATES: Final = 2000  # of one automaton; an engine computes masks for each
-_NODES: Final = 20_000  # of the non-deterministic automaton
-_WORK: Final = 400_000  # steps of one construction, about half a second
+STATES: Final = 2000  # most states of one automaton; an engine computes masks for each state
+_NODES: Final = 20_000  # most nodes of a nondeterministic automaton
+_WORK: Final = 400_000  # most steps of one construction; they take about half a second
 
 
 class Set(Struct, frozen=True):
-    """One character of a set."""
+    """Any one character of a set."""
 
     ranges: Ranges
 
 
 class Anchor(Struct, frozen=True):
-    """The empty text, where the whole text begins (or, `end`, ends)."""
+    """The empty text at the beginning of the whole text or, if `end`, at its end."""
 
     end: bool
 
@@ -58,7 +58,7 @@ class Union(Struct, frozen=True):
 
 
 class Times(Struct, frozen=True):
-    """most: None means without bound."""
+    """A repeated expression. most: None means without bound."""
 
     item: Regular
     least: int
@@ -75,10 +75,10 @@ def literal(text: str) -> Regular:
 
 
 class Automaton(Struct, frozen=True, eq=False):
-    """A deterministic automaton; state 0 is its start. Every state can reach an accepting one, except perhaps 0.
+    """A deterministic automaton that starts in state 0. An accepting state is reachable from every state but perhaps 0.
 
-    edges      for each state, sorted by range: first and last character, next state; others are rejected
-    accepting  for each state
+    edges      for each state, sorted: first and last character, next state; other characters are rejected
+    accepting  for each state, whether a text may end there
     """
 
     edges: list[list[tuple[int, int, int]]]
@@ -86,7 +86,7 @@ class Automaton(Struct, frozen=True, eq=False):
 
     @property
     def empty(self) -> bool:
-        """Whether it accepts no text."""
+        """Whether the automaton accepts no text."""
         return not self.accepting[0] and not self.edges[0]
 
     def accepts(self, text: str) -> bool:
@@ -100,18 +100,18 @@ class Automaton(Struct, frozen=True, eq=False):
         return self.accepting[state]
 
     def both(self, other: Automaton) -> Automaton:
-        """Return the intersection. Raises GrammarFailed if it is too large."""
+        """Return the intersection. Raises GrammarFailed for too large a result."""
         return _product(self, other, lambda one, two: one and two)
 
     def without(self, other: Automaton) -> Automaton:
-        """Return the difference. Raises GrammarFailed if it is too large."""
+        """Return the difference. Raises GrammarFailed for too large a result."""
         return _product(self, other, lambda one, two: one and not two)
 
     def rules(self, prefix: str, spell: Callable[[Ranges], Expression], end: Expression = EMPTY) -> Rules:
-        """Write it as rules `prefix0`, ...: one for the start and each state from which several ways lead on.
+        """Return the automaton as rules `prefix0`, ...: for the start and for each state with several next states.
 
-        spell  writes one character of a set
-        end    follows each accepted text
+        spell  returns the expression of one character of a set
+        end    expression after each accepted text
         """
         users = [0] * len(self.edges)
         for edges in self.edges:
@@ -144,12 +144,12 @@ class Automaton(Struct, frozen=True, eq=False):
 
 
 def automaton(regular: Regular) -> Automaton:
-    """Return the automaton of the texts that match as a whole. Raises GrammarFailed if it is too large."""
+    """Return the automaton of the texts that match as a whole. Raises GrammarFailed for too large an automaton."""
     return _deterministic(_Positions(regular))
 
 
 def automaton_of(texts: Iterable[str]) -> Automaton:
-    """Return the automaton of listed texts: the tree of their beginnings, with equal ends joined."""
+    """Return the automaton of listed texts: their trie, with equal suffixes merged."""
     tree: list[dict[int, int]] = [{}]
     accepting = [False]
     for text in texts:
@@ -165,7 +165,7 @@ def automaton_of(texts: Iterable[str]) -> Automaton:
 
 
 class _Positions:
-    """A non-deterministic automaton: nodes with edges on characters, and empty edges, some of which are anchors."""
+    """A nondeterministic automaton: nodes with edges on characters and empty edges, some of which are anchors."""
 
     def __init__(self, regular: Regular) -> None:
         self.steps: list[list[tuple[Ranges, int]]] = []
@@ -181,7 +181,7 @@ class _Positions:
         return len(self.steps) - 1
 
     def _add(self, regular: Regular, at: int) -> int:
-        """Add an expression from a node on; return the node after it."""
+        """Add an expression that begins at a node; return the node at which the expression ends."""
         match regular:
             case Set(ranges):
                 after = self._node()
@@ -230,7 +230,7 @@ class _Positions:
 
 def _deterministic(positions: _Positions) -> Automaton:
     start = positions.closure([positions.first], begin=True, end=False)
-    # The start is a state of its own: where the text begins, other anchors hold than where its subset recurs.
+    # The start is a separate state: anchors at the beginning of the text hold only there, not where its subset recurs.
     numbers: dict[tuple[frozenset[int], bool], int] = {(start, True): 0}
     order = [(start, True)]
     edges: list[list[tuple[int, int, int]]] = []
@@ -273,7 +273,7 @@ def _deterministic(positions: _Positions) -> Automaton:
 def explored(
     start: State, following: Callable[[State], list[tuple[int, int, State]]], accepts: Callable[[State], bool]
 ) -> Automaton:
-    """Return the automaton of all states reached from a start; `following` returns a state's edges."""
+    """Return the automaton of all states reachable from a start; `following` returns a state's edges."""
     numbers, order = {start: 0}, [start]
     edges: list[list[tuple[int, int, int]]] = []
     for state in order:
@@ -288,7 +288,7 @@ def explored(
 
 
 def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool]) -> Automaton:
-    """Follow both; state -1 of `two` is where it has rejected the text."""
+    """Return the product of two automata. In state -1 of `two`, that automaton has rejected the text."""
     numbers = {(0, 0): 0}
     order = [(0, 0)]
     edges: list[list[tuple[int, int, int]]] = []
@@ -325,9 +325,9 @@ def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool
 
 
 def _minimal(edges: list[list[tuple[int, int, int]]], accepting: list[bool], states: int = STATES) -> Automaton:
-    """Remove states that reach no accepting one, and join those that accept the same texts, by refinement.
+    """Remove states from which no accepting state is reachable, and merge equivalent states, by partition refinement.
 
-    states  most of the result
+    states  most states of the result
     """
     before: list[list[int]] = [[] for _ in edges]
     for state, row in enumerate(edges):
@@ -360,7 +360,7 @@ def _minimal(edges: list[list[tuple[int, int, int]]], accepting: list[bool], sta
         groups = refined
         if len(keys) == count:
             break
-        if work > 5 * _WORK:  # every state for itself, which is as right
+        if work > 5 * _WORK:  # no states are merged: larger, and equally correct
             groups = {state: number for number, state in enumerate(order)}
             break
         count = len(keys)
@@ -391,7 +391,7 @@ def _renumbered(
 
 
 def text_of(text: str, spell: Callable[[Ranges], Expression]) -> Expression:
-    """Return a text as `spell` writes its characters, joined where these are plain."""
+    """Return the expression of a text whose characters `spell` writes. Adjacent plain characters become one Text."""
     items: list[Expression] = []
     for each in text:
         one = spell(((ord(each), ord(each)),))
@@ -403,7 +403,7 @@ def text_of(text: str, spell: Callable[[Ranges], Expression]) -> Expression:
 
 
 def plain(ranges: Ranges) -> Expression:
-    """Write one character of a set as itself."""
+    """Return the expression of one character of a set, unescaped."""
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return Text(chr(ranges[0][0]))
     return Characters(ranges)

@@ -1,4 +1,4 @@
-"""Write a constraint as rules of characters, texts and tokens, for an engine that reads nothing else exactly."""
+"""Write a constraint as rules of characters, texts and tokens, the only rules that xgrammar keeps exactly."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write(constraint: Constraint, limits: Limits, token_of: TokenOf) -> Rules:
 
     token_of  as in markup.after_thought
 
-    Raises GrammarFailed if it is malformed, too large, or of a kind or with a keyword that rules cannot keep.
+    Raises GrammarFailed if the constraint is malformed or too large, or if rules cannot keep its kind or a keyword.
     """
     writer = _Writer(limits, token_of)
     writer.rules[ROOT] = writer.constraint(constraint)
@@ -126,7 +126,7 @@ class _Writer:
     def _added(self, rules: Rules, others: Rules) -> Expression:
         """Add rules; return a reference to their root.
 
-        others  the rules of other grammars to which they refer
+        others  other grammars to which the rules refer
         """
         names = {name: f"{len(self.rules)}.{name}" for name in {**rules, **others}}
         for name, expression in renamed({**rules, **others}, names).items():

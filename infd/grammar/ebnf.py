@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from infd.grammar.protocol import Limits
     from infd.grammar.rules import Expression, Ranges, Rules
 
-# Possessive quantifiers, because a search cannot be interrupted: with others a run of n spaces takes time n^4.
+# Quantifiers are possessive, because a search cannot be interrupted: otherwise n spaces take time n^4.
 _TOKEN: Final = re.compile(
     r"""
     (?P<space>\s++|\#[^\n]*+)
@@ -59,7 +59,7 @@ def to_lark(grammar: str, limits: Limits) -> str:
 
 
 def parse(grammar: str, limits: Limits) -> Rules:
-    """Return the rules of a grammar that its root needs. Raises GrammarFailed."""
+    """Return the rules of a grammar that are reachable from its root. Raises GrammarFailed."""
     bounds.check_text(grammar, limits)
     return _reached(_Parser(grammar, limits).rules())
 

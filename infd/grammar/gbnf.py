@@ -1,7 +1,7 @@
-"""Write rules as xgrammar reads them: GBNF with tokens by number.
+"""Write rules in xgrammar's dialect of GBNF, with tokens by number.
 
-Its negated classes are wrong beyond ASCII, and `\\x` in it reads all hexadecimal digits that follow; so classes list
-their members and characters are written with `\\u` and `\\U`.
+xgrammar's negated classes are wrong beyond ASCII, and its `\\x` reads all hexadecimal digits that follow. So classes
+list their members, and characters are escaped with `\\u` and `\\U`.
 """
 
 from __future__ import annotations

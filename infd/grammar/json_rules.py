@@ -1,12 +1,12 @@
-"""Write a prepared JSON Schema as rules: documents, spelled one way, that it accepts.
+"""Write a rewritten JSON Schema as rules of the documents that the schema accepts, each in one spelling.
 
-`prepare` of `json_schema` has left types, bounds, patterns, items, properties, `anyOf`, `allOf` and `$ref`. A
-conjunction of schemas becomes one rule, whose name belongs to the set of its schemas; so recursion ends, and what is
-referred to twice is written once. Within a conjunction alternatives are multiplied out, and leaves joined keyword by
-keyword: patterns, formats and bounds by intersecting automata, properties and items one by one.
+`schema.rewriting.prepare` leaves types, bounds, patterns, items, properties, `anyOf`, `allOf` and `$ref`. Each set of
+schemas whose conjunction is needed becomes one rule; so recursion ends, and a definition used twice is written once.
+Alternatives in a conjunction are expanded, and leaves are merged keyword by keyword: patterns, formats and bounds by
+intersecting automata, properties and items one by one.
 
-Members come in the schema's order, then those that patterns allow. A string that a schema restricts, and every key, is
-spelled without `\\u` where JSON needs none; so no spelling evades a pattern.
+Members come in the schema's order, then members whose keys match patterns. Every key, and every string that a schema
+restricts, is spelled without `\\u` unless JSON requires the escape; so no spelling evades a pattern.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class Documents:
         self._scope = ""
 
     def write(self, schema: Schema, *, whitespace: bool) -> Expression:
-        """Return the expression of the documents of a prepared schema.
+        """Return the expression of the documents of a rewritten schema.
 
-        whitespace  whether a space, or a line end and indentation, may stand between tokens
+        whitespace  whether a space, or a line end and indentation, is allowed between tokens
 
-        Raises GrammarFailed if a keyword beside others cannot be kept, or if it is too large.
+        Raises GrammarFailed if a combination of keywords cannot be kept, or for too many rules.
         """
         self._number += 1
         self._scope = f"{self._number}{whitespace}"
@@ -85,7 +85,7 @@ class Documents:
         return self._all([{k: v for k, v in schema.items() if k not in ("$defs", "$schema")}])
 
     def _once(self, key: str, make: Any) -> Reference:
-        """Return a reference to the rule of a key, written at the first call."""
+        """Return a reference to the rule of a key; the first call writes the rule."""
         if key not in self._names:
             name = self._new(key)
             self._names[key] = name
@@ -107,7 +107,7 @@ class Documents:
     # Conjunctions.
 
     def _all(self, schemas: Iterable[Schema]) -> Expression:
-        """Return the expression of what several schemas accept."""
+        """Return the expression of the documents that all schemas accept."""
         parts: dict[str, Schema] = {}
         todo = list(schemas)[::-1]
         while todo:
@@ -366,7 +366,7 @@ def _whitespace() -> Expression:
 
 
 def _free_character() -> Expression:
-    """Return one character of a string in every spelling, without unpaired surrogates."""
+    """Return the expression of one character of a string in every spelling, without unpaired surrogates."""
     hexadecimal = Characters(ranges_of([(48, 57), (65, 70), (97, 102)]))
     first = Characters(ranges_of([(48, 57), (65, 67), (69, 70), (97, 99), (101, 102)]))
     d, low = Characters(((68, 68), (100, 100))), Characters(((48, 55),))
@@ -383,7 +383,7 @@ def _free_character() -> Expression:
 
 
 def spelled(ranges: Ranges) -> Expression:
-    """Write one character of a set as JSON's strings spell it: escaped only where JSON needs it."""
+    """Return the expression of one character of a set in a JSON string: escaped only if JSON requires an escape."""
     bare, short, low = [], [], []
     for first, last in ranges:
         for code in range(first, min(last, 92) + 1):
@@ -414,7 +414,7 @@ def _every() -> Automaton:
 
 @cache
 def searched(pattern: str) -> Automaton:
-    """Return the automaton of texts in which a pattern of JSON Schema is found."""
+    """Return the automaton of texts in which a pattern of JSON Schema matches somewhere."""
     anything: Regular = Times(Set(ANY), 0, None)
     return automaton(Join((anything, regexes.parse(pattern, crate=False), anything)))
 
@@ -454,7 +454,7 @@ def _atom(value: Any) -> str:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether JSON Schema holds two values equal: 1 and 1.0 are, 1 and true are not."""
+    """Return whether JSON Schema calls two values equal: 1 and 1.0, but not 1 and true."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):
@@ -484,7 +484,7 @@ def _item(leaf: dict[str, Any], index: int) -> Schema:
 
 
 def _property(leaf: dict[str, Any], name: str) -> list[Schema]:
-    """Return the schemas that a leaf applies to the value of a name."""
+    """Return the schemas that a leaf applies to the value of the property `name`."""
     found = [leaf["properties"][name]] if name in leaf.get("properties", {}) else []
     found += [s for pattern, s in leaf.get("patternProperties", {}).items() if searched(pattern).accepts(name)]
     return found or [leaf.get("additionalProperties", True)]

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from infd.grammar.rules import Expression, Rules
 
 _ANYTHING = "/(?s:.)*/"
-# A search cannot be interrupted. Quantifiers are possessive, and what is not closed extends to the end of its line:
-# with a second attempt behind each quote or bracket, n of them would take time n^2.
+# A search cannot be interrupted. So quantifiers are possessive, and an unclosed string or bracket extends to the end of
+# its line: otherwise n unclosed quotes or brackets take time n^2.
 _TOKEN = re.compile(
     r"""
     (?P<comment>//[^\n]*+|\#[^\n]*+)
@@ -93,10 +93,10 @@ def without_specials(grammar: str) -> str:
 
 
 def write(rules: Rules) -> str:
-    """Return rules as a Lark grammar; references to names without a rule are to other grammars.
+    """Return rules as a Lark grammar. A reference to a name without a rule refers to another grammar.
 
-    llguidance matches terminals, which are rules with names in capitals, greedily and longest first. An Until is a rule
-    whose terminal ends as soon as it can.
+    llguidance takes the longest match of a terminal, which is a rule with a name in capitals. An Until becomes a rule
+    with a lazy terminal, which takes the shortest match.
     """
     lines = []
     for name, expression in rules.items():
@@ -145,7 +145,7 @@ def _written(expression: Expression, rules: Rules) -> str:
 
 
 def _character(code: int) -> str:
-    """Return a character within a regular expression of Lark."""
+    """Return a character escaped for a regular expression of Lark."""
     return chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\x{{{code:x}}}"
 
 

@@ -48,7 +48,7 @@ def _characters(*pairs: tuple[str, str]) -> Characters:
     return Characters(ranges_of([(ord(low), ord(high)) for low, high in pairs]))
 
 
-# What the model chooses within a call's syntax, by its name in CallSyntax.
+# The variable parts of a call's syntax, by their names in CallSyntax.
 _GENERATED: Final[dict[str, Expression]] = {
     NUMBER: Repeated(_characters(("0", "9")), 1, 3),
     SHORT_ID: Repeated(_characters(("0", "9"), ("A", "Z"), ("a", "z")), 9, 9),
@@ -56,14 +56,14 @@ _GENERATED: Final[dict[str, Expression]] = {
 
 
 class Marks:
-    """Finds the tokens of a vocabulary that spell marks of syntaxes, which are few and never a client's."""
+    """Finds the tokens of a vocabulary that spell marks. Syntaxes define the marks: few, and none from clients."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._found: dict[str, int | None] = {}
 
     def token_of(self, mark: str) -> int | None:
-        """Return the only token that spells a mark; None if none or several do."""
+        """Return the token that spells a mark; None if no token or several tokens do."""
         if mark not in self._found:
             tokens, spelled = self._vocabulary.tokens, mark.encode()
             ends = self._vocabulary.end_ids
@@ -72,7 +72,7 @@ class Marks:
         return self._found[mark]
 
     def within(self, constraint: Constraint) -> dict[str, int]:
-        """Return the tokens that spell marks of a constraint's thought and calls."""
+        """Return the marks of a constraint's thought and calls that tokens spell: mark -> token id."""
         found = ((mark, self.token_of(mark)) for mark in _marks_of(constraint))
         return {mark: token for mark, token in found if token is not None}
 
@@ -132,7 +132,7 @@ def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: 
 
 
 def _parameters(rule: str, parameters: Many[Parameter], syntax: CallSyntax, token_of: TokenOf) -> Rules:
-    """Return the rule of arguments that are written one by one, and the rules that it uses."""
+    """Return the expression of arguments that are written separately, and the rules that it uses."""
     rules: Rules = {}
     parts: list[Expression] = []
     for number, parameter in enumerate(parameters):

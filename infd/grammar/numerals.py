@@ -1,7 +1,7 @@
-"""Numerals in JSON between bounds, and multiples, as automata.
+"""Automata of JSON numerals between bounds, and of multiples.
 
-With a bound or a multiple a number is written without an exponent, and where rounding could leave the bound, with 15
-digits at most: readers make a double of it.
+A number with a bound or a multiple is written without an exponent. It has at most 15 digits if rounding could cross
+the bound, because readers convert numerals to doubles.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NUMBER: Final = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+\-]?[0-9]+)?"
 _PLAIN: Final = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"
 _DIGITS: Final = r"(0|[1-9][0-9]*)(\.[0-9]+)?"
 _FRACTION: Final = r"(\.[0-9]+)?"
-_EXACT: Final = 15  # digits of a decimal that differs from others as a double
-_REMAINDERS: Final = 5000  # states of the automaton of multiples
+_EXACT: Final = 15  # digits with which different decimals remain different doubles
+_REMAINDERS: Final = 5000  # most states of the automaton of multiples
 
 
 @cache
@@ -32,12 +32,12 @@ def _automaton(pattern: str) -> Automaton:
 
 
 def numerals(leaves: Iterable[dict[str, Any]], *, integer: bool) -> Automaton | None:
-    """Return the numbers that several schemas accept, None for all.
+    """Return the automaton of the numbers that all leaves accept; None if that is every number.
 
     leaves   schemas with minimum, maximum, exclusiveMinimum, exclusiveMaximum and multipleOf
-    integer  whether the numbers are integers, and written so
+    integer  whether the numbers are integers, written without a point
 
-    Raises GrammarFailed if the automaton is too large.
+    Raises GrammarFailed for too large an automaton.
     """
     found = _automaton(INTEGER if integer else _PLAIN)
     bound = rounded = False
@@ -60,7 +60,7 @@ def numerals(leaves: Iterable[dict[str, Any]], *, integer: bool) -> Automaton | 
 
 @cache
 def _short() -> Automaton:
-    """Return the integers, and the decimals of few digits."""
+    """Return the automaton of all integers, and of decimals with at most 15 digits."""
 
     def following(state: tuple[bool, int]) -> list[tuple[int, int, tuple[bool, int]]]:
         point, digits = state
@@ -79,7 +79,7 @@ def _decimal(value: float) -> Decimal:
 
 
 def _from(bound: Decimal, strict: bool) -> str:
-    """Return a pattern of numbers from a bound on."""
+    """Return a pattern of the numerals of at least a bound; above the bound if `strict`."""
     if bound > 0 or (bound == 0 and strict):
         return _above(bound, strict)
     if bound == 0:
@@ -141,7 +141,7 @@ def _below(bound: Decimal, strict: bool) -> str:
 
 
 def _multiples(of: Decimal) -> Automaton:
-    """Return a superset of the multiples' numerals, exact for numerals.
+    """Return an automaton that accepts the numerals of multiples and no other numerals; it accepts other texts too.
 
     A state is the number of decimals read, None before the point, and the remainder of all digits.
     """

@@ -62,8 +62,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     properties: int = 1000  # all objects of a schema together
     optional: int = 200  # optional properties of one object; with 200 a mask takes up to 20 ms, with 400 up to 80 ms
     enumerated: int = 10_000  # values of enums, options of a choice and alternatives of a grammar, together
-    depth: int = 64  # nesting
-    seconds: float = 2.0  # of processor time
+    depth: int = 64  # levels of nesting
+    seconds: float = 2.0  # processor time
 
 
 class Matcher(Protocol):

@@ -1,7 +1,7 @@
-r"""Read regular expressions in the syntax of Rust's regex crate, for engines that need an automaton.
+r"""Parse regular expressions in the syntax of Rust's regex crate, for engines that need an automaton.
 
-Classes are Unicode's, as in that crate: `\d` is every decimal digit. `.` excludes the line feed. Look-around and
-back-references are malformed there, word boundaries unsupported here.
+Classes are Unicode's, as in the crate: `\d` is every decimal digit. `.` excludes the line feed. The crate rejects
+look-around and back-references; word boundaries are unsupported here.
 Sources: the documentation of the regex crate, version 1; UTS #18 for `\w` and `\s`.
 """
 
@@ -42,7 +42,7 @@ _ASCII: Final = {
 }
 _SPACE: Final = ((9, 13), (32, 32), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029),
                  (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000))  # fmt: skip
-_CIRCLED: Final = ((0x24B6, 0x24E9), (0x1F130, 0x1F149), (0x1F150, 0x1F169), (0x1F170, 0x1F189))  # letters of no L
+_CIRCLED: Final = ((0x24B6, 0x24E9), (0x1F130, 0x1F149), (0x1F150, 0x1F169), (0x1F170, 0x1F189))  # letters not in L
 _CONTROL: Final = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "a": 7, "0": 0}
 _DEPTH: Final = 200
 
@@ -50,15 +50,15 @@ _DEPTH: Final = 200
 def parse(pattern: str, *, crate: bool = True) -> Regular:
     """Return the syntax tree of a regular expression.
 
-    crate  whether escapes of letters that mean nothing are malformed, as in the crate; JSON Schema's are themselves
+    crate  whether unknown escapes of letters are malformed, as in the crate; in JSON Schema they mean the letter
 
-    Raises GrammarFailed: invalid_grammar if it is malformed, unsupported_grammar if it has no automaton here.
+    Raises GrammarFailed: invalid_grammar for a malformed expression, unsupported_grammar for word boundaries.
     """
     return _Parser(pattern, crate).whole()
 
 
 class _Parser:
-    """Reads by descent."""
+    """A recursive-descent parser."""
 
     def __init__(self, pattern: str, crate: bool) -> None:
         self._text = pattern
@@ -69,7 +69,7 @@ class _Parser:
         self._many_lines = False
         self._any_case = False
         self._verbose = False
-        self._swap_greed = False  # no matter: a match of the whole text needs no preference
+        self._swap_greed = False  # laziness does not matter, because the whole text must match
 
     def whole(self) -> Regular:
         found = self._options()
@@ -111,7 +111,7 @@ class _Parser:
                 self._fail(f"{found[0]} is empty")
             self._at = found.end()
         if self._peek() == "?":
-            self._at += 1  # as few as possible: no other texts
+            self._at += 1  # lazy: the same texts match
         if max(least, most or 0) > 10_000:  # an automaton of that many states is refused in any case
             raise GrammarFailed(f"more than 10,000 repetitions: {shorten(self._text)}", code="grammar_too_large")
         return Times(item, least, most)
@@ -203,7 +203,7 @@ class _Parser:
         return Set(self._cased(self._escaped()))
 
     def _escaped(self) -> Ranges:
-        """Read an escape behind its backslash, in a class or not."""
+        """Read an escape after its backslash, inside or outside of a class."""
         if found := _CODE.match(self._text, self._at):
             self._at = found.end()
             code = int(next(filter(None, found.groups())), 16)
@@ -244,7 +244,7 @@ class _Parser:
         return opposite(of) if negated != bool(found[1]) else of
 
     def _class(self) -> Ranges:
-        """Read a class behind its opening bracket."""
+        """Read a class after its opening bracket."""
         self._depth += 1
         if self._depth > _DEPTH:
             raise GrammarFailed(f"more than {_DEPTH} levels of brackets", code="grammar_too_large")
@@ -339,7 +339,7 @@ def _categories() -> dict[str, Ranges]:
 
 @cache
 def category(name: str) -> Ranges:
-    """Return the characters of a general category, "L" or "Lu"; empty if there is none of that name."""
+    """Return the characters of a general category, as "L" or "Lu"; empty for an unknown name."""
     if not re.fullmatch("[A-Z][a-z]?", name):
         return ()
     return ranges_of([pair for each, ranges in _categories().items() if each.startswith(name) for pair in ranges])

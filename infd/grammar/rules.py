@@ -21,7 +21,7 @@ Ranges = tuple[tuple[int, int], ...]  # sorted, disjoint ranges of code points, 
 
 
 class Characters(Struct, frozen=True):
-    """One character of a set."""
+    """Any one character of a set."""
 
     ranges: Ranges
 
@@ -31,13 +31,13 @@ class Text(Struct, frozen=True):
 
 
 class Token(Struct, frozen=True):
-    """A token of the vocabulary by number, which text never spells."""
+    """A token of the vocabulary by its id; text never matches it."""
 
     number: int
 
 
 class Reference(Struct, frozen=True):
-    """Another rule."""
+    """A reference to a rule by its name."""
 
     name: str
 
@@ -51,7 +51,7 @@ class Alternatives(Struct, frozen=True):
 
 
 class Repeated(Struct, frozen=True):
-    """most: None means without bound."""
+    """A repeated expression. most: None means without bound."""
 
     item: Expression
     least: int
@@ -65,13 +65,13 @@ class Pattern(Struct, frozen=True):
 
 
 class Document(Struct, frozen=True):
-    """A JSON document that a schema accepts, which has been prepared for the engine."""
+    """A JSON document that `schema` accepts. The schema is already rewritten for the engine."""
 
     schema: Any
 
 
 class Until(Struct, frozen=True):
-    """Any text that ends with a mark and contains none of `marks`, of which that is one, before it."""
+    """Any text that ends with `mark`, a member of `marks`, and contains no other occurrence of any of `marks`."""
 
     mark: str
     marks: tuple[str, ...]
@@ -106,7 +106,7 @@ def ranges_of(pairs: list[tuple[int, int]]) -> Ranges:
 
 
 def opposite(ranges: Ranges) -> Ranges:
-    """Return all other characters."""
+    """Return the ranges of all other characters."""
     found, at = [], 0
     for low, high in ranges:
         if at < low:
@@ -121,7 +121,7 @@ ANY: Final = opposite(())
 
 
 def children(expression: Expression) -> tuple[Expression, ...]:
-    """Return the expressions directly within one."""
+    """Return the expressions directly inside an expression."""
     match expression:
         case Sequence(items) | Alternatives(items):
             return items
@@ -131,7 +131,7 @@ def children(expression: Expression) -> tuple[Expression, ...]:
 
 
 def references(expression: Expression) -> Iterator[str]:
-    """Yield the names that an expression refers to."""
+    """Yield the names of the rules to which an expression refers."""
     todo = [expression]
     while todo:
         current = todo.pop()
@@ -141,7 +141,7 @@ def references(expression: Expression) -> Iterator[str]:
 
 
 def renamed(rules: Rules, names: dict[str, str]) -> Rules:
-    """Return rules under other names; names without another one remain."""
+    """Return rules renamed by `names`: old name -> new name; other rules keep their names."""
     return {names.get(name, name): _renamed(expression, names) for name, expression in rules.items()}
 
 

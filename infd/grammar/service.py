@@ -6,8 +6,8 @@ share one compilation, which is dropped from the queue once all of them have bee
 grammars, so that a costly refusal is not computed again.
 
 Two threads compile at a time. A constraint that takes more than QUICK_S of processor time makes way for the others: a
-third thread compiles it again, within the whole limit of time. So n costly constraints delay another one by about n
-times QUICK_S / 2. Each of the three threads uses one worker process, see `trial`, whose memory is limited.
+third thread compiles it again, within the whole limit of time. So n costly constraints delay another constraint by
+about n times QUICK_S / 2. Each of the three threads uses one worker process, see `trial`, whose memory is limited.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _LOG = logging.getLogger("infd.grammar")
 _REFUSAL_BYTES = 2000
-QUICK_S = 0.1  # of processor time; ordinary schemas take milliseconds
+QUICK_S = 0.1  # processor time; ordinary schemas take milliseconds
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -63,8 +63,8 @@ class Refusal(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, frozen=True):
     """A compilation.
 
-    size  of the cache's entry in bytes
-    late  whether it ended at the limit of time
+    size  bytes of the cache's entry
+    late  whether the compilation ended at the limit of time
     """
 
     grammar: Grammar | Refusal
@@ -74,7 +74,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Compilation(msgspec.Struct, eq=False):
-    """A constraint that is compiled, or queued to be compiled.
+    """A constraint that a thread compiles, or that waits in the queue.
 
     requests  number of requests that wait for `result`
     """

@@ -47,8 +47,8 @@ MODULE: Final = "infd.grammar.trial"
 MEMORY: Final = 2**30  # bytes of private writable memory of a fork (RLIMIT_DATA)
 START_S: Final = 60.0
 _PR_SET_PDEATHSIG: Final = 1
-NICE: Final = 10  # the loop and the device precede it
-PATIENCE: Final = 5  # seconds on the clock for each second of processor time
+NICE: Final = 10  # the event loop and the device precede the workers
+PATIENCE: Final = 5  # seconds of wall-clock time for each second of processor time
 
 
 class Write(Struct, frozen=True, tag="write"):
@@ -135,7 +135,7 @@ class Trial:
 
     @contextmanager
     def _worker(self) -> Iterator[Worker]:
-        """Take the worker that was idle last, another one if there is none."""
+        """Lend the worker that became idle last; start another worker if none is idle."""
         with self._lock:
             if self._idle:
                 worker = self._idle.pop()
@@ -192,7 +192,7 @@ class _Tasks:
 
 
 def _work() -> None:
-    """Fork until the daemon closes the connection."""
+    """Fork a process after each that ends, until the daemon closes the connection."""
     os.nice(NICE)
     tasks = _Tasks()
     connection = socket.socket(fileno=int(sys.argv[1]))

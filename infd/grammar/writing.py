@@ -1,7 +1,7 @@
 """Write a constraint as grammars of llguidance: JSON schemas and Lark.
 
-All texts of clients are read here: their JSON is parsed, their schemas are rewritten, their grammars are searched. That
-is work for the interpreter, so the daemon leaves it to another process, see `trial`.
+This module reads all texts of clients: it parses their JSON, rewrites their schemas and searches their grammars. That
+work holds the interpreter's lock, so the daemon runs it in another process, see `trial`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Written(Struct, frozen=True):
     """A constraint as grammars of llguidance, each JSON text of an object.
 
     grammars   the first refers to the others by name
-    arguments  schemas of tools' arguments, each with its request field: to find the one that llguidance refuses
+    arguments  schemas of tools' arguments, each with its request field, to find the schema that llguidance refuses
     """
 
     grammars: list[bytes]
@@ -58,7 +58,7 @@ class Draft(Struct):
     """A constraint as grammars of llguidance before they are text.
 
     grammars   the first refers to the others by name
-    costly     parts that clients wrote whose compilation may take long, as grammars of their own
+    costly     grammars whose compilation may take long, without the rules that infd adds
     arguments  schemas of tools' arguments, each with its request field
     """
 
@@ -71,7 +71,7 @@ class Draft(Struct):
         return Written([encoded(grammar) for grammar in self.grammars], arguments)
 
     def behind(self, rules: Rules, name: str | None) -> Draft:
-        """Return these grammars behind rules that refer to the first as `name`."""
+        """Return grammars that begin with `rules`, which refer to the first grammar of this draft as `name`."""
         named = [{"name": name, **self.grammars[0]}, *self.grammars[1:]] if self.grammars else []
         return Draft([{"lark_grammar": lark.write(rules)}, *named], self.costly, self.arguments)
 
@@ -79,7 +79,7 @@ class Draft(Struct):
 def write(constraint: Constraint, limits: Limits, marks: Mapping[str, int]) -> Draft:
     """Return a constraint as grammars. Raises GrammarFailed.
 
-    marks  those of `marks_of` that are single tokens, with the token's id
+    marks  mark -> id of the token that spells it, for marks of the constraint that single tokens spell
     """
     match constraint:
         case AfterThought(thought, answer):
@@ -106,12 +106,12 @@ def write(constraint: Constraint, limits: Limits, marks: Mapping[str, int]) -> D
 
 
 def listed(grammars: Sequence[bytes]) -> bytes:
-    """Return JSON texts of grammars as one text that llguidance reads."""
+    """Return grammars, JSON texts, as the one JSON text that llguidance compiles."""
     return b'{"grammars": [' + b", ".join(grammars) + b"]}"
 
 
 def named(name: str, grammar: bytes) -> bytes:
-    """Return the JSON text of a grammar with a name, by which others refer to it."""
+    """Return the JSON text of a grammar with a name, by which other grammars refer to it."""
     return b'{"name": "%s", %s' % (name.encode(), grammar[1:])
 
 

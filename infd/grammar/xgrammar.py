@@ -1,8 +1,8 @@
 """Compile with xgrammar: an automaton for each rule with the tokens that pass at each state, and a parser above them.
 
-Most tokens are tried at most states, so a state costs up to milliseconds with 150,000 tokens; masks are quick. None of
-its own readers of schemas and regular expressions is used, because they ignore what they do not know: each grammar is
-written from rules, which are exact. Every call releases the interpreter's lock.
+Compilation tries most tokens at most states, so a state costs up to milliseconds with 150,000 tokens; masks are quick.
+xgrammar's own parsers of schemas and regular expressions are not used, because they ignore keywords and syntax that
+they do not support: each grammar is written from rules, which are exact. Every call releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _OBJECTS: Final = "xgrammar.tvm_ffi_binding."
 _RAW: Final = 0  # vocabulary type: tokens are given as their bytes
-_SPECIAL: Final = b"\xff"  # is in no UTF-8, so that no rule matches it
-_TEXT_BYTES: Final = 2**20  # of a written grammar
+_SPECIAL: Final = b"\xff"  # a byte that UTF-8 never contains, so that no rule matches it
+_TEXT_BYTES: Final = 2**20  # most bytes of a written grammar
 
 
 class Library:
@@ -51,9 +51,9 @@ class Library:
             raise Unavailable(f"xgrammar {self.version} has another interface: {error}") from error
 
     def compiler(self, tokens: Many[bytes], ends: Many[int]) -> Any:
-        """Build the library's view of a vocabulary, in a tenth of a second for 150,000 tokens, and its compiler.
+        """Build xgrammar's compiler of a vocabulary. Takes a tenth of a second for 150,000 tokens.
 
-        tokens  by id, one for each logit; empty: never allowed
+        tokens  by id, one for each logit; an empty token is never allowed
         """
         return self._compiler(self._vocabulary(list(tokens), _RAW, len(tokens), list(ends), False), 1, False, -1)
 
@@ -86,9 +86,9 @@ class XgrammarCompiler:
     def __init__(self, vocabulary: Vocabulary, trial: Callable[[str], None] | None = None) -> None:
         """Build the compiler.
 
-        trial  compiles grammars that may take too long elsewhere first; None: no protection
+        trial  compiles grammars that may take too long in another process first; None: no protection
 
-        Raises Unavailable if the library is missing or another one.
+        Raises Unavailable if the library is missing or of another version.
         """
         self.vocabulary = vocabulary
         self._trial = trial
@@ -97,7 +97,7 @@ class XgrammarCompiler:
         self._ends = frozenset(each for each in vocabulary.end_ids if each < vocabulary.columns)
         self._marks = markup.Marks(vocabulary)
         tokens = _tokens(vocabulary, self._ends)
-        # Without an end the library would take tokens named like one.
+        # Without end ids xgrammar would guess them by the names of tokens.
         self._compiler = self._library.compiler(tokens, sorted(self._ends) or [tokens.index(b"")])
         self._unspelled = frozenset(index for index, token in enumerate(tokens) if not token) | self._ends
         self._end_row = _row(vocabulary, self._ends)
@@ -106,8 +106,8 @@ class XgrammarCompiler:
     def compile(self, constraint: Constraint, limits: Limits) -> XgrammarGrammar:
         found = constraint_rules.write(constraint, limits, self._marks.token_of)
         if self.vocabulary.drop_space:
-            # The decoder drops one space of " x": so " x" spells x, and where the answer itself may begin with a
-            # space, only " " before all of it spells it.
+            # The decoder drops the space that begins an answer: the tokens of " x" decode to "x". So an answer that
+            # may itself begin with a space needs a space before it, and before any other answer a space is optional.
             least = int(rules.begins(found, ord(" ")))
             answer = found.pop(ROOT)
             found = {ROOT: Sequence((Repeated(Text(" "), least, 1), Reference("answer"))), "answer": answer, **found}
@@ -133,14 +133,14 @@ class XgrammarCompiler:
         return token in self._ends
 
     def spells(self, token: int) -> bool:
-        """Return whether a token is one that the library knows, and no end."""
+        """Return whether a token has a text for xgrammar and is no end id."""
         return 0 <= token < self.vocabulary.columns and token not in self._unspelled
 
     def end_row(self) -> NDArray[np.int32]:
         return self._end_row
 
     def filled(self, matcher: Any) -> NDArray[np.int32]:
-        """Return the mask of the library's matcher."""
+        """Return the mask of the next token, of a matcher of xgrammar."""
         import tvm_ffi
 
         row = np.empty((1, self.vocabulary.words), dtype=np.int32)
@@ -151,7 +151,7 @@ class XgrammarCompiler:
 
 
 class XgrammarGrammar:
-    """A compiled grammar of the library."""
+    """A grammar compiled by xgrammar."""
 
     def __init__(self, compiler: XgrammarCompiler, library: Library, compiled: Any) -> None:
         self._compiler = compiler
@@ -164,7 +164,7 @@ class XgrammarGrammar:
 
 
 class XgrammarMatcher:
-    """A matcher of the library, which reads no end id, and the end ids behind its text."""
+    """A matcher of xgrammar, which never reads an end id, and the number of end ids after its text."""
 
     __slots__ = ("_compiler", "_ended", "_filled", "_matcher", "failure")
 
@@ -172,7 +172,7 @@ class XgrammarMatcher:
         self._compiler = compiler
         self._matcher = matcher
         self._ended = 0  # end ids read
-        self._filled: NDArray[np.int32] | None = None  # mask of the present state
+        self._filled: NDArray[np.int32] | None = None  # mask of the next token, once it is computed
         self.failure: GrammarFailed | None = None
 
     @property
@@ -231,14 +231,14 @@ class XgrammarMatcher:
 
 
 def _tokens(vocabulary: Vocabulary, ends: frozenset[int]) -> list[bytes]:
-    """Return the tokens as the library reads them, one for each logit and special ones as no text."""
+    """Return the tokens for `Library.compiler`: one for each logit, special tokens as bytes that text never matches."""
     special = vocabulary.special | ends
     tokens = [_SPECIAL + token if index in special else token for index, token in enumerate(vocabulary.tokens)]
     return tokens + [b""] * (vocabulary.columns - len(tokens))
 
 
 def _row(vocabulary: Vocabulary, allowed: Iterable[int]) -> NDArray[np.int32]:
-    """Return a row of a mask."""
+    """Return a row of a mask whose bits are `allowed`."""
     bits = np.zeros(vocabulary.words * 32, dtype=bool)
     bits[list(allowed)] = True
     return np.packbits(bits, bitorder="little").view(np.int32)

@@ -235,7 +235,7 @@ class Conversion:
         if then is True and other is True:
             return []
         condition = self.convert(node["if"], path)
-        # With the condition, though `then` would do: alternatives that exclude each other expand to few.
+        # `then` alone would do, but alternatives that exclude each other expand to few.
         holds = self.algebra.conjunction([condition, then])
         without = self.negation.of(condition, self.algebra.conjunction([beside, other]))
         fails = self.algebra.conjunction([self.algebra.disjunction(without), other])

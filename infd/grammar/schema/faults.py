@@ -21,7 +21,7 @@ _NAMED = ("properties", "patternProperties", "dependencies", "dependentSchemas")
 
 
 def located(schema: Any, error: GrammarFailed, check: Callable[[Path], object], *, seconds: float) -> GrammarFailed:
-    """Return an error of a schema with the path of the smallest part that has the same error alone.
+    """Return the error of a schema with the path of the smallest part that causes the same error alone.
 
     check    raises the error of the part at a path
     seconds  time after which the smallest part found so far is returned

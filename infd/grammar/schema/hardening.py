@@ -78,7 +78,7 @@ class Hardening:
 
     def _conjunction(self, parts: list[Schema], *, sealed: bool) -> Schema:
         closing = [_constrains_other_keys(self._algebra.resolved(s)) for s in parts]
-        if any(closing):  # the schemas that constrain other keys say alone which keys there are
+        if any(closing):  # only the schemas that constrain other keys may close the object
             resolved = [s if own else self._algebra.resolved(s) for s, own in zip(parts, closing, strict=True)]
             parts = [s if r is None else r for s, r in zip(parts, resolved, strict=True)]
         return self._algebra.conjunction(

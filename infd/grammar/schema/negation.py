@@ -145,7 +145,7 @@ class Negation:
         for name, s in leaf["properties"].items():
             inner = self.algebra.property(context, name)
             without = self.algebra.disjunction([] if inner is False else self.of(s, inner, depth + 1))
-            if name in leaf.get("required", ()):  # absent, or of another value
+            if name in leaf.get("required", ()):  # the property is absent or has a wrong value
                 found.append({"type": ["object"], "properties": {name: without}})
             elif without is not False:
                 found.append({"type": ["object"], "required": [name], "properties": {name: without}})
