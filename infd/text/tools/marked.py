@@ -6,6 +6,8 @@ content is held back until more content follows, white space after a call is dro
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 from infd.text.markup import overlap
@@ -26,6 +28,7 @@ class MarkedCalls:
     def __init__(self, opens: Sequence[str]) -> None:
         """opens: the opening marks; none of them begins with another."""
         self._opens = opens
+        self._first = _first_characters(tuple(opens))
         self._pending = ""
         self._state: Callable[[Asides], bool] = self._between
         self._opening = ""  # consumed since the opening mark; content, unless a call follows
@@ -63,19 +66,20 @@ class MarkedCalls:
     def _between(self, _: Asides) -> bool:
         """Consume content, up to an opening mark."""
         pending = self._pending
-        if len(self._opens) == 1:
-            (mark,) = self._opens
-            start = pending.find(mark)
-        else:
-            found = [(place, each) for each in self._opens if (place := pending.find(each)) >= 0]
-            start, mark = min(found, default=(-1, ""))
+        if self._first.search(pending) is None:
+            if pending:
+                self._emit_content(pending)
+                self._pending = ""
+            return False
+        found = [(place, each) for each in self._opens if (place := pending.find(each)) >= 0]
+        start, mark = min(found, default=(-1, ""))
         if start >= 0:
             self._emit_content(pending[:start])
             self._pending = pending[start + len(mark) :]
             self._opening = mark
             self._state = self._opened
             return True
-        safe = len(pending) - max([overlap(pending, each) for each in self._opens], default=0)
+        safe = len(pending) - max(overlap(pending, each) for each in self._opens)
         self._emit_content(pending[:safe])
         self._pending = pending[safe:]
         return False
@@ -114,3 +118,9 @@ class MarkedCalls:
             self._held_space.clear()
         if len(words) < len(text):
             self._held_space.append(text[len(words) :])
+
+
+@cache
+def _first_characters(marks: tuple[str, ...]) -> re.Pattern[str]:
+    """Return the search for a character that begins a mark; most text has none."""
+    return re.compile(f"[{''.join(re.escape(mark[0]) for mark in marks)}]" if marks else r"(?!)")

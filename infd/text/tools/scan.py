@@ -45,24 +45,22 @@ class ObjectScan:
                     return place
                 if self._mark.startswith(text[place : place + len(self._mark)]):
                     return place
-            match character:
-                case '"':
-                    self._string = not self._string
-                    self._bad_string = False
-                case "\\":
+            if character == '"':
+                self._string = not self._string
+                self._bad_string = False
+            elif self._string:
+                if character == "\\":
                     if at == len(text):
                         return place
                     at += 1
-                case "{" | "[" if not self._string:
-                    self.depth += 1
-                case "}" | "]" if not self._string:
-                    self.depth -= 1
-                    if self.depth <= until:
-                        return at
-                case "\n" | "\r" | "\t":
+                elif character < " ":
                     self._bad_string = True
-                case _ if character < " ":
-                    self._bad_string = True
+            elif character in "{[":
+                self.depth += 1
+            elif character in "}]":
+                self.depth -= 1
+                if self.depth <= until:
+                    return at
 
 
 @cache

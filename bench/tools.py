@@ -1,0 +1,66 @@
+"""Measure the CPU that parsing thoughts and tool calls takes per token: `python bench/tools.py`.
+
+Feeds plain text, then the arguments of one long call, to the parser of each syntax, four characters at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+from infd.text import tools
+from infd.text.markup import Reading
+from infd.text.reasoning.qwen3 import Qwen3
+from infd.text.tools.offered import Offered
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infd.text.tools.base import ToolSyntax
+
+TOKENS = 20_000
+ROUNDS = 5
+PROSE = (
+    "The weather in Paris is mild, with < 3 mm of rain; see [1] and {2}.\nA second line follows, and a third one.\n\n"
+)
+
+
+def tokens(text: str, count: int) -> list[str]:
+    whole = text * (4 * count // len(text) + 1)
+    return [whole[at : at + 4] for at in range(0, 4 * count, 4)]
+
+
+def microseconds(begin: str, parts: Sequence[str], syntax: ToolSyntax | None, *, thinks: bool) -> float:
+    """Return the CPU microseconds per token, the least of several rounds. begin: text before the measured parts."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        thoughts = Qwen3().start("", "") if thinks else None
+        reading = Reading(thoughts, None if syntax is None else syntax.start(Offered({"f": b""})))
+        reading.feed(begin)
+        started = time.process_time()
+        for part in parts:
+            reading.feed(part)
+            reading.count()
+            reading.take()
+        best = min(best, time.process_time() - started)
+    return best / len(parts) * 1e6
+
+
+def main() -> None:
+    prose = tokens(PROSE, TOKENS)
+    print(f"{'no parser':18} plain {microseconds('', prose, None, thinks=False):5.2f} us a token")
+    for name, syntax in tools.SYNTAXES.items():
+        plain = microseconds("", prose, syntax, thinks=False)
+        both = microseconds("<think>a</think>", prose, syntax, thinks=True)
+        line = f"{name:18} plain {plain:5.2f}  after a thought {both:5.2f}"
+        if syntax.grammar is not None and not syntax.grammar.parameter:
+            text = json.dumps({"code": PROSE * (4 * TOKENS // len(PROSE))})
+            head = (syntax.grammar.begin + syntax.grammar.call).partition("$arguments")[0]
+            begin = head.replace("$name", "f").replace("$number", "0").replace("$id", "a" * 9)
+            line += f"  arguments {microseconds(begin, tokens(text, TOKENS), syntax, thinks=False):5.2f}"
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
