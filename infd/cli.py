@@ -83,7 +83,8 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
     text = setting.help[0].upper() + setting.help[1:] + "." + (" Repeatable." if setting.repeatable else "")
     if setting.default_text:
         text += f"  [{setting.default_text}]"
-    return click.option(setting.flag, name, metavar=setting.values, multiple=setting.repeatable, help=text)
+    flags = [flag for flag in (setting.flag, setting.alias) if flag is not None]
+    return click.option(*flags, name, metavar=setting.values, multiple=setting.repeatable, help=text)
 
 
 def _load(config: Path | None, sets: Sequence[str], flags: dict[str, Any]) -> Loaded:

@@ -258,7 +258,8 @@ def settings_page() -> str:
             lines += [f".SH [{table}]", _text(_struct(struct).__doc__ or "")]
         lines += [".TP", rf".BI {_text(name)} \~=\~ {_text(setting.values)}"]
         default = f" Default: {setting.default_text}." if setting.default_text else ""
-        flag = f" Flag: {setting.flag}." if setting.flag else ""
+        flags = " or ".join(flag for flag in (setting.flag, setting.alias) if flag)
+        flag = f" Flag: {flags}." if flags else ""
         lines.append(_text(_sentence(setting.help) + default + flag))
     return "\n".join(lines) + TOML_END
 

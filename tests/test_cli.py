@@ -52,6 +52,18 @@ def test_flags_are_stronger_than_the_file_and_every_setting_is_reached_by_set(
     assert shown["cache"]["bytes"] == 2**31
 
 
+def test_a_flag_of_another_server_is_the_same_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--tool-parser", "--tool-call-parser"):
+        assert run("config", "show", flag, "kimi_k2") == 0
+        assert tomllib.loads(capsys.readouterr().out)["model"]["tool_parser"] == "kimi_k2"
+
+
+def test_a_parser_that_nobody_knows_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for model in ("embedded", "nobody/fetched-this"):
+        assert run("config", "check", "--model", model, "--tool-parser", "no_such") == 78
+        assert capsys.readouterr().err.count("'no_such'") == 1
+
+
 def test_show_prints_a_file_that_can_be_loaded_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("config", "show", "--set", 'model.path=/a "b" \\c')
     first = capsys.readouterr().out

@@ -22,6 +22,7 @@ class Setting(Struct, frozen=True):
     default   built-in value
     help      description, one line
     flag      command-line option for this setting; a --no- flag accepts no value and disables the setting
+    alias     another name of that option
     accepted  accepted values, for help; None: derived from the type
     """
 
@@ -30,6 +31,7 @@ class Setting(Struct, frozen=True):
     default: object
     help: str
     flag: str | None
+    alias: str | None
     accepted: str | None
 
     @property
@@ -97,7 +99,8 @@ def _settings() -> Iterator[Setting]:
             meta = [note for note in field.type.__metadata__ if note.description is not None][-1]
             key = f"{section}.{field.name}"
             default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-            yield Setting(key, field.type, default, meta.description, meta.extra["flag"], meta.extra["values"])
+            extra = meta.extra
+            yield Setting(key, field.type, default, meta.description, extra["flag"], extra["alias"], extra["values"])
 
 
 SETTINGS = MappingProxyType({setting.key: setting for setting in _settings()})

@@ -19,13 +19,14 @@ NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)\Z")]
 
 
-def about(description: str, *, flag: str | None = None, values: str | None = None) -> Meta:
+def about(description: str, *, flag: str | None = None, alias: str | None = None, values: str | None = None) -> Meta:
     """Describe a setting.
 
     flag    command-line option for this setting
+    alias   another server's name of that option
     values  accepted values, for help; None: derived from the type
     """
-    return Meta(description=description, extra={"flag": flag, "values": values})
+    return Meta(description=description, extra={"flag": flag, "alias": alias, "values": values})
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,6 +53,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         about(
             "syntax of the model's tool calls, by infd's name or another server's; auto: found in its chat template",
             flag="--tool-parser",
+            alias="--tool-call-parser",
             values="auto|none|NAME",
         ),
     ] = "auto"

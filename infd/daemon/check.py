@@ -14,6 +14,7 @@ from infd.errors import CheckpointError, ConfigError
 from infd.hub.cached import cached
 from infd.text import apart
 from infd.text.chat import ChatTemplate
+from infd.text.syntax import check_names
 from infd.weights.checkpoint import TensorFile
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ def check(config: Config, environment: Environment) -> list[str]:
             with closing(Worker(apart.MODULE)) as worker:
                 ChatTemplate.of_file(config.model.chat_template, worker=worker)
 
+    def parsers() -> None:
+        if directory is None:  # with a directory, examine() chooses the syntaxes
+            check_names(reasoning_name=config.model.reasoning_parser, tools_name=config.model.tool_parser)
+
     def adapters() -> None:
         for path in config.lora.modules.values():
             files = locate(path)
@@ -55,6 +60,7 @@ def check(config: Config, environment: Environment) -> list[str]:
         found.faults += examined.faults
         found.unchecked += examined.unchecked
     found.collect(template)
+    found.collect(parsers)
     found.collect(lambda: resolve.keys(config, environment))
     found.collect(lambda: resolve.grammar_engine(config))
     found.collect(adapters)

@@ -116,6 +116,15 @@ class Syntax(Struct, frozen=True):
         return None if thoughts is None and calls is None else Reading(thoughts, calls, most_calls=most_calls)
 
 
+def check_names(*, reasoning_name: str, tools_name: str) -> None:
+    """Raise ConfigError for a name that `Syntax.choose` refuses, whatever the model."""
+    whole = {*answers.SYNTAXES, *answers.ALIASES}
+    if not whole & {reasoning_name, tools_name}:
+        for name, module, group in ((tools_name, tools, TOOLS_GROUP), (reasoning_name, reasoning, REASONING_GROUP)):
+            if name != AUTO:
+                _named(name, module.SYNTAXES, module.ALIASES, group)
+
+
 def _named(name: str, known: Mapping[str, Any], aliases: Mapping[str, str], group: str) -> Any:
     """Return the syntax of a name, None for "none". Raises ConfigError."""
     if name == NONE:

@@ -11,7 +11,7 @@ from infd.text import answers, reasoning, tools
 from infd.text.chat import ChatTemplate
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
-from infd.text.syntax import Syntax
+from infd.text.syntax import Syntax, check_names
 from infd.text.tools.families_json import HERMES
 from infd.text.tools.offered import Offered
 from tests.text.templates import TEMPLATES
@@ -72,6 +72,9 @@ def test_a_name_that_nobody_knows_is_refused_with_the_names_that_are_known():
     for names in ({"tools_name": "no_such"}, {"reasoning_name": "no_such"}):
         with pytest.raises(ConfigError, match=r"'no_such'; known: .*qwen"):
             Syntax.choose(TOKENIZER, ChatTemplate({"default": "plain"}), **names)
+        with pytest.raises(ConfigError, match="'no_such'"):
+            check_names(**({"reasoning_name": "auto", "tools_name": "none"} | names))
+    check_names(reasoning_name="qwen3", tools_name="llama3")
 
 
 @pytest.mark.parametrize("known", [tools, reasoning, answers])
