@@ -28,7 +28,7 @@ class MarkedCalls:
     def __init__(self, opens: Sequence[str]) -> None:
         """opens: the opening marks; none of them begins with another."""
         self._opens = opens
-        self._first = _first_characters(tuple(opens))
+        self._begins = _first_characters(tuple(opens))
         self._pending = ""
         self._state: Callable[[Asides], bool] = self._between
         self._opening = ""  # consumed since the opening mark; content, unless a call follows
@@ -66,7 +66,7 @@ class MarkedCalls:
     def _between(self, _: Asides) -> bool:
         """Consume content, up to an opening mark."""
         pending = self._pending
-        if self._first.search(pending) is None:
+        if self._begins.search(pending) is None:
             if pending:
                 self._emit_content(pending)
                 self._pending = ""
