@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from infd.text import tools
 from infd.text.markup import Reading
-from infd.text.reasoning.qwen3 import Qwen3
+from infd.text.reasoning.blocks import QWEN3
 from infd.text.tools.offered import Offered
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def microseconds(begin: str, parts: Sequence[str], syntax: ToolSyntax | None, *,
     """Return the CPU microseconds per token, the least of several rounds. begin: text before the measured parts."""
     best = float("inf")
     for _ in range(ROUNDS):
-        thoughts = Qwen3().start("", "") if thinks else None
+        thoughts = QWEN3.start("", "") if thinks else None
         reading = Reading(thoughts, None if syntax is None else syntax.start(Offered({"f": b""})))
         reading.feed(begin)
         started = time.process_time()

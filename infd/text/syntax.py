@@ -111,7 +111,8 @@ class Syntax(Struct, frozen=True):
         calls: Parser | None = None
         ends: tuple[str, ...] = ()
         if self.tools is not None and offered is not None:
-            calls, ends = self.tools.start(offered), self.tools.opens
+            calls = self.tools.start(offered)
+            ends = tuple(mark for mark in self.tools.opens if mark[0] in "<[")  # words and fences are part of thoughts
         thoughts = None if self.reasoning is None else self.reasoning.start(prompt, continued, ends)
         return None if thoughts is None and calls is None else Reading(thoughts, calls, most_calls=most_calls)
 
@@ -127,7 +128,7 @@ def check_names(*, reasoning_name: str, tools_name: str) -> None:
 
 def _named(name: str, known: Mapping[str, Any], aliases: Mapping[str, str], group: str) -> Any:
     """Return the syntax of a name, None for "none". Raises ConfigError."""
-    if name == NONE:
+    if aliases.get(name, name) == NONE:
         return None
     if (found := known.get(aliases.get(name, name))) is not None:
         return found

@@ -35,7 +35,7 @@ from infd.http.schema.tools import Called, Function, Tool
 from infd.text import apart
 from infd.text.chat import PROBING, ChatTemplate
 from infd.text.fuel import BRIEF, Limits
-from infd.text.reasoning.qwen3 import Qwen3
+from infd.text.reasoning.blocks import QWEN3
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
 from infd.text.syntax import Syntax
@@ -218,7 +218,7 @@ class MarkupTarget(Target):
         assert parsed <= len(text)
 
     def _read(self, prompt: str, parts: list[str]) -> transcripts.Message:
-        reading = Syntax(Qwen3(), HERMES).start(prompt, offered=Offered({"f": b""}))
+        reading = Syntax(QWEN3, HERMES).start(prompt, offered=Offered({"f": b""}))
         assert reading is not None
         return transcripts.read(reading, parts)
 

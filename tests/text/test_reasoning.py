@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infd.text.markup import Reading
-from infd.text.reasoning.qwen3 import Qwen3
+from infd.text.reasoning.blocks import QWEN3
 from tests.text.transcripts import Message, cuts, read
 
 ASKED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
@@ -42,11 +42,11 @@ TRANSCRIPTS = {
 def test_a_transcript_is_the_same_message_wherever_it_is_cut(name: str):
     prompt, answer, message = TRANSCRIPTS[name]
     for parts in cuts(answer):
-        assert read(Reading(Qwen3().start(prompt, "")), parts) == message, parts
+        assert read(Reading(QWEN3.start(prompt, "")), parts) == message, parts
 
 
 def test_where_the_prompt_closes_the_thought_there_is_nothing_to_read():
-    assert Qwen3().start(CLOSED, "") is None
+    assert QWEN3.start(CLOSED, "") is None
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_where_the_prompt_closes_the_thought_there_is_nothing_to_read():
     ],
 )
 def test_an_answer_that_goes_on_may_go_on_thinking(continued: str, answer: str, message: Message | None):
-    thoughts = Qwen3().start(ASKED + continued, continued)
+    thoughts = QWEN3.start(ASKED + continued, continued)
 
     assert (thoughts is None) == (message is None)
     if message is not None:
@@ -68,9 +68,9 @@ def test_an_answer_that_goes_on_may_go_on_thinking(continued: str, answer: str, 
 
 def test_a_call_at_the_beginning_of_a_line_ends_a_thought_left_open():
     def message(text: str) -> Message:
-        whole = read(Reading(Qwen3().start(OPENED, "", ["<tool_call>", "<call>"])), [text])
+        whole = read(Reading(QWEN3.start(OPENED, "", ["<tool_call>", "<call>"])), [text])
         for parts in cuts(text):
-            assert read(Reading(Qwen3().start(OPENED, "", ["<tool_call>", "<call>"])), parts) == whole
+            assert read(Reading(QWEN3.start(OPENED, "", ["<tool_call>", "<call>"])), parts) == whole
         return whole
 
     assert message("Hm.\n<tool_call>{}") == Message("<tool_call>{}", "Hm.")
@@ -82,7 +82,7 @@ def test_a_call_at_the_beginning_of_a_line_ends_a_thought_left_open():
 
 
 def test_a_thought_streams_as_it_comes():
-    reading = Reading(Qwen3().start(ASKED, ""))
+    reading = Reading(QWEN3.start(ASKED, ""))
     returned = []
     for part in ["<think>", "\n", "Two", "\n", " and", "</", "b>", "\n</think>", "\n\n", "Four", "."]:
         content = reading.feed(part)
@@ -94,7 +94,7 @@ def test_a_thought_streams_as_it_comes():
 
 def test_the_tokens_of_a_thought_are_counted_with_its_marks():
     def count(prompt: str, tokens: list[str]) -> int:
-        reading = Reading(Qwen3().start(prompt, ""))
+        reading = Reading(QWEN3.start(prompt, ""))
         for token in tokens:
             reading.feed(token)
             reading.count()
@@ -108,10 +108,10 @@ def test_the_tokens_of_a_thought_are_counted_with_its_marks():
 
 
 def test_endless_space_is_neither_held_back_nor_slow():
-    reading = Reading(Qwen3().start(ASKED, ""))
+    reading = Reading(QWEN3.start(ASKED, ""))
 
     assert len("".join(reading.feed("\n") for _ in range(100_000))) >= 99_000
-    reading = Reading(Qwen3().start(OPENED, ""))
+    reading = Reading(QWEN3.start(OPENED, ""))
     for _ in range(100_000):
         reading.feed("\n")
     reading.feed("a\n" * 100_000)
@@ -131,9 +131,9 @@ def test_nothing_is_lost_but_marks_and_the_newlines_beside_them(pieces: list[str
     places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     parts = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
-    message = read(Reading(Qwen3().start(OPENED if begun else ASKED, "")), parts)
+    message = read(Reading(QWEN3.start(OPENED if begun else ASKED, "")), parts)
 
-    assert message == read(Reading(Qwen3().start(OPENED if begun else ASKED, "")), list(text))
+    assert message == read(Reading(QWEN3.start(OPENED if begun else ASKED, "")), list(text))
     returned = message.thought + message.content
     kept = text if begun else text.replace("<think>", "", text.lstrip().startswith("<think>"))
     opened = begun or text.lstrip().startswith("<think>")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infd.text.markup import Reading
-from infd.text.reasoning.qwen3 import Qwen3
+from infd.text.reasoning.blocks import QWEN3
 from infd.text.tools.families_json import HERMES
 from infd.text.tools.offered import Offered
 from infd.text.tools.scan import ObjectScan
@@ -158,7 +158,7 @@ def test_only_the_first_call_counts_where_one_is_wanted():
 def test_nothing_in_a_thought_is_a_call():
     answer = f"<think>\n{block(*PARIS)}\n</think>\n\n{block(*ROME)}"
     for parts in cuts(answer):
-        reading = Reading(Qwen3().start("", ""), HERMES.start(Offered({})))
+        reading = Reading(QWEN3.start("", ""), HERMES.start(Offered({})))
         assert read(reading, parts) == Message("", block(*PARIS), (ROME,))
 
 

@@ -1,4 +1,4 @@
-"""Syntaxes of thoughts: one file per syntax.
+"""Syntaxes of thoughts: a file per shape, a table entry per family.
 
 "auto" takes the first syntax whose `matches` accepts the template, so the more specific syntaxes come first.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from infd.text.reasoning.qwen3 import Qwen3
+from infd.text.reasoning import blocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infd.text.reasoning.base import ReasoningSyntax
 
-SYNTAXES: Mapping[str, ReasoningSyntax] = MappingProxyType({"qwen3": Qwen3()})
-ALIASES: Mapping[str, str] = MappingProxyType({})  # names of other servers
+SYNTAXES: Mapping[str, ReasoningSyntax] = MappingProxyType({**blocks.FAMILIES})
+ALIASES: Mapping[str, str] = MappingProxyType({**blocks.ALIASES})  # names of other servers
