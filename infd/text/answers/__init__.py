@@ -5,10 +5,14 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from infd.text.answers.harmony import Harmony
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infd.text.answers.base import AnswerSyntax
 
-SYNTAXES: Mapping[str, AnswerSyntax] = MappingProxyType({})
-ALIASES: Mapping[str, str] = MappingProxyType({})
+SYNTAXES: Mapping[str, AnswerSyntax] = MappingProxyType({"harmony": Harmony()})
+ALIASES: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(("openai", "gpt_oss", "openai_gptoss", "gpt-oss"), "harmony")
+)
