@@ -384,6 +384,8 @@ KEPT = [
     {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "integer"}},
     {"oneOf": [{"type": "string", "pattern": "^x"}, {"pattern": "^[ab]+$"}, {"enum": ["", "c"]}]},
     {"enum": ["a", "b", "xy", 1], "pattern": "^.$"},
+    {"type": "number", "maximum": 0.5, "exclusiveMaximum": 2**60},
+    {"properties": {"a": True}, "additionalProperties": False, "minProperties": 1, "maxProperties": 0},
     {"oneOf": [{"type": "string", "maxLength": 1}, {"type": "string", "pattern": "^x?y?$", "minLength": 2}]},
     {
         "type": "object",
@@ -434,6 +436,7 @@ REFUSED = [
     ),
     ({"minItems": float("inf")}, "#/minItems", "invalid"),
     ({"maximum": 10**400}, "#/maximum", "unsupported"),
+    ({"not": {"const": 2**63 + 1025}}, "#/not", "unsupported"),
     ({"format": ["date"]}, "#/format", "invalid"),
     ({"contains": {}, "minContains": {}}, "#/minContains", "invalid"),
     ({"propertyNames": {"$ref": "#"}}, "#/propertyNames", "unsupported"),
@@ -514,6 +517,20 @@ def test_february_has_29_days_in_leap_years_only(beside: dict[str, Any]):
     kept = ["2024-02-29", "2000-02-29", "2023-02-28", "2023-12-31", "0004-02-29", "0010-05-31"]
     assert [day for day in days if accepts(date, day)] == kept
     assert [day for day in days if accepts(moment, day + "T00:00:00Z")] == kept
+
+
+@pytest.mark.parametrize("bound", [2**53 + 1, 2**53, -(2**53) - 1, 2**56 + 9, 9 - 2**56])
+def test_bounds_beyond_the_precision_of_doubles_admit_no_number_outside(bound: int):
+    schemas = [{keyword: bound} for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")] + [
+        {"not": {"const": bound}},
+        {"not": {"minimum": bound}},
+    ]
+    for schema in schemas:
+        grammar = compiled({"type": "integer", **schema})
+        for number in (bound - 2048, *range(bound - 3, bound + 4), bound + 2048):
+            if not validator(schema).is_valid(number):
+                assert not accepts(grammar, number), (schema, number)
+        assert any(accepts(grammar, number) for number in (bound - 2048, bound + 2048))
 
 
 def test_an_escaped_name_does_not_evade_its_property():

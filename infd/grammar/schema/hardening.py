@@ -3,12 +3,13 @@
 llguidance compares the names of properties with the text as written, but admits a key with escapes, as `\\u0061`, where
 no property and no pattern names the key. So an open object becomes an object whose other keys match a pattern:
 llguidance admits no such escape in a key that a pattern names. It keeps minProperties and maxProperties only in objects
-without optional properties, and its dates have 29 February in every year.
+without optional properties, its dates have 29 February in every year, and it rounds bounds to doubles.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 from infd.errors import shorten
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from infd.grammar.schema.negation import Negation
     from infd.grammar.schema.shapes import Schema
 
+_EXACT = 2**53  # integers below are doubles
 # A date from year 1 on, with 29 February in leap years only. llguidance's formats have that day in every year, and a
 # year 0, which many libraries' dates lack.
 _YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
@@ -53,7 +55,7 @@ class Hardening:
             return self._algebra.disjunction([self.harden(s, sealed=sealed) for s in schema["anyOf"]])
         if "allOf" in schema:
             return self._conjunction(schema["allOf"], sealed=sealed)
-        leaf = dict(schema)
+        leaf = _with_double_bounds(schema)
         if leaf.keys() & {"notIn", "notPrefix"}:
             pattern = {"pattern": other_than(leaf.pop("notIn", ()), leaf.pop("notPrefix", ()))}
             if "pattern" not in leaf:
@@ -90,6 +92,8 @@ class Hardening:
         least, most = leaf.get("minProperties", 0), leaf.get("maxProperties")
         required = leaf.get("required", [])
         optional = [n for n, s in leaf.get("properties", {}).items() if s is not False and n not in required]
+        if most is not None and most < max(least, len(required)):
+            return _without_objects(leaf)
         if least <= len(required):
             leaf.pop("minProperties", None)
             least = 0
@@ -108,7 +112,7 @@ class Hardening:
         bare = {k: v for k, v in leaf.items() if k not in ("minProperties", "maxProperties")}
         wanted = max(0, least - len(required))
         limit = len(optional) if most is None else min(len(optional), most - len(required))
-        if limit < 0 or (wanted > len(optional) and keys is not None):
+        if wanted > len(optional) and keys is not None:
             return _without_objects(leaf)
         sizes = [wanted] if most is None else range(wanted, limit + 1)
         chosen = [c for n in sizes for c in itertools.islice(itertools.combinations(optional, n), ALTERNATIVES + 1)]
@@ -157,6 +161,25 @@ def _sealed(leaf: dict[str, Any], languages: Languages, *, sealed: bool) -> dict
         if others is not True and (free := [n for n, each in matched.items() if not any(each)]):
             leaf["properties"] = {**leaf.get("properties", {}), **dict.fromkeys(free, others)}
         leaf |= {"patternProperties": {**patterns, rest: others} if rest else patterns, OTHERS: False}
+    return leaf
+
+
+def _with_double_bounds(leaf: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a leaf whose bounds from 2**53 on are the nearest doubles within them."""
+    leaf = dict(leaf)
+    for side, outwards in (("inimum", -math.inf), ("aximum", math.inf)):
+        inclusive, exclusive = "m" + side, "exclusiveM" + side
+        for keyword in (exclusive, inclusive):
+            if abs(leaf.get(keyword, 0)) < _EXACT:
+                continue
+            value = leaf.pop(keyword)
+            double = float(value)
+            outside = double < value if outwards < 0 else double > value
+            if outside or (double == value and keyword == exclusive):
+                double = math.nextafter(double, -outwards)
+            known = leaf.get(inclusive, double)
+            tighter = max(known, double) if outwards < 0 else min(known, double)
+            leaf[inclusive] = int(tighter) if tighter == double else tighter
     return leaf
 
 

@@ -166,6 +166,8 @@ class Negation:
         if "boolean" in kinds & possible and (rest := [b for b in (True, False) if b not in booleans]):
             found.append({"enum": rest})
         if numbers and possible & NUMBER:
+            if max(map(abs, numbers)) >= 2**63:
+                raise Inexpressible("a number beyond 64 bits")
             bounds = [-math.inf, *numbers, math.inf]
             for low, high in itertools.pairwise(bounds):
                 between: dict[str, Any] = {"type": ["number"]}
