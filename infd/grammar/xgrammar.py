@@ -111,7 +111,10 @@ class XgrammarCompiler:
             least = int(rules.begins(found, ord(" ")))
             answer = found.pop(ROOT)
             found = {ROOT: Sequence((Repeated(Text(" "), least, 1), Reference("answer"))), "answer": answer, **found}
-        text = gbnf.write(found)
+        return self.compiled(gbnf.write(found))
+
+    def compiled(self, text: str) -> XgrammarGrammar:
+        """Compile a grammar as `gbnf` writes it. Raises GrammarFailed."""
         if len(text) > _TEXT_BYTES:
             raise GrammarFailed(f"{len(text):,} bytes of grammar; at most {_TEXT_BYTES:,}", code="grammar_too_large")
         if self._trial is not None:
