@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from infd.errors import NothingAllowed
 from infd.http.answer import ChoiceDelta
 from infd.http.gathering import Gathering
 from infd.http.pieces import PIECE_TOKENS
@@ -71,3 +72,14 @@ def test_the_likeliest_choices_are_returned_prompt_by_prompt():
     returned = gathering.finish(3, 2)
 
     assert [(choice.delta.index, choice.delta.text) for choice in returned] == [(0, "1"), (1, "2"), (2, "4"), (3, "5")]
+
+
+def test_a_failed_choice_is_returned_only_in_want_of_others():
+    gathering = Gathering(3, completion_format(n=1, best_of=3).encode_logprobs)
+    for index, mean in enumerate((-0.1, -2.0, -3.0)):
+        delta = ChoiceDelta(index, str(index), [300], [TokenLogprobs(mean)], FinishReason.STOP)
+        if not index:
+            delta.finish, delta.error = FinishReason.ERROR, NothingAllowed()
+        gathering.add([delta])
+
+    assert [choice.delta.text for choice in gathering.finish(3, 2)] == ["1", "2"]

@@ -330,6 +330,14 @@ def test_a_logit_of_minus_infinity_is_a_token_that_cannot_be():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_without_a_token_fails_its_row_alone(temperature):
+    logits = logits_of(3)
+    logits[2, 5] = math.nan
+    _, sampler, asking = ready([params(temperature=temperature)] * 3)
+    assert sampler(logits, asking, bits(set(), None, {5})).verdict.tolist() == [NOTHING_ALLOWED, SOUND, NOT_FINITE]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_to_which_nothing_is_allowed_fails(temperature):
     asked = params(temperature=temperature, min_tokens=8)
     sampled = sample_one(logits_of(1)[0], asked, bits({2, 4}))  # the grammar allows ends only, min_tokens none

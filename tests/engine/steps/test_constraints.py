@@ -137,6 +137,21 @@ async def test_steps_without_constrained_choices_wait_for_no_mask():
     assert grammars.filled == 0
 
 
+async def test_a_step_without_constrained_choices_samples_after_the_constrained_step_before_it():
+    grammars, executor = FakeGrammars(), FakeExecutor(depth=2)
+    grammars.filling.clear()
+    async with serving(executor, grammars) as engine:
+        short = asyncio.create_task(ask(engine, request([1], Counted(2, 5), max_tokens=1)))
+        long = asyncio.create_task(ask(engine, request([2], max_tokens=4)))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert [len(step.plan.spans) for step in executor.issued] == [2, 1], "the second step is of one choice"
+        assert executor.sampled == 0
+        grammars.filling.set()
+        assert await short == {0: (constrained([1], Counted(2, 1)), FinishReason.LENGTH)}
+        assert await long == {0: (continuation([2], 4), FinishReason.LENGTH)}
+
+
 @DEPTHS
 async def test_a_fault_while_a_later_step_is_not_sampled_ends_no_choice(depth: int):
     faults = 0
