@@ -121,6 +121,7 @@ class CallSyntax(Struct, frozen=True):
     parameter  the syntax of one argument, where $arguments is not an object but one argument after the other: contains
                $key once, then $value, then a mark; strings are written without quotes. Empty: an object
     document   the syntax of an argument that is not a string: its value is JSON. Empty: `parameter`
+    excluded   texts that end a call too, so that no string of an argument may contain them
     """
 
     call: str
@@ -131,6 +132,7 @@ class CallSyntax(Struct, frozen=True):
     end: str = ""
     parameter: str = ""
     document: str = ""
+    excluded: tuple[str, ...] = ()
 
 
 class ToolSchema(Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from msgspec.structs import replace
 
 from infd.errors import GrammarFailed
-from infd.grammar import arguments, bounds, ebnf, markup, regexes, structural
+from infd.grammar import arguments, bounds, ebnf, markup, parameters, regexes, structural
 from infd.grammar.automata import Join, Set, Times, Union, automaton, automaton_of, literal, plain
 from infd.grammar.json_rules import Documents
 from infd.grammar.rules import (
@@ -81,7 +81,7 @@ class _Writer:
                         )
                 written: Many[Any] = expressions
                 if constraint.syntax.parameter:
-                    written = arguments.parameters(tools, limits, self._document)
+                    written = parameters.parameters(tools, limits, self._document)
                 others = {} if otherwise is None else {"otherwise": self.constraint(otherwise)}
                 name = None if otherwise is None else "otherwise"
                 return self._added(markup.calls(constraint, written, name, self._token_of), others)
@@ -142,15 +142,18 @@ class _Writer:
             case Document(written):
                 assert not isinstance(written, dict)
                 return written  # type: ignore[no-any-return]
-            case Until(mark, marks):
+            case Until(mark, marks, within):
                 ended = automaton(Join((_ANYTHING, literal(mark))))
+                for pattern in within:
+                    ended = ended.both(automaton(Join((regexes.parse(pattern), literal(mark)))))
                 return self._machine(
                     ended.without(automaton(Join((_ANYTHING, _one_of(marks), Times(Set(ANY), 1, None)))))
                 )
-            case Without(marks):
-                return self._machine(
-                    automaton(_ANYTHING).without(automaton(Join((_ANYTHING, _one_of(marks), _ANYTHING))))
-                )
+            case Without(marks, within):
+                free = automaton(_ANYTHING)
+                for pattern in within:
+                    free = free.both(automaton(regexes.parse(pattern)))
+                return self._machine(free.without(automaton(Join((_ANYTHING, _one_of(marks), _ANYTHING)))))
         return expression
 
     def _machine(self, found: Automaton) -> Expression:

@@ -102,10 +102,11 @@ def write(rules: Rules) -> str:
     for name, expression in rules.items():
         left = "start" if name == ROOT else name
         match expression:
-            case Until(mark):
-                lines.append(f"{left}[lazy]: {_ANYTHING} {string(mark)}")
-            case Without(marks):
-                lines.append(f"{left}: {_ANYTHING} & ~({_ANYTHING} ({' | '.join(map(string, marks))}) {_ANYTHING})")
+            case Until(mark, marks, within):
+                before = f"({_without(marks, within)})" if within or len(marks) > 1 else _ANYTHING
+                lines.append(f"{left}[lazy]: {before} {string(mark)}")
+            case Without(marks, within):
+                lines.append(f"{left}: {_without(marks, within)}")
             case Pattern(pattern):
                 lines.append(f"{left}: {regex(pattern)}")
             case Document(schema):
@@ -113,6 +114,11 @@ def write(rules: Rules) -> str:
             case _:
                 lines.append(f"{left}: {_written(expression, rules)}")
     return "\n".join(lines)
+
+
+def _without(marks: tuple[str, ...], within: tuple[str, ...]) -> str:
+    kept = " & ".join(map(regex, within)) if within else _ANYTHING
+    return f"{kept} & ~({_ANYTHING} ({' | '.join(map(string, marks))}) {_ANYTHING})"
 
 
 def _written(expression: Expression, rules: Rules) -> str:

@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from infd.errors import GrammarFailed
+from infd.grammar.arguments import named as named_tool
+from infd.grammar.parameters import Parameter
 from infd.grammar.rules import (
     ROOT,
     Alternatives,
@@ -28,11 +31,11 @@ from infd.grammar.rules import (
 from infd.request import AfterThought, Calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Many
     from typing import Any
 
-    from infd.grammar.arguments import Parameter
+    from infd.grammar.parameters import Parameters
     from infd.grammar.protocol import Vocabulary
     from infd.grammar.rules import Expression, Rules
     from infd.request import CallSyntax, Constraint, Thought
@@ -47,6 +50,8 @@ SHORT_ID: Final = "$id"
 def _characters(*pairs: tuple[str, str]) -> Characters:
     return Characters(ranges_of([(ord(low), ord(high)) for low, high in pairs]))
 
+
+_KEY: Final = Repeated(_characters(("-", "."), ("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z")), 1, 64)
 
 # The variable parts of a call's syntax, by their names in CallSyntax.
 _GENERATED: Final[dict[str, Expression]] = {
@@ -95,7 +100,7 @@ def after_thought(thought: Thought, answer: str, token_of: TokenOf) -> Rules:
 def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: TokenOf) -> Rules:
     """Return the rules of an answer with tool calls.
 
-    arguments  for each tool, the prepared schema of its arguments, or a list of its Parameters
+    arguments  for each tool, the prepared schema of its arguments, or its Parameters
     otherwise  name of the grammar of an answer without calls; None: any text
     token_of   as in `after_thought`
     """
@@ -113,9 +118,10 @@ def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: 
     first = syntax.begin + head
     assert first.startswith(syntax.trigger)
     rules: Rules = {}
-    for number, argument in enumerate(arguments):
+    for number, (tool, argument) in enumerate(zip(called.tools, arguments, strict=True)):
         rule = f"arguments_{number}"
-        rules |= _parameters(rule, argument, syntax, token_of) if syntax.parameter else {rule: Document(argument)}
+        with named_tool(tool):
+            rules |= _parameters(rule, argument, syntax, token_of) if syntax.parameter else {rule: Document(argument)}
     rules["called"] = Sequence((Alternatives(tuple(named)), *spelled(tail)))
     further = Sequence((*spelled(syntax.between + head), Reference("called")))
     several = (Repeated(further, 0, None),) if called.parallel else ()
@@ -131,30 +137,58 @@ def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: 
     return {ROOT: Sequence((Repeated(begun, 0, None if called.parallel else 1), Reference("REST"))), **rules}
 
 
-def _parameters(rule: str, parameters: Many[Parameter], syntax: CallSyntax, token_of: TokenOf) -> Rules:
+def _parameters(rule: str, parameters: Parameters, syntax: CallSyntax, token_of: TokenOf) -> Rules:
     """Return the expression of arguments that are written separately, and the rules that it uses."""
     rules: Rules = {}
     parts: list[Expression] = []
-    for number, parameter in enumerate(parameters):
-        name = f"{rule}_{number}"
-        written = syntax.parameter if parameter.document is None else syntax.document or syntax.parameter
+    for number, parameter in enumerate(parameters.named):
+        written = Alternatives(tuple(_parameter(f"{rule}_{number}", parameter, syntax, token_of, rules)))
+        parts.append(written if parameter.required else Repeated(written, 0, 1))
+    if parameters.other:
+        any_text = Parameter("", required=False, free=True)
+        written = Alternatives(tuple(_parameter(f"{rule}_other", any_text, syntax, token_of, rules)))
+        parts.append(Repeated(written, 0, None))
+    return {rule: Sequence(tuple(parts)), **rules}
+
+
+def _parameter(
+    name: str, parameter: Parameter, syntax: CallSyntax, token_of: TokenOf, rules: Rules
+) -> Iterator[Expression]:
+    """Yield the alternatives of one argument, and add the rules that they use. An argument without a key has any."""
+
+    def spelled(text: str) -> tuple[Expression, ...]:
+        return _spelled(text, syntax.marks, token_of)
+
+    def around(written: str) -> tuple[tuple[Expression, ...], str]:
         before, _, after = written.partition("$key")
         middle, _, tail = after.partition("$value")
-        mark = tail.strip()
+        key = Text(parameter.key) if parameter.key else _KEY
+        return (*spelled(before), key, *spelled(middle)), tail
+
+    begun, tail = around(syntax.parameter)
+    mark = tail.strip()
+    marks = (mark, *syntax.excluded)
+    for text in parameter.texts:
+        if any(each in text for each in marks):
+            raise GrammarFailed(f"a string with {mark} in it", code="unsupported_grammar")
+    if parameter.texts:
+        yield Sequence((*begun, Alternatives(tuple(map(Text, parameter.texts))), *spelled(tail)))
+    if parameter.free:
+        # The parser drops one newline before the mark. A text with conditions must have that newline.
+        newline = tail[: len(tail) - len(tail.lstrip())]
+        within = tuple(f"(?:{pattern}){newline}" for pattern in parameter.patterns)
         value: tuple[Expression, ...]
-        if parameter.document is not None:
-            rules[f"{name}_value"] = Document(parameter.document)
-            value = (Reference(f"{name}_value"), *_spelled(tail, syntax.marks, token_of))
-        elif parameter.texts is not None and not any(mark in text for text in parameter.texts):
-            value = (Alternatives(tuple(map(Text, parameter.texts))), *_spelled(tail, syntax.marks, token_of))
+        if token_of(mark) is None:
+            rules[name] = Until(mark, marks, within)
+            value = (Reference(name),)
         else:
-            value, added = _text_to(mark, f"{name}_value", token_of)
-            rules |= added
-            value += _spelled(tail.partition(mark)[2], syntax.marks, token_of)
-        spelled = (*_spelled(before, syntax.marks, token_of), Text(parameter.key))
-        rules[name] = Sequence((*spelled, *_spelled(middle, syntax.marks, token_of), *value))
-        parts.append(Reference(name) if parameter.required else Repeated(Reference(name), 0, 1))
-    return {rule: Sequence(tuple(parts)), **rules}
+            rules[name.upper()] = Without(marks, within)
+            value = (Reference(name.upper()), _mark(mark, token_of))
+        yield Sequence((*begun, *value, *spelled(tail.partition(mark)[2])))
+    for number, document in enumerate(parameter.documents):
+        rules[f"{name}_{number}"] = Document(document)
+        begun, tail = around(syntax.document or syntax.parameter)
+        yield Sequence((*begun, Reference(f"{name}_{number}"), *spelled(tail)))
 
 
 def _text_to(mark: str, name: str, token_of: TokenOf) -> tuple[tuple[Expression, ...], Rules]:

@@ -71,16 +71,21 @@ class Document(Struct, frozen=True):
 
 
 class Until(Struct, frozen=True):
-    """Any text that ends with `mark`, a member of `marks`, and contains no other occurrence of any of `marks`."""
+    """Any text that ends with `mark`, a member of `marks`, and contains no other occurrence of any of `marks`.
+
+    within  patterns that the text before the mark matches
+    """
 
     mark: str
     marks: tuple[str, ...]
+    within: tuple[str, ...] = ()
 
 
 class Without(Struct, frozen=True):
-    """Any text that contains none of the marks."""
+    """Any text that contains none of the marks, and matches the patterns `within`."""
 
     marks: tuple[str, ...]
+    within: tuple[str, ...] = ()
 
 
 Expression = (

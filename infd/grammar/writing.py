@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from infd.errors import GrammarFailed
-from infd.grammar import arguments, bounds, ebnf, lark, markup, structural
+from infd.grammar import arguments, bounds, ebnf, lark, markup, parameters, structural
 from infd.grammar.schema.rewriting import prepare
 from infd.request import (
     AfterThought,
@@ -98,7 +98,7 @@ def write(constraint: Constraint, limits: Limits, marks: Mapping[str, int]) -> D
             ]
             written: Sequence[Any] = schemas
             if constraint.syntax.parameter:
-                written = arguments.parameters(tools, limits, _schema)
+                written = parameters.parameters(tools, limits, _schema)
             return draft.behind(markup.calls(constraint, written, name, marks.get), name)
         case _:
             grammar = _grammar(constraint, limits)

@@ -7,8 +7,10 @@ import random
 import re
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+from infd.errors import GrammarFailed
 from infd.grammar.protocol import Limits, Vocabulary
 from infd.request import Calls, CallSyntax, ToolSchema
 from infd.text import tools
@@ -81,6 +83,7 @@ VALUES = CallSyntax(
     trigger="<tool_call>",
     marks=("<tool_call>", "</tool_call>", "</parameter>"),
     parameter="<parameter=$key>\n$value\n</parameter>\n",
+    excluded=("</function>",),
 )
 STATED = {
     "type": "object",
@@ -99,21 +102,25 @@ def parameter(key: str, value: str) -> str:
     return f"<parameter={key}>\n{value}\n</parameter>\n"
 
 
-@pytest.mark.parametrize("marks", [(), ("<tool_call>", "</tool_call>", "</parameter>")])
-def test_arguments_that_are_written_one_by_one_are_forced_by_their_own_schemas(marks: tuple[str, ...]):
-    compiled = compiler(marks)
-    tool = ToolSchema("get", json.dumps(STATED), "tools[0]")
-    grammar = compiled.compile(Calls(VALUES, (tool,), required=True), Limits())
+def accepted(marks: tuple[str, ...], schema: Any, *parameters: str, syntax: CallSyntax = VALUES) -> bool:
+    tool = ToolSchema("get", json.dumps(schema), "tools[0]")
+    matcher = compiler(marks).compile(Calls(syntax, (tool,), required=True), Limits()).matcher()
+    text = f"<tool_call>\n<function=get>\n{''.join(parameters)}</function>\n</tool_call>"
+    parts = re.split(f"({'|'.join(marks)})", text) if marks else [text]
+    tokens = [token for part in parts for token in ([256 + marks.index(part)] if part in marks else part.encode())]
+    if matcher.validate(tokens) < len(tokens):
+        return False
+    matcher.advance(tokens)
+    return matcher.accepting
 
+
+ALL_MARKS = [(), ("<tool_call>", "</tool_call>", "</parameter>")]
+
+
+@pytest.mark.parametrize("marks", ALL_MARKS)
+def test_arguments_that_are_written_one_by_one_are_forced_by_their_own_schemas(marks: tuple[str, ...]):
     def accepts(*parameters: str) -> bool:
-        text = f"<tool_call>\n<function=get>\n{''.join(parameters)}</function>\n</tool_call>"
-        matcher = grammar.matcher()
-        parts = re.split(f"({'|'.join(marks)})", text) if marks else [text]
-        tokens = [token for part in parts for token in ([256 + marks.index(part)] if part in marks else part.encode())]
-        if matcher.validate(tokens) < len(tokens):
-            return False
-        matcher.advance(tokens)
-        return matcher.accepting
+        return accepted(marks, STATED, *parameters)
 
     a, c = parameter("a", "7"), parameter("c", 'two\nlines "é" </tool>')
     assert accepts(a, c)
@@ -132,3 +139,83 @@ def test_arguments_that_are_written_one_by_one_are_forced_by_their_own_schemas(m
         (),
     ):
         assert not accepts(*refused), refused
+
+
+@pytest.mark.parametrize("marks", ALL_MARKS)
+@pytest.mark.parametrize(
+    ("stated", "accepts", "refuses"),
+    [
+        ({"type": "string"}, ["", "a</function>"[:5], "\n\n", "7"], ["a</function>b"]),
+        ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "é\n", "\n\n\n"], ["a", "abcd", "a\n\n\n"]),
+        ({"type": "string", "pattern": "^[a-c]+$"}, ["abc"], ["", "abd", "x"]),
+        ({"type": "string", "pattern": "^a|b"}, [], []),
+        ({"type": "string", "pattern": "b|c"}, ["abx", "c"], ["", "a"]),
+        ({"type": "string", "pattern": "^a[|$]"}, ["a|", "a$b"], ["ba|", "a"]),
+        ({"type": "string", "format": "date", "minLength": 3}, ["2026-08-22"], ["2026-13-22", "today", ""]),
+        ({"type": "string", "enum": ["a", "b\nc"]}, ["a", "b\nc"], ["", "b"]),
+        ({"enum": ["a", 7, None]}, ["a", "7", "null"], ["8", '"a"']),
+        ({"type": ["string", "null"]}, ["a", "null"], []),
+        ({"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}]}, ["ab", "null"], ["abc"]),
+        ({"anyOf": [{"type": "string", "enum": ["x"]}, {"type": "null"}]}, ["x", "null"], ["y"]),
+        (
+            {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]},
+            ["a [x]", "[1, 2]", "7"],
+            ['["a"]', "[x", " [1.5]"],
+        ),
+        ({"type": ["string", "integer"], "minimum": 5}, ["x 3", "7"], ["3", "-9", " 3"]),
+        ({"type": "integer", "minimum": 5}, ["7"], ["3", "x", "7.5"]),
+        ({"type": "boolean"}, ["true"], ["True", "x", ""]),
+        ({"type": "object", "properties": {"s": {"type": "string"}}, "required": ["s"]}, ['{"s": "a"}'], ["{}", "a"]),
+        ({}, ["anything", ""], []),
+    ],
+)
+def test_a_value_without_quotes_keeps_to_its_schema(
+    marks: tuple[str, ...], stated: dict[str, Any], accepts: list[str], refuses: list[str]
+):
+    schema = {"type": "object", "properties": {"a": stated}, "required": ["a"]}
+    offered = Offered({"get": json.dumps(schema).encode()})
+    if stated.get("pattern") == "^a|b":
+        with pytest.raises(GrammarFailed, match="anchors within the pattern of a string: not supported where"):
+            accepted(marks, schema, parameter("a", "a"))
+    for value in accepts:
+        assert accepted(marks, schema, parameter("a", value)), value
+        reading = Reading(calls=tools.SYNTAXES["qwen3_coder"].start(offered))
+        reading.feed(f"<tool_call>\n<function=get>\n{parameter('a', value)}</function>\n</tool_call>")
+        aside = reading.take()
+        assert aside is not None
+        assert msgspec.json.decode(aside.calls[0].arguments)["a"] in (value, json_of(value))
+    for value in refuses:
+        assert not accepted(marks, schema, parameter("a", value)), value
+
+
+def json_of(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+@pytest.mark.parametrize("marks", ALL_MARKS)
+def test_a_tool_whose_schema_names_no_arguments_may_have_any(marks: tuple[str, ...]):
+    for schema in ({"type": "object"}, {}):
+        assert accepted(marks, schema)
+        assert accepted(marks, schema, parameter("a", "7"), parameter("b-2", "x\ny"))
+        assert not accepted(marks, schema, parameter("a b", "7"))
+    assert not accepted(marks, {"type": "object", "additionalProperties": False}, parameter("a", "7"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, "several arguments"),
+        ({"properties": {"a>": {}}}, "the name 'a>'"),
+        ({"additionalProperties": {"type": "integer"}}, "arguments without names"),
+        ({"properties": {"a": {"enum": ["</parameter>"]}}}, "a string with </parameter> in it"),
+        ({"properties": {"a": {"allOf": [{"type": "string"}, {"pattern": "b"}]}}}, "of strings beside other"),
+    ],
+)
+def test_what_text_without_quotes_cannot_keep_is_refused_by_name(schema: dict[str, Any], message: str):
+    with pytest.raises(GrammarFailed, match=message) as failed:
+        accepted((), {"type": "object", **schema})
+    assert failed.value.code == "unsupported_grammar"
+    assert failed.value.param == "tools[0]"

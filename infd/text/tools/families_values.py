@@ -25,6 +25,7 @@ def _functions(opening: str, closing: str, *, newlines: bool) -> TagValues:
         grammar=CallSyntax(
             call=f"{opening}\n<function=$name>\n$arguments</function>\n{closing}",
             parameter=f"<parameter=$key>{line}$value{line}</parameter>\n",
+            excluded=("</function>",),
             trigger=opening,
             marks=(opening, "<function=", "<parameter=", "</parameter>", "</function>", closing),
         ),
@@ -50,6 +51,7 @@ def _dsml(section: str) -> TagValues:
             end=closing,
             parameter=parameter % "true" + end,
             document=parameter % "false" + end,
+            excluded=("</｜DSML｜invoke>",),
             trigger=opening,
             marks=("｜DSML｜",),
         ),
@@ -89,6 +91,7 @@ FAMILIES: Final[Mapping[str, TagValues]] = {
             between="",
             end="</minimax:tool_call>",
             parameter='<parameter name="$key">$value</parameter>\n',
+            excluded=("</invoke>",),
             trigger="<minimax:tool_call>",
             marks=("<minimax:tool_call>", "</parameter>", "</invoke>", "</minimax:tool_call>"),
         ),
@@ -112,6 +115,7 @@ FAMILIES: Final[Mapping[str, TagValues]] = {
             between="",
             end="<｜tool_calls_end｜>",
             parameter='<steptml:parameter name="$key">$value</steptml:parameter>\n',
+            excluded=("</steptml:invoke>",),
             trigger="<｜tool_calls_begin｜>",
             marks=(
                 *("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"),
