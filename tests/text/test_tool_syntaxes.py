@@ -146,8 +146,12 @@ def test_random_calls_that_a_published_template_writes_are_read_back(name: str, 
         parser, asides = tools.SYNTAXES[name].start(offered), Asides()
         turn = text.rpartition(QUESTION)[2]
         if getattr(tools.SYNTAXES[name], "bare", False):
-            begin = turn.index('{"name"')
-            turn = turn[begin - turn[:begin].endswith("[") :]
+            begin = turn.find('{"name"')
+            turn = (
+                turn[begin - turn[:begin].endswith("[") :]
+                if begin >= 0
+                else turn[turn.rindex("[", 0, turn.index("(")) :]
+            )
         parser.feed(turn, asides)
         parser.finish(asides)
         aside = asides.take()

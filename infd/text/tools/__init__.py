@@ -8,14 +8,16 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from infd.text.tools import families_json, families_values
+from infd.text.tools import families_json, families_values, pythonic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infd.text.tools.base import ToolSyntax
 
-SYNTAXES: Mapping[str, ToolSyntax] = MappingProxyType({**families_json.FAMILIES, **families_values.FAMILIES})
+SYNTAXES: Mapping[str, ToolSyntax] = MappingProxyType(
+    {**families_json.FAMILIES, **families_values.FAMILIES, **pythonic.FAMILIES}
+)
 ALIASES: Mapping[str, str] = MappingProxyType(  # names of other servers
-    {**families_json.ALIASES, **families_values.ALIASES}
+    {**families_json.ALIASES, **families_values.ALIASES, **pythonic.ALIASES}
 )
