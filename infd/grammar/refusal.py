@@ -31,9 +31,10 @@ def shortened(message: str) -> str:
 
     Pointers into the rewritten schema, which a client does not know, are left out.
     """
-    lines = re.sub(r":? *json-schema:\S*", "", message).strip().splitlines() or ["failed"]
+    lines = message.strip().splitlines() or ["failed"]
     reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
+    # Cut first: the search takes time quadratic in a run of spaces, and a line of a message may have 200,000.
+    first = re.sub(r":? *json-schema:\S*", "", lines[0][:600]).strip()
     if reason is None:
-        return lines[0][:300]
-    first = lines[0].removesuffix(" regex parse error:")
-    return f"{first[:300]} {reason[:300]}"
+        return first[:300]
+    return f"{first.removesuffix(' regex parse error:')[:300]} {reason[:300]}"

@@ -83,6 +83,7 @@ REFUSED: dict[str, Constraint] = {
     "open brackets": Lark("start: " + "a[" * 20_000),
     "digits before a boundary": schema(pattern="[a]{" + "1" * 20_000),
     "a boundary behind digits": schema(pattern="[a]{" + "1" * 20_000 + r"}\b[b]*$"),
+    "an error behind 100,000 characters": Regex("a" * 100_000 + "("),
     "nested groups": Regex("(" * 5000 + "a" + ")" * 5000),
     "a?^n a^n": Regex("a?" * 2000 + "a" * 2000),
     "520 optional groups": Regex("".join(f"(.*{each})?" for each in "abcdefghijklmnopqrstuvwxyz") * 20),
