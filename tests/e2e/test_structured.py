@@ -41,6 +41,17 @@ SCHEMA: dict[str, Any] = {
 PATTERN = r"(north|south) [0-9]{1,3} km"
 OPTIONS = ["circle", "circle of fire", "square"]
 LARK = 'start: "go" (" " step)+\nstep: ("left" | "right") " " /[0-9]/\n'
+TAG = {
+    "format": {
+        "type": "sequence",
+        "elements": [
+            {"type": "const_string", "value": "It is "},
+            {"type": "tag", "begin": "<km>", "content": {"type": "regex", "pattern": "[0-9]{1,3}"}, "end": "</km>"},
+            {"type": "tag", "begin": "<f>", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "</f>"},
+        ],
+    }
+}
+UNKNOWN_TAG = {"format": {"type": "any_text"}}
 RULES = 'root ::= "go" (" " step)+\nstep ::= ("left" | "right") " " [0-9]\n'
 UNSATISFIABLE = {"type": "object", "minProperties": 3, "maxProperties": 2}
 LONG = {"guided_regex": "[a-z ]{300}", "max_tokens": 1000}
@@ -64,6 +75,12 @@ def is_option(text: str) -> None:
 
 def follows_grammar(text: str) -> None:
     lark.Lark(LARK).parse(text)
+
+
+def has_both_tags(text: str) -> None:
+    match = re.fullmatch(r"It is <km>[0-9]{1,3}</km><f>(.*)</f>", text, re.DOTALL)
+    assert match
+    follows_schema(match[1])
 
 
 # The answer's check, the request's field, and, if there is one, a body that is refused and the error's param.
@@ -125,6 +142,18 @@ CASES: list[tuple[Callable[[str], None], dict[str, Any], dict[str, Any] | None, 
     (follows_pattern, {"regex": PATTERN}, {"regex": "[z-a]"}, "regex"),
     (follows_grammar, {"grammar": RULES}, {"grammar": "root ::= ("}, "grammar"),
     (follows_grammar, {"ebnf": RULES}, {"ebnf": "other ::= 'a'"}, "ebnf"),
+    (
+        has_both_tags,
+        {"structured_outputs": {"structural_tag": TAG}},
+        {"structured_outputs": {"structural_tag": UNKNOWN_TAG}},
+        "structured_outputs.structural_tag",
+    ),
+    (
+        has_both_tags,
+        {"response_format": {"type": "structural_tag", **TAG}},
+        {"response_format": {"type": "structural_tag", **UNKNOWN_TAG}},
+        "response_format",
+    ),
 ]
 
 

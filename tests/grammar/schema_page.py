@@ -25,6 +25,8 @@ order and its numbers in their shortest spelling. `python -m tests.grammar.schem
 - Formats date-time, time, date, duration, email, hostname, ipv4, ipv6, uri and uuid are kept; others are annotations.
 - Members come in the order of the schema: `properties` first, then names that patterns or `additionalProperties` allow.
 - Bounds from 2**53 on are tightened to the next double.
+- A name of `properties` comes at most once. Another name may repeat: the document validates whether a parser keeps the
+  first value or the last.
 - A name is not spelled with escapes, so that none evades its property.
 - Patterns are regular expressions without look-around, back-references and word boundaries; `^(?!literal)` is kept,
   and `\\b` between two classes at the end. A negated class that excludes a quote or a backslash excludes U+0000 too.

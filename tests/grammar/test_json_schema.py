@@ -66,6 +66,19 @@ def accepts(grammar: Grammar, document: Any) -> bool:
     return matcher.accepting
 
 
+def test_only_a_name_that_is_not_listed_may_repeat():
+    for schema, text, expected in (
+        ({"additionalProperties": {"type": "integer"}}, '{"z":1,"z":2}', True),
+        ({"properties": {"a": {}}}, '{"a":1,"z":2,"z":3}', True),
+        ({"properties": {"a": {}}}, '{"a":1,"a":2}', False),
+        ({"properties": {"a": {}}}, '{"a":1,"z":2,"a":3}', False),
+    ):
+        matcher, written = compiled({"type": "object", **schema}).matcher(), [*text.encode()]
+        assert (matcher.validate(written) == len(written)) == expected, text
+    with pytest.raises(GrammarFailed, match="minProperties"):  # a repeated name would count twice
+        compiled({"type": "object", "minProperties": 2})
+
+
 def orders(document: Any) -> list[Any]:
     """The document with its members in many orders."""
     if isinstance(document, list):
