@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from infd.errors import InvalidRequest, Unsupported
+from infd.errors import InvalidRequest, NothingAllowed, Unsupported
 from infd.http.apis.chat import CHAT
 from infd.http.constraints import ConstrainedCalls, constrained, constrained_calls
 from infd.http.json_body import decode
 from infd.request import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag, ToolSchema
 from tests.engine.fake_grammars import Counted, CountedGrammar, FakeGrammars
 from tests.http.endpoint import serving
+from tests.http.model import tokenizer
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "number", "const": 1.0}, "a": {}}}
 TEXT = json.dumps(SCHEMA)
@@ -55,6 +56,16 @@ def asked(**fields: Any) -> Any:
         ({"structured_outputs": {"grammar": LARK}}, Lark(LARK), "structured_outputs.grammar"),
         ({"structured_outputs": {"grammar": GBNF}}, Ebnf(GBNF), "structured_outputs.grammar"),
         ({"structured_outputs": {"json_object": True}}, JsonObject(), "structured_outputs.json_object"),
+        (
+            {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+            JsonObject(whitespace=False),
+            "structured_outputs.json_object",
+        ),
+        (
+            {"structured_outputs": {"json_object": True, "disable_additional_properties": False}},
+            JsonObject(),
+            "structured_outputs.json_object",
+        ),
         (
             {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
             StructuralTag(json.dumps(TAG)),
@@ -219,12 +230,37 @@ class FirstFails(PatternGrammars):
         return matcher
 
 
-async def test_a_failed_choice_says_so_beside_a_sound_one():
-    async with serving(grammars=FirstFails()) as endpoint:
-        body = await endpoint.complete(guided_regex="2 6 3", n=2, temperature=1, return_token_ids=True)
+class FirstAllowsNothing(FirstFails):
+    """After three tokens of the first choice no token is allowed."""
+
+    def _matcher(self, matcher: Any) -> Any:
+        if self.failing:
+            row = matcher.row
+
+            def row_until_third() -> Any:
+                if len(matcher.tokens) == 3:
+                    raise NothingAllowed
+                return row()
+
+            matcher.row = row_until_third
+        return super()._matcher(matcher)
+
+
+@pytest.mark.parametrize(
+    ("grammars", "regex", "code"),
+    [(FirstFails, "2 6 3", "grammar_failed"), (FirstAllowsNothing, "2 6", "nothing_allowed")],
+)
+async def test_a_failed_choice_says_so_beside_a_sound_one(grammars: type[FirstFails], regex: str, code: str):
+    failing, fields = grammars(), {"guided_regex": regex, "n": 2, "temperature": 1, "seed": 0, "return_token_ids": True}
+    async with serving(grammars=failing) as endpoint:
+        body = await endpoint.complete(**fields)
+        failing.failing = True
+        held = await endpoint.complete(**fields, stop=body["choices"][0]["text"] + "!")
+    assert held["choices"] == body["choices"], "text that may begin a stop string is returned at the failure"
     failed, sound = body["choices"]
     assert failed["finish_reason"] == "error"
-    assert failed["error"]["code"] == "grammar_failed"
+    assert failed["error"]["code"] == code
+    assert failed["text"] == tokenizer().decode(failed["token_ids"])
     assert len(failed["token_ids"]) == 3, "what was generated until then is returned"
     assert sound["finish_reason"] == "stop"
     assert "error" not in sound

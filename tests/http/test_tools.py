@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from infd.errors import GrammarFailed
+from infd.request import AfterThought, Calls, JsonObject
+from tests.engine.fake_grammars import FakeGrammars
 from tests.http.model import TEMPLATE
 from tests.http.scripted import ids_of, speaking
 from tests.text.templates import TOOLS
@@ -294,6 +297,28 @@ async def test_an_invalid_tool_field_is_named():
         for fields, param in WRONG:
             status, body = await endpoint.post(CHAT, {"messages": USER, **fields})
             assert (status, body["error"]["param"]) == (400, param), body
+
+
+class Refusing(FakeGrammars):
+    """Records the last constraint, and refuses it."""
+
+    constraint: Any = None
+
+    async def compile(self, constraint: Any) -> Any:
+        self.constraint = constraint
+        raise GrammarFailed("refused")
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+async def test_calls_and_answers_are_constrained_after_the_thought(choice: str):
+    grammars, fields = Refusing(), {"tool_choice": choice, "response_format": {"type": "json_object"}}
+    async with speaking("", grammars=grammars) as endpoint:
+        await endpoint.post(CHAT, {"messages": USER, **function(), **fields})
+
+    assert isinstance(grammars.constraint, AfterThought)
+    calls = grammars.constraint.answer
+    assert isinstance(calls, Calls)
+    assert (calls.required, calls.otherwise) == ((True, None) if choice == "required" else (False, JsonObject()))
 
 
 async def test_a_call_without_arguments_may_have_an_empty_text_of_them():

@@ -329,11 +329,12 @@ def test_a_logit_of_minus_infinity_is_a_token_that_cannot_be():
     assert sampled.tokens.item() != best
 
 
+@pytest.mark.parametrize("bias", [{}, {7: 1.0}])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_mask_without_a_token_fails_its_row_alone(temperature):
+def test_a_mask_without_a_token_fails_its_row_alone(temperature, bias):
     logits = logits_of(3)
     logits[2, 5] = math.nan
-    _, sampler, asking = ready([params(temperature=temperature)] * 3)
+    _, sampler, asking = ready([params(temperature=temperature, logit_bias=bias)] * 3)
     assert sampler(logits, asking, bits(set(), None, {5})).verdict.tolist() == [NOTHING_ALLOWED, SOUND, NOT_FINITE]
 
 
