@@ -14,6 +14,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from msgspec import Struct
 
 from infd.text.markup import overlap
@@ -169,7 +170,7 @@ class TagValuesParser(MarkedCalls):
     def _string(self, asides: Asides) -> bool:
         """Consume a string and emit it."""
         end, after = self._value_end(self._pending)
-        asides.append_arguments(json.dumps(self._pending[:end], ensure_ascii=False)[1:-1])
+        asides.append_arguments(msgspec.json.encode(self._pending[:end])[1:-1].decode())
         self._pending = self._pending[end if after is None else after :]
         if after is None:
             return False
