@@ -261,6 +261,14 @@ LARKS: tuple[Callable[[random.Random], str], ...] = (
     lambda rng: 'root ::= [^"]* ' + rng.choice(("{1,1000000}", "{99999999999}", "{5,2}", "{,3}", "{")),
     lambda rng: "root ::= [\\x00-\\U0010FFFF]{100} | <|im_end|>",
     lambda rng: "root ::= " + " | ".join(f'"{i}"' for i in range(20_000)),
+    lambda rng: 'root ::= "a"{' + rng.choice(" 1,") * 3000,
+    lambda rng: 'root ::= "a"{' + "1" * 5000 + "}",
+    lambda rng: 'start: "' + '\\"' * 20_000,
+    lambda rng: "start: /" + "\\/" * 20_000,
+    lambda rng: "start: " + "a[" * 20_000,
+    lambda rng: "start: " + " | ".join(f"%json {json.dumps(schema(rng))}" for _ in range(rng.choice((3, 30)))),
+    lambda rng: "\n".join(f'r{i} ::= r{i + 1} r{i + 1} | "a"' for i in range(500)) + '\nr500 ::= r0 | "x"\nroot ::= r0',
+    lambda rng: 'root ::= root "a" | "b"',
     lambda rng: "::=",
     lambda rng: "a ::= b\nb ::= a\nroot ::= a?",
 )
@@ -327,12 +335,34 @@ def constraint(rng: random.Random) -> dict[str, Any]:
                     {"type": "any_text"},
                 )
             },
+            {
+                "structures": [
+                    {"begin": f"<f{i}>", "schema": schema(rng) if i < 3 else {"type": "integer"}, "end": f"</f{i}>"}
+                    for i in range(rng.choice((100, 3000)))
+                ],
+                "triggers": rng.choice((["<f"], [f"<f{i}>" for i in range(3000)])),
+            },
             {"format": 3},
         )
     )
     return rng.choice(
         ({"response_format": {"type": "structural_tag", **tag}}, {"structured_outputs": {"structural_tag": tag}})
     )
+
+
+# Fields beside a constraint that leave few tokens or none, end the answer early or never, or want more of it.
+BESIDE: tuple[dict[str, Any], ...] = (
+    {"min_tokens": 8},
+    {"stop": ["a", "{", "<"]},
+    {"logit_bias": {str(token): -100 for token in range(2, 300)}},
+    {"bad_words": ["a", "{", "x", "<"]},
+    {"allowed_token_ids": [64, 90]},
+    {"ignore_eos": True},
+    {"logprobs": 3, "prompt_logprobs": 3, "echo": True},
+    {"n": 128, "max_tokens": 1},
+    {"best_of": 4, "n": 2},
+    {"stream": True},
+)
 
 
 def body_of(number: int) -> bytes:
@@ -345,6 +375,7 @@ def body_of(number: int) -> bytes:
         "max_tokens": rng.choice((1, 8, 24)),
         "n": rng.choice((1, 1, 1, 3)),
         **fields,
+        **(rng.choice(BESIDE) if rng.random() < 0.3 else {}),
     }
     body = json.dumps(asked).encode()
     if rng.random() < 0.1:  # bytes that are not UTF-8, or no JSON
@@ -384,6 +415,20 @@ def post(daemon: Daemon, body: bytes) -> tuple[int, float, bytes]:
         connection.close()
 
 
+def text_of(daemon: Daemon, body: bytes) -> str:
+    """Return the text of an answer."""
+    status, _, answer = post(daemon, body)
+    assert status == 200, answer
+    text: str = json.loads(answer)["choices"][0]["text"]
+    return text
+
+
+NEIGHBOURS = tuple(
+    json.dumps({"prompt": "once", "seed": 5, "temperature": 0.9, "max_tokens": 60, **fields}).encode()
+    for fields in ({"ignore_eos": True}, {"guided_regex": "[a-z ]{50,55}"})
+)
+
+
 def test_hostile_constraints_are_answered_or_refused_and_nothing_else_suffers(start_daemon: Start):
     bodies = [body_of(number) for number in range(COUNT)]
     daemon = start_daemon(*DEVICE, "--set", "grammar.cache_bytes=16M").ready()
@@ -393,8 +438,13 @@ def test_hostile_constraints_are_answered_or_refused_and_nothing_else_suffers(st
     probe = subprocess.Popen(
         [sys.executable, "-c", PROBE, host, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda body: post(daemon, body), bodies))
+    alone = [text_of(daemon, body) for body in NEIGHBOURS]
+    with ThreadPoolExecutor(17) as pool:
+        answering = [pool.submit(post, daemon, body) for body in bodies]
+        beside = []
+        while not answering[-1].done():
+            beside.append([text_of(daemon, body) for body in NEIGHBOURS])
+        answers = [each.result() for each in answering]
     longest, *statuses = map(float, probe.communicate("\n", timeout=60)[0].split())
     failed = [(n, status, text[:300]) for n, (status, _, text) in enumerate(answers) if status not in (200, 400, 413)]
     slow = sorted(((seconds, number) for number, (_, seconds, _) in enumerate(answers)), reverse=True)[:5]
@@ -402,6 +452,8 @@ def test_hostile_constraints_are_answered_or_refused_and_nothing_else_suffers(st
     served = sum(status == 200 for status, _, _ in answers)
     print(f"seed {SEED}: {served} served, slowest {slow}, readyz {longest:.3f} s, memory {growth} KiB more")
     assert not failed, (SEED, failed)
+    assert beside
+    assert all(each == alone for each in beside), "a neighbour's token changed"
     assert served > COUNT // 20, "constraints so hostile test no answer"
     assert statuses == [200]
     assert growth < GROWTH_KIB
