@@ -36,8 +36,9 @@ def select(engine: str, vocabulary: Vocabulary, trial: Trial) -> Selection:
     try:
         if engine == "xgrammar":
             from infd.grammar.xgrammar import XgrammarCompiler
+            from infd.grammar.xgrammar_trial import XgrammarTrial
 
-            chosen = XgrammarCompiler(vocabulary)
+            chosen = XgrammarCompiler(vocabulary, XgrammarTrial())
             return Selection(chosen, f"xgrammar {chosen.version}", {"llguidance": "grammar.engine names xgrammar"})
         from infd.grammar.llguidance import LlguidanceCompiler
 

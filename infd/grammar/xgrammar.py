@@ -11,7 +11,7 @@ import importlib.metadata
 import importlib.util
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from infd.grammar.binding import Unavailable
 from infd.grammar.rules import ROOT, Reference, Repeated, Sequence, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from collections.abc import Sequence as Many
 
     from numpy.typing import NDArray
@@ -80,10 +80,20 @@ def _loaded(file: str) -> tuple[Any, Any, Any]:
     return types[0], types[1], types[2]
 
 
+class Trial(Protocol):
+    """Compiles grammars where that can be ended: XgrammarTrial."""
+
+    def know(self, tokens: Many[bytes], ends: Many[int]) -> None:
+        """Set the vocabulary, as for `Library.compiler`."""
+
+    def __call__(self, grammar: str) -> None:
+        """Raise GrammarFailed for a grammar that takes too long or too much memory."""
+
+
 class XgrammarCompiler:
     """The Compiler of one vocabulary."""
 
-    def __init__(self, vocabulary: Vocabulary, trial: Callable[[str], None] | None = None) -> None:
+    def __init__(self, vocabulary: Vocabulary, trial: Trial | None = None) -> None:
         """Build the compiler.
 
         trial  compiles grammars that may take too long in another process first; None: no protection
@@ -98,7 +108,10 @@ class XgrammarCompiler:
         self._marks = markup.Marks(vocabulary)
         tokens = _tokens(vocabulary, self._ends)
         # Without end ids xgrammar would guess them by the names of tokens.
-        self._compiler = self._library.compiler(tokens, sorted(self._ends) or [tokens.index(b"")])
+        ends = sorted(self._ends) or [tokens.index(b"")]
+        self._compiler = self._library.compiler(tokens, ends)
+        if trial is not None:
+            trial.know(tokens, ends)
         self._unspelled = frozenset(index for index, token in enumerate(tokens) if not token) | self._ends
         self._end_row = _row(vocabulary, self._ends)
         self._valid_row = _row(vocabulary, range(vocabulary.columns))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import time
 from decimal import Decimal
 
 import pytest
@@ -33,7 +34,8 @@ from infd.grammar.rules import (
 )
 from infd.grammar.select import select
 from infd.grammar.xgrammar import Library, XgrammarCompiler
-from infd.request import JsonSchema, Lark
+from infd.grammar.xgrammar_trial import XgrammarTrial
+from infd.request import JsonSchema, Lark, Regex
 from tests.grammar import vocabularies
 
 pytestmark = pytest.mark.usefixtures("xgrammar")
@@ -108,6 +110,20 @@ def test_the_library_is_named_with_the_reason_against_the_other():
         selection = select(engine, vocabulary, None)
         assert selection.name.split()[0] == ("xgrammar" if engine == "xgrammar" else "llguidance")
         assert len(selection.rejected) == 1
+
+
+def test_a_grammar_that_compiles_too_long_is_refused_and_the_next_is_compiled():
+    trial = XgrammarTrial(seconds=0.5)
+    compiler = XgrammarCompiler(vocabularies.large(), trial)
+    try:
+        began = time.monotonic()
+        with pytest.raises(GrammarFailed, match=r"more than 0\.5 s") as refusal:
+            compiler.compile(Regex("[a-z ]{1,1500}"), Limits())
+        assert time.monotonic() - began < 60
+        assert refusal.value.code == "grammar_too_large"
+        assert compiler.compile(Regex("a+"), Limits()).matcher()
+    finally:
+        trial.close()
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch):
