@@ -96,12 +96,14 @@ class Thought(Struct, frozen=True):
 
     inside    whether the prompt has opened the thought; if not, the model may open a thought
     newlines  most newlines between the closing mark and the answer; part of neither thought nor answer
+    marks     parts of the marks that may be single tokens of the vocabulary; empty: both marks
     """
 
     opening: str
     closing: str
     inside: bool = False
     newlines: int = 2
+    marks: tuple[str, ...] = ()
 
 
 class AfterThought(Struct, frozen=True, tag="after_thought"):

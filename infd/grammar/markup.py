@@ -93,7 +93,8 @@ def after_thought(thought: Thought, answer: str, token_of: TokenOf) -> Rules:
         rules["NEWLINES"] = Pattern(rf"\n{{1,{thought.newlines}}}")
         inside += (Repeated(Reference("NEWLINES"), 0, 1),)
     if not thought.inside:
-        inside = (Repeated(Sequence((_mark(thought.opening, token_of), *inside)), 0, 1),)
+        opening = _spelled(thought.opening, thought.marks or (thought.opening,), token_of)
+        inside = (Repeated(Sequence((*opening, *inside)), 0, 1),)
     return {ROOT: Sequence((*inside, Reference(answer))), **rules}
 
 
@@ -223,7 +224,7 @@ def _mark(mark: str, token_of: TokenOf) -> Expression:
 def _marks_of(constraint: Constraint) -> set[str]:
     match constraint:
         case AfterThought(thought, answer):
-            return {thought.opening, thought.closing} | _marks_of(answer)
+            return {thought.opening, thought.closing, *thought.marks} | _marks_of(answer)
         case Calls(syntax, _, _, _, otherwise):
             return {syntax.trigger, *syntax.marks} | (set() if otherwise is None else _marks_of(otherwise))
     return set()

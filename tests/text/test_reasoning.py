@@ -34,6 +34,7 @@ TRANSCRIPTS = {
     "cut within the closing mark": (ASKED, "<think>\nTwo and\n</thi", Message("", "Two and\n</thi")),
     "cut within the opening mark": (ASKED, "<thi", Message("<thi")),
     "cut at once": (OPENED, "", Message()),
+    "closes a thought that it has not opened": (ASKED, "</think>\n\nFour.", Message("Four.")),
     "characters beyond ASCII": (ASKED, "<think>\né🙂\n</think>\n\n你好", Message("你好", "é🙂")),
 }
 
@@ -136,6 +137,6 @@ def test_nothing_is_lost_but_marks_and_the_newlines_beside_them(pieces: list[str
     assert message == read(Reading(QWEN3.start(OPENED if begun else ASKED, "")), list(text))
     returned = message.thought + message.content
     kept = text if begun else text.replace("<think>", "", text.lstrip().startswith("<think>"))
-    opened = begun or text.lstrip().startswith("<think>")
+    opened = begun or text.lstrip().startswith(("<think>", "</think>"))
     kept = kept.replace("</think>", "", opened)
     assert returned.replace("\n", "").lstrip() == kept.replace("\n", "").lstrip()

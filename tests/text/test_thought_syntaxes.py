@@ -72,7 +72,7 @@ def test_a_thought_is_the_same_however_it_arrives(name: str):
     for prompt, answer, message in transcripts:
         for parts in cuts(answer):
             assert read(start(name, prompt), parts) == message, parts
-    assert reasoning.SYNTAXES[name].start(f"{ASKED}{opening}\n\n{closing}\n\n", "") is None
+    assert reasoning.SYNTAXES[name].thought(f"{ASKED}{opening}\n\n{closing}\n\n", "") is None
 
 
 @pytest.mark.parametrize("name", reasoning.SYNTAXES)

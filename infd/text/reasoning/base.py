@@ -48,7 +48,9 @@ class ReasoningSyntax(Protocol):
 class _State(Enum):
     START = auto()  # white space so far, or part of the opening mark
     INSIDE = auto()
-    CLOSED = auto()  # in the newlines after the closing mark
+    CLOSED = auto()  # in the newlines after the closing mark, or part of the mark that opens the answer
+    OPENED = auto()  # in the newlines after the mark that opens the answer
+    ANSWER = auto()  # within the marks of the answer
     CONTENT = auto()
 
 
@@ -56,19 +58,47 @@ class BlockParser:
     """Parses one block at the beginning of an answer.
 
     Newlines next to the marks belong to the marks: templates write them there, and strip them from the messages that
-    clients send back.
+    clients send back. A closing mark at the beginning of an answer closes an empty thought: models write one where the
+    template writes one for turns without a thought.
     """
 
-    __slots__ = ("_at_line_start", "_close", "_emitted", "_ends", "_newlines", "_open", "_pending", "_state", "inside")
+    __slots__ = (
+        "_answer",
+        "_at_line_start",
+        "_closings",
+        "_emitted",
+        "_ends",
+        "_newlines",
+        "_openings",
+        "_pending",
+        "_state",
+        "inside",
+    )
 
-    def __init__(self, thought: Thought, ends: Sequence[str] = ()) -> None:
-        """Start before the block, or inside a block that the prompt has opened."""
+    def __init__(
+        self,
+        thought: Thought,
+        ends: Sequence[str] = (),
+        *,
+        variants: Sequence[tuple[str, str]] = (),
+        answer: Sequence[str] = (),
+        closed: bool = False,
+    ) -> None:
+        """Start before the block, inside a block that the prompt has opened, or after a block that it has closed.
+
+        ends      marks of a call that end a thought left open
+        variants  further pairs of marks of the block
+        answer    the marks around the answer after the block, or none; either may be absent
+        closed    whether the prompt has closed the block
+        """
         self.inside = thought.inside
-        self._open = thought.opening
-        self._close = thought.closing
+        pairs = ((thought.opening, thought.closing), *variants)
+        self._openings = tuple(dict.fromkeys(opening for opening, _ in pairs))
+        self._closings = tuple(dict.fromkeys(closing for _, closing in pairs))
         self._ends = tuple(ends)
+        self._answer = tuple(answer)
         self._at_line_start = True
-        self._state = _State.INSIDE if thought.inside else _State.START
+        self._state = _State.INSIDE if thought.inside else _State.CLOSED if closed else _State.START
         self._pending = ""  # text that may begin a mark
         self._emitted = False  # whether part of the thought was emitted
         self._newlines = 0  # held back until more of the thought follows
@@ -81,9 +111,13 @@ class BlockParser:
         if self._state is _State.INSIDE:
             text = self._inside(self._pending + text, asides)
         if self._state is _State.CLOSED:
+            text = self._after(self._pending + text)
+        if self._state is _State.OPENED:
             text = text.lstrip("\n")
             if text:
-                self._state = _State.CONTENT
+                self._state = _State.ANSWER
+        if self._state is _State.ANSWER:
+            text = self._answered(self._pending + text)
         return text
 
     def finish(self, asides: Asides) -> str:
@@ -91,24 +125,62 @@ class BlockParser:
         if self._state is _State.INSIDE:
             self._emit_thought(text, asides)
             return ""
+        if self._state is _State.ANSWER and text.strip() == self._answer[1]:
+            return ""
         return text
 
     def _before(self, text: str) -> str:
         """Return the text after the opening mark; all of the text if it lacks the mark, nothing while undecided."""
         words = text.lstrip()
         self._pending = ""
-        if words.startswith(self._open):
-            self._state, self.inside = _State.INSIDE, True
-            return words[len(self._open) :]
-        if self._open.startswith(words) and len(text) <= _MOST_LEADING_SPACE:
+        for mark in self._openings:
+            if words.startswith(mark):
+                self._state, self.inside = _State.INSIDE, True
+                return words[len(mark) :]
+        for mark in self._closings:
+            if words.startswith(mark):
+                self._state = _State.CLOSED
+                return words[len(mark) :]
+        undecided = any(mark.startswith(words) for mark in (*self._openings, *self._closings))
+        if undecided and len(text) <= _MOST_LEADING_SPACE:
             self._pending = text
             return ""
         self._state = _State.CONTENT
         return text
 
+    def _after(self, text: str) -> str:
+        """Return the text after the newlines that follow the thought, and after the mark that opens the answer."""
+        text = text.lstrip("\n")
+        self._pending = ""
+        if self._answer:
+            opening = self._answer[0]
+            if text.startswith(opening):
+                self._state = _State.OPENED
+                return text[len(opening) :]
+            if opening.startswith(text):
+                self._pending = text
+                return ""
+        if text:
+            self._state = _State.CONTENT
+        return text
+
+    def _answered(self, text: str) -> str:
+        """Return the text that the mark at the answer's end cannot be part of."""
+        mark = self._answer[1]
+        end = text.rfind(mark)
+        if end < 0 or text[end + len(mark) :].strip():
+            end = len(text) - overlap(text, mark)
+        end -= text.endswith("\n", 0, end)
+        if len(text) - end > _MOST_LEADING_SPACE:
+            end = len(text)
+        self._pending = text[end:]
+        return text[:end]
+
     def _inside(self, text: str, asides: Asides) -> str:
         """Return the text after the closing mark, or from a call's mark on."""
-        end = text.find(self._close)
+        end, close = min(
+            ((place, mark) for mark in self._closings if (place := text.find(mark)) >= 0), default=(-1, "")
+        )
         if self._ends and (call := self._call_in(text if end < 0 else text[:end])) is not None:
             self._emit_thought(text[:call].rstrip("\n"), asides)
             self._state, self.inside, self._pending = _State.CONTENT, False, ""
@@ -116,8 +188,8 @@ class BlockParser:
         if end >= 0:
             self._emit_thought(text[:end].rstrip("\n"), asides)
             self._state, self.inside, self._pending = _State.CLOSED, False, ""
-            return text[end + len(self._close) :]
-        safe = len(text) - max(overlap(text, mark) for mark in (self._close, *self._ends))
+            return text[end + len(close) :]
+        safe = len(text) - max(overlap(text, mark) for mark in (*self._closings, *self._ends))
         if safe:
             self._at_line_start = text[safe - 1] == "\n"
         self._pending = text[safe:]

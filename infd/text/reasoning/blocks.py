@@ -1,11 +1,12 @@
-"""A thought between two marks before the answer; a family is a row of a table.
+"""The families whose thought is one block between two marks at the beginning of the answer: a table entry per family.
 
 The model opens the block, or the prompt does (a model that always thinks), or the prompt contains a closed, empty block
-(thinking is off). A block that is never closed is a thought without content.
+(thinking is off). A block that is never closed is a thought without content; text without a mark is content.
 """
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -20,67 +21,104 @@ if TYPE_CHECKING:
 
 
 class Block(Struct, frozen=True):
-    """One family; see ReasoningSyntax.
+    """See ReasoningSyntax.
 
-    inner  tokens within the marks
+    variants   further pairs of marks that the family writes instead
+    mentioned  texts that a template of the family contains, all of them; empty: the closing mark
+    tokens     marks that are single tokens; empty: the opening and the closing mark
+    answer     marks around the answer after the thought, or empty; they are removed
     """
 
     opening: str
     closing: str
-    inner: tuple[str, ...] = ()
+    variants: tuple[tuple[str, str], ...] = ()
+    mentioned: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    answer: tuple[str, ...] = ()
 
     @property
     def marks(self) -> tuple[str, ...]:
-        return (self.opening, self.closing, *self.inner)
+        return (*(self.tokens or (self.opening, self.closing)), *self.answer)
 
     def matches(self, template: ChatTemplate) -> bool:
-        return template.mentions(self.opening) and template.mentions(self.closing)
+        return all(map(template.mentions, self.mentioned or (self.closing,)))
 
     def thought(self, prompt: str, continued: str) -> Thought | None:
-        if continued.strip():
-            begun = continued.rfind(self.opening) > continued.rfind(self.closing)
-            return Thought(self.opening, self.closing, inside=True) if begun else None
-        end = prompt.rstrip()
-        if end.endswith(self.closing):
-            return None
-        return Thought(self.opening, self.closing, inside=end.endswith(self.opening))
+        for opening, closing in ((self.opening, self.closing), *self.variants):
+            if continued.strip():
+                if continued.rfind(opening) > continued.rfind(closing):
+                    return Thought(opening, closing, inside=True, marks=self.tokens)
+            elif prompt.rstrip().endswith(opening):
+                return Thought(opening, closing, inside=True, marks=self.tokens)
+            elif prompt.rstrip().endswith(closing):
+                return None
+        return None if continued.strip() else Thought(self.opening, self.closing, marks=self.tokens)
 
     def start(self, prompt: str, continued: str, ends: Sequence[str] = ()) -> BlockParser | None:
         thought = self.thought(prompt, continued)
-        return None if thought is None else BlockParser(thought, ends)
+        if thought is not None:
+            return BlockParser(thought, ends, variants=self.variants, answer=self.answer)
+        if self.answer and not continued.strip():
+            return BlockParser(Thought(self.opening, self.closing), answer=self.answer, closed=True)
+        return None
 
 
 QWEN3: Final = Block("<think>", "</think>")
 
-# The marks of many families are Qwen3's, so Qwen3 is last.
-FAMILIES: Final[Mapping[str, Block]] = {
-    "mistral": Block("[THINK]", "[/THINK]"),
-    "seed_oss": Block("<seed:think>", "</seed:think>"),
-    "minimax_m3": Block("<mm:think>", "</mm:think>"),
-    "cohere_command3": Block("<|START_THINKING|>", "<|END_THINKING|>"),
-    "gemma4": Block("<|channel>thought", "<channel|>", inner=("<|channel>",)),
-    "kimi": Block("◁think▷", "◁/think▷"),
-    "granite": Block("Here is my thought process:", "Here is my response:"),
-    "apriel": Block("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
-    "qwen3": QWEN3,
-}
-
-_LIKE_QWEN3: Final = (
-    *("deepseek_r1", "deepseek-r1", "deepseek_v3", "deepseek-v3", "deepseek_v4", "glm45", "glm47", "ling3", "kimi_k2"),
-    *(
-        "minimax_m2",
-        "mimo",
-        "nemotron_v3",
-        "olmo3",
-        "poolside_v1",
-        "step3",
-        "step3p5",
-        "holo2",
-        "granite_thinking_parser",
-    ),
+# The templates of Granite 3.3 and Hunyuan A13B mention the marks of Qwen3 too, so those families precede it. No
+# published template covers granite (3.2), ernie45, longcat and kimi: the marks are those of the families'
+# documentation.
+FAMILIES: Final[Mapping[str, Block]] = MappingProxyType(
+    {
+        "granite": Block(
+            "Here is my thought process:",
+            "Here is my response:",
+            variants=(("Here's my thought process:", "Here's my response:"),),
+            mentioned=("my thought process:", "my response:"),
+        ),
+        "granite33": Block(
+            "<think>",
+            "</think>",
+            mentioned=("</think>", "<response></response>"),
+            answer=("<response>", "</response>"),
+        ),
+        "ernie45": Block(
+            "<think>", "</think>", mentioned=("</think>", "think_mode="), answer=("<response>", "</response>")
+        ),
+        "hunyuan_a13b": Block(
+            "<think>", "</think>", mentioned=("</think>", "<|extra_0|>"), answer=("<answer>", "</answer>")
+        ),
+        "hy_v3": Block("<think:opensource>", "</think:opensource>", mentioned=("</think{}>", ":opensource")),
+        "mistral": Block("[THINK]", "[/THINK]"),
+        "cohere_command3": Block("<|START_THINKING|>", "<|END_THINKING|>"),
+        "gemma4": Block(
+            "<|channel>thought",
+            "<channel|>",
+            mentioned=("<|channel>thought",),
+            tokens=("<|channel>", "<channel|>"),
+        ),
+        "seed_oss": Block("<seed:think>", "</seed:think>"),
+        "minimax_m3": Block("<mm:think>", "</mm:think>", mentioned=("<mm:think>",)),
+        "apertus": Block("<|inner_prefix|>", "<|inner_suffix|>"),
+        "apriel": Block("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+        "longcat": Block("<longcat_think>", "</longcat_think>"),
+        "kimi": Block("◁think▷", "◁/think▷"),
+        "qwen3": QWEN3,
+    }
 )
-ALIASES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(_LIKE_QWEN3, "qwen3"),
-    "cohere_command4": "cohere_command3",
-    "identity": "none",
-}
+
+ALIASES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                *("deepseek_r1", "deepseek-r1", "deepseek_v3", "deepseek-v3", "deepseek_v4", "deepseek-v4"),
+                *("granite_thinking_parser", "ling3"),
+                *("glm45", "glm47", "holo2", "interns1", "kimi_k2", "mimo", "minimax", "minimax_m2", "nemotron_3"),
+                *("nemotron_v3", "olmo3", "poolside_v1", "qwen3-thinking", "step3", "step3p5"),
+            ),
+            "qwen3",
+        ),
+        "cohere_command4": "cohere_command3",
+        "identity": "none",
+    }
+)
