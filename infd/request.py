@@ -164,8 +164,14 @@ class Calls(Struct, frozen=True, tag="calls"):
     otherwise: Constraint | None = None
 
 
+class Continuation(Struct, frozen=True, tag="continuation"):
+    """The constrained answer continues the prompt's text: decoding drops no space at the answer's start."""
+
+    answer: Plain | Calls | AfterThought
+
+
 Plain = JsonSchema | JsonObject | Regex | Choice | Lark | Ebnf | StructuralTag
-Constraint = Plain | Calls | AfterThought
+Constraint = Plain | Calls | AfterThought | Continuation
 
 
 class Generate(Struct, frozen=True, tag="generate"):

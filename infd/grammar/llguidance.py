@@ -17,6 +17,7 @@ from infd.grammar import markup, writing
 from infd.grammar.binding import Handle, Library, error_of
 from infd.grammar.locating import locate
 from infd.grammar.refusal import refused, shortened
+from infd.request import Continuation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +64,9 @@ class LlguidanceCompiler:
         self._spaced = _row(np.fromiter((token.startswith(b" ") for token in tokens), dtype=bool, count=len(tokens)))
 
     def compile(self, constraint: Constraint, limits: Limits) -> LlguidanceGrammar:
+        drop_space = self.vocabulary.drop_space
+        if isinstance(constraint, Continuation):
+            constraint, drop_space = constraint.answer, False
         marks = self._marks.within(constraint)
         if self._trial is None:
             written = writing.write(constraint, limits, marks).written()
@@ -75,7 +79,7 @@ class LlguidanceCompiler:
                 raise located from None
             self._check_arguments(written)
             raise
-        if self.vocabulary.drop_space:
+        if drop_space:
             # The decoder drops the space that begins an answer: the tokens of " x" decode to "x". So an answer that
             # may itself begin with a space needs a space before it, and before any other answer a space is optional.
             space = " " if _any_allowed(first, self._spaced) else " ?"

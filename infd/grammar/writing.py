@@ -20,6 +20,7 @@ from infd.request import (
     Calls,
     Choice,
     Constraint,
+    Continuation,
     Ebnf,
     JsonObject,
     JsonSchema,
@@ -82,6 +83,8 @@ def write(constraint: Constraint, limits: Limits, marks: Mapping[str, int]) -> D
     marks  mark -> id of the token that spells it, for marks of the constraint that single tokens spell
     """
     match constraint:
+        case Continuation(answer):
+            return write(answer, limits, marks)
         case AfterThought(thought, answer):
             draft = write(answer, limits, marks)
             return draft.behind(markup.after_thought(thought, "after", marks.get), "after")

@@ -19,6 +19,7 @@ from infd.errors import GrammarFailed
 from infd.grammar import constraint_rules, gbnf, markup, rules
 from infd.grammar.binding import Unavailable
 from infd.grammar.rules import ROOT, Reference, Repeated, Sequence, Text
+from infd.request import Continuation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -117,8 +118,11 @@ class XgrammarCompiler:
         self._valid_row = _row(vocabulary, range(vocabulary.columns))
 
     def compile(self, constraint: Constraint, limits: Limits) -> XgrammarGrammar:
+        drop_space = self.vocabulary.drop_space
+        if isinstance(constraint, Continuation):
+            constraint, drop_space = constraint.answer, False
         found = constraint_rules.write(constraint, limits, self._marks.token_of)
-        if self.vocabulary.drop_space:
+        if drop_space:
             # The decoder drops the space that begins an answer: the tokens of " x" decode to "x". So an answer that
             # may itself begin with a space needs a space before it, and before any other answer a space is optional.
             least = int(rules.begins(found, ord(" ")))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from infd.http.schema.constraints import ResponseFormat, StructuredOutputs
     from infd.http.schema.sampling import OpenAIRequest
     from infd.http.schema.tools import Tool
-    from infd.request import Constraint
+    from infd.request import Plain
 
 # Fields of a response_format, by its type.
 _FORMAT_FIELDS: Final = {
@@ -48,7 +48,7 @@ _NO_ARGUMENTS: Final = '{"type": "object", "properties": {}, "additionalProperti
 class Constrained(Struct, frozen=True):
     """A constraint, and the request field that sets it, for error messages."""
 
-    constraint: Constraint
+    constraint: Plain
     param: str
 
 

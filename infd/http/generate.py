@@ -18,7 +18,7 @@ from infd.http.formats.base import ENTRY_BYTES, Accepted
 from infd.http.gathering import Gathering
 from infd.http.generation import Conversation
 from infd.http.prompt import bad_word_ids, read_prompts, text_of
-from infd.request import AfterThought, Calls, Generate, Request, Score
+from infd.request import AfterThought, Calls, Continuation, Generate, Request, Score
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from infd.http.prompt import Prompt
     from infd.http.served_model import ServedModel
     from infd.offload import Offload
-    from infd.request import Constraint, TokenLogprobs, Want
+    from infd.request import Constraint, Plain, TokenLogprobs, Want
     from infd.text.markup import Reading
 
 CONTEXT_TOKENS: Final = 8  # tokens of the prompt that decoding needs: more than the tokens of any character
@@ -179,6 +179,17 @@ async def _queue(
         _check_no_spaces(served)
     bad_words = await bad_word_ids(fields.bad_words or (), served, backend.offload)
     adapter = served.adapter(fields.model)
+    continues = not isinstance(generation.input, Conversation) or generation.input.continued is not None
+
+    def constraint(prompt: Prompt) -> Constraint | None:
+        found = _constraint(generation, prompt, served)
+        tokenizer = served.tokenizer
+        if found is None or not (continues and tokenizer.drops_space):
+            return found
+        preceding = prompt.ids[-CONTEXT_TOKENS:]
+        begins = tokenizer.drops_space_after(preceding, skip_special_tokens=skip_special)
+        return found if begins else Continuation(found)
+
     requests = [
         Request(
             id=ticket.id if len(prompts) == 1 else f"{ticket.id}-{number}",
@@ -189,7 +200,7 @@ async def _queue(
             adapter=adapter,
             tenant=exchange.tenant,
             cache_salt=fields.cache_salt or "",
-            constraint=_constraint(generation, prompt, served),
+            constraint=constraint(prompt),
         )
         for number, prompt in enumerate(prompts)
     ]
@@ -206,7 +217,6 @@ async def _queue(
         included=show_stop,
         min_tokens=fields.min_tokens or 0,
     )
-    continues = not isinstance(generation.input, Conversation) or generation.input.continued is not None
     request_of_choice = [request for request in requests for _ in range(request.choices)]
     replies = [
         Reply(
@@ -260,9 +270,9 @@ def _wants(
     return tuple(wants)
 
 
-def _constraint(generation: Generation, prompt: Prompt, served: ServedModel) -> Constraint | None:
+def _constraint(generation: Generation, prompt: Prompt, served: ServedModel) -> Plain | Calls | AfterThought | None:
     """Return the constraint of thought, calls and content generated after a prompt. Raises Unsupported."""
-    constraint = None if generation.constrained is None else generation.constrained.constraint
+    constraint: Plain | Calls | None = None if generation.constrained is None else generation.constrained.constraint
     conversation = generation.input
     if not isinstance(conversation, Conversation):
         return constraint

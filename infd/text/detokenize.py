@@ -18,7 +18,13 @@ _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer(Protocol):
-    """The text of one stream of ids."""
+    """The text of one stream of ids.
+
+    drops_space  whether the next text loses a space at its start
+    """
+
+    @property
+    def drops_space(self) -> bool: ...
 
     def feed(self, ids: Sequence[int]) -> str:
         """Append ids; return the text that is now complete. Ids without a token add nothing."""
@@ -36,6 +42,8 @@ class _ByteText:
     """A detokenizer of ids that decode to bytes of UTF-8; a character may span several ids."""
 
     __slots__ = ("_table", "_tail")
+
+    drops_space = False
 
     def __init__(self, pieces: BytePieces) -> None:
         self._table = pieces.table
@@ -98,6 +106,10 @@ class _PieceText:
     def flush(self) -> str:
         return self._opened(self._end_run())
 
+    @property
+    def drops_space(self) -> bool:
+        return self._first is not None or self._drop_space
+
     def _byte(self, byte: int) -> str:
         if self._broken:
             return _REPLACEMENT
@@ -126,6 +138,8 @@ class WindowText:
     """A detokenizer for a decoder without a table; decodes the last ids again with the new ids."""
 
     __slots__ = ("_decode", "_returned", "_returned_text", "_visible", "_window")
+
+    drops_space = False  # unknown
 
     PATIENCE = 16  # maximum ids held back for an incomplete character; no character spans as many
 

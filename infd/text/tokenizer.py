@@ -250,6 +250,15 @@ class Tokenizer:
         """Whether decoding removes a space at the start of an answer."""
         return isinstance(self._pieces, TextPieces) and (self._pieces.drop_space or self._pieces.first is not None)
 
+    def drops_space_after(self, ids: Sequence[int], *, skip_special_tokens: bool) -> bool:
+        """Return whether decoding removes a space at the start of the text that follows the text of `ids`."""
+        if not self.drops_space:
+            return False
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        detokenizer.feed(ids)
+        detokenizer.flush()
+        return detokenizer.drops_space
+
     def pieces(
         self, *, skip_special_tokens: bool, mark_ids: frozenset[int] = frozenset()
     ) -> BytePieces | TextPieces | None:

@@ -26,7 +26,7 @@ CLOSING = b'"}])>,:'  # bytes that lead to an end, best first
 LATER = b" \t\n\r\\"  # white space and escapes make an answer longer
 BEAM = 64  # states of one length
 LONGEST = 12_000  # bytes
-STATES = 8000  # of the first search; the second, which tries all bytes, is given a tenth
+STATES = 4000  # of the first search; the second, which tries all bytes, is given a tenth
 FREE = 40  # more bytes than this are allowed within free text only
 END = 256
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from infd.errors import GrammarFailed
 from infd.grammar.protocol import Limits
-from infd.request import Choice, JsonObject, JsonSchema, Lark, Regex
+from infd.request import Choice, Continuation, JsonObject, JsonSchema, Lark, Regex
 from tests.grammar import engines, vocabularies
 
 if TYPE_CHECKING:
@@ -140,6 +140,16 @@ def test_a_choice_is_one_of_its_options(options: list[str], kind: str, seed: int
     )
 
     assert vocabularies.text(compiled.vocabulary, tokens) in options
+
+
+def test_an_answer_that_continues_the_prompt_begins_with_no_other_space():
+    compiled = compiler("sentencepiece")
+    space = compiled.vocabulary.tokens.index(b" ")
+    for constraint in (Regex("x+"), Choice(("x",)), JsonSchema('{"type": "integer"}')):
+        first = compiled.compile(constraint, LIMITS).matcher()
+        continuing = compiled.compile(Continuation(constraint), LIMITS).matcher()
+        assert space in vocabularies.allowed(compiled, first)
+        assert space not in vocabularies.allowed(compiled, continuing)
 
 
 def test_an_answer_keeps_the_space_it_begins_with_though_the_decoder_drops_one():

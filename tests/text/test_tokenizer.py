@@ -37,6 +37,16 @@ CORPUS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_space_is_dropped_at_the_start_of_all_text_only(kind: str, tmp_path: Path):
+    tokenizer = Tokenizer.load(write(tmp_path, KINDS[kind]()))
+    (letter,) = tokenizer.encode("a", add_special_tokens=False)[-1:]
+    special = sorted(tokenizer.special_ids)[:1]
+    assert tokenizer.drops_space_after([], skip_special_tokens=True) == tokenizer.drops_space
+    assert tokenizer.drops_space_after(special, skip_special_tokens=True) == tokenizer.drops_space
+    assert not tokenizer.drops_space_after([letter], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_ids_and_texts_equal_those_of_transformers(kind: str, tmp_path: Path):
     directory = write(tmp_path, KINDS[kind]())
     ours, theirs = Tokenizer.load(directory), AutoTokenizer.from_pretrained(directory)
