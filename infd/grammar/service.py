@@ -16,12 +16,11 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from contextlib import suppress
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import msgspec
 
-from infd.errors import ConfigError, GrammarFailed, InfdError, TextFailed, TooSlow, Unsupported
+from infd.errors import ConfigError, GrammarFailed, InfdError, TooSlow, Unsupported
 from infd.grammar.protocol import Limits
 
 if TYPE_CHECKING:
@@ -149,8 +148,6 @@ class GrammarService:
             selection = select(self._config.engine, vocabulary, self._trial)
         except ConfigError as error:  # a client gets a 400, as for any feature that this daemon lacks
             raise Unsupported(f"structured output ({error})") from error
-        with suppress(TextFailed):  # the first constraint tries again, and reports the error
-            self._trial.start()
         return selection
 
     def _start(self, selection: Selection, constraint: Constraint) -> Compilation:

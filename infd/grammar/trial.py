@@ -31,12 +31,11 @@ from infd.apart import wire
 from infd.apart.child import serve
 from infd.apart.client import Worker
 from infd.errors import Fault, GrammarFailed, TextFailed, TooSlow
-from infd.grammar.binding import error_of
 from infd.grammar.locating import locate
-from infd.grammar.protocol import Limits
+from infd.grammar.protocol import Limits  # noqa: TC001 (msgspec reads annotations)
 from infd.grammar.refusal import refused
 from infd.grammar.writing import Written, encoded, listed, write
-from infd.request import Constraint, JsonObject
+from infd.request import Constraint  # noqa: TC001 (msgspec reads annotations)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 MODULE: Final = "infd.grammar.trial"
 MEMORY: Final = 2**30  # bytes of private writable memory of a fork (RLIMIT_DATA)
-START_S: Final = 60.0
 _PR_SET_PDEATHSIG: Final = 1
 NICE: Final = 10  # the event loop and the device precede the workers
 CLOCK_S: Final = 30.0  # wall-clock time of a task; a busy machine may not schedule a worker for seconds
@@ -89,6 +87,7 @@ class Trial:
         self._lock = threading.Lock()
         self._idle: list[Worker] = []
         self._workers: list[Worker] = []
+        self._closed = False
 
     def __call__(self, constraint: Constraint, limits: Limits, marks: dict[str, int], fuel: dict[str, int]) -> Written:
         """Write a constraint.
@@ -121,14 +120,10 @@ class Trial:
         except UnicodeEncodeError as error:
             raise GrammarFailed("the constraint is not valid Unicode", code="invalid_grammar") from error
 
-    def start(self) -> None:
-        """Start a worker, which the first constraint would wait for. Raises TextFailed."""
-        with self._worker() as worker:
-            worker.ask(Write(JsonObject(), Limits(), {}, {}), Outcome, seconds=START_S)
-
     def close(self) -> None:
-        """Stop the processes and their tasks."""
+        """Stop the processes and their tasks. Later tasks raise TextFailed."""
         with self._lock:
+            self._closed = True
             workers = list(self._workers)
         for worker in workers:
             worker.close()
@@ -137,6 +132,8 @@ class Trial:
     def _worker(self) -> Iterator[Worker]:
         """Lend the worker that became idle last; start another worker if none is idle."""
         with self._lock:
+            if self._closed:
+                raise TextFailed("the workers of constraints are stopped")
             if self._idle:
                 worker = self._idle.pop()
             else:
@@ -186,6 +183,8 @@ class _Tasks:
 
     def _compile(self, grammar: bytes, fuel: dict[str, int]) -> None:
         """Raise GrammarFailed for a grammar that llguidance refuses."""
+        from infd.grammar.binding import error_of
+
         matcher = self._library.matcher(self._vocabulary, listed([grammar]), fuel)
         if (message := error_of(self._library.functions, matcher)) is not None:
             raise refused(message)

@@ -210,7 +210,7 @@ def test_no_test_of_the_suite_is_accepted_though_invalid():
 def test_of_500_real_world_schemas_few_are_refused():
     assert len(real()) == 500
     assert sum(e["bytes"] > 2048 for e in real()) == 250
-    assert len(refused()) <= schema_page.REFUSED
+    assert len(refused()) <= 25  # 5 %; SCHEMAS.md has the number of the default engine
 
 
 def test_the_page_of_what_is_kept_is_current(engine: str):

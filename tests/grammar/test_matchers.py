@@ -204,7 +204,9 @@ def test_nothing_but_end_ids_follows_an_end_id():
 def test_a_number_that_no_digit_may_follow_is_complete_once_its_mask_is_filled(kind: str):
     compiled = compiler(kind)
     zero = compiled.vocabulary.tokens.index(b"0")
-    matcher = compiled.compile(JsonSchema('{"type": "number", "multipleOf": 2}'), LIMITS).matcher()
+    # xgrammar's rules admit 0.0 as a multiple of 2.
+    kind_of_number = "number" if engines.PRESENT.get() == "llguidance" else "integer"
+    matcher = compiled.compile(JsonSchema(f'{{"type": "{kind_of_number}", "multipleOf": 2}}'), LIMITS).matcher()
     matcher.advance([zero])
 
     assert set(vocabularies.allowed(compiled, matcher)) == compiled.vocabulary.end_ids
