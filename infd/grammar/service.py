@@ -22,6 +22,7 @@ import msgspec
 
 from infd.errors import ConfigError, GrammarFailed, InfdError, TooSlow, Unsupported
 from infd.grammar.protocol import Limits
+from infd.memory import trim
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -42,6 +43,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _LOG = logging.getLogger("infd.grammar")
 _REFUSAL_BYTES = 2000
+_COSTLY_S = 0.02  # a longer compilation may have freed much memory
 QUICK_S = 0.1  # processor time; ordinary schemas take milliseconds
 
 
@@ -209,7 +211,10 @@ def _compile(selection: Selection, constraint: Constraint, limits: Limits, compi
     except GrammarFailed as error:
         found, late = Refusal(str(error), error.code, error.param), isinstance(error, TooSlow)
         size += _REFUSAL_BYTES
-    return Result(found, size, time.monotonic() - began, late)
+    seconds = time.monotonic() - began
+    if seconds > _COSTLY_S:
+        trim()
+    return Result(found, size, seconds, late)
 
 
 def _succeeded(done: Future[Result | None]) -> bool:
