@@ -357,6 +357,8 @@ def test_many_random_schemas_are_kept_exactly_or_refused(schema: Any, documents:
 
 
 KEPT = [
+    {"patternProperties": {"^k": False}, "required": ["a"]},
+    {"patternProperties": {"^k": {"type": "null"}}, "required": ["a", "k"]},
     *({"oneOf": [{"type": "object", "properties": {"kind": {"const": k}}, "required": ["kind"]} for k in "ab"]},),
     {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
     {"oneOf": [{"type": "null"}, {"maxProperties": 0}]},

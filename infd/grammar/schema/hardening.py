@@ -154,11 +154,11 @@ def _sealed(leaf: dict[str, Any], languages: Languages, *, sealed: bool) -> dict
         rest = unmatched(list(patterns), names)
         unlisted = [n for n in names if n not in leaf.get("properties", {})]
         matched = {n: [languages.matches(p, n) for p in patterns] for n in unlisted}
-        unknown = rest is None or (others is not True and any(None in each for each in matched.values()))
+        unknown = rest is None or any(None in each for each in matched.values())
         if unknown or (others is not True and rest and any(languages.matches(rest, n) is not False for n in names)):
             message = f"patternProperties {shorten(str(list(patterns)))} beside other properties is not kept"
             raise Unlocated(message, code="unsupported_grammar")
-        if others is not True and (free := [n for n, each in matched.items() if not any(each)]):
+        if free := [n for n, each in matched.items() if not any(each)]:
             leaf["properties"] = {**leaf.get("properties", {}), **dict.fromkeys(free, others)}
         leaf |= {"patternProperties": {**patterns, rest: others} if rest else patterns, OTHERS: False}
     return leaf
