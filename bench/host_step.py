@@ -143,9 +143,13 @@ async def _busy(streams: int, steps: int, step_s: float, way: dict[str, Any]) ->
 
 
 def run(tree: str, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Measure a tree's infd in another process with that tree's script, because names differ between trees."""
+    """Measure a tree's infd in another process with that tree's script, because names differ between trees.
+
+    An editable install precedes PYTHONPATH, so a tree with a virtual environment runs in that environment.
+    """
+    own = os.path.join(tree, ".venv", "bin", "python")
     command = [
-        sys.executable,
+        own if os.path.exists(own) else sys.executable,
         os.path.join(tree, "bench", "host_step.py"),
         "--child",
         "--streams",
