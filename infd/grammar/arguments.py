@@ -1,4 +1,4 @@
-"""Check the schemas of tools' arguments against limits, singly and together, and rewrite them for the engine."""
+"""Check the argument schemas of tools against the limits, each schema and all together; rewrite them for the engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def named(tool: ToolSchema) -> Iterator[None]:
-    """Set `param` of errors to the request field of a tool's schema."""
+    """Set the `param` of errors raised in the block to the request field of a tool's schema."""
     try:
         yield
     except GrammarFailed as error:
@@ -28,9 +28,9 @@ def named(tool: ToolSchema) -> Iterator[None]:
 
 
 def prepared(tools: Sequence[ToolSchema], limits: Limits, prepare: Callable[[Any, Limits], Any]) -> list[Any]:
-    """Return the schemas of the tools' arguments. Raises GrammarFailed with the `param` of the tool at fault.
+    """Return the argument schemas of tools, rewritten. Raises GrammarFailed with the `param` of the tool at fault.
 
-    prepare  returns a schema that the engine keeps exactly
+    prepare  rewrites a schema into a schema that the engine enforces exactly
     """
     schemas = []
     for tool, schema in zip(tools, parsed(tools, limits), strict=True):
@@ -40,7 +40,7 @@ def prepared(tools: Sequence[ToolSchema], limits: Limits, prepare: Callable[[Any
 
 
 def parsed(tools: Sequence[ToolSchema], limits: Limits) -> list[Any]:
-    """Return the schemas of the tools' arguments as clients wrote them. Raises GrammarFailed as `prepared`."""
+    """Return the argument schemas of tools as clients wrote them. Raises GrammarFailed like `prepared`."""
     bounds.check_text("".join(tool.parameters for tool in tools), limits)
     found: list[Any] = []
     for tool in tools:
@@ -53,5 +53,5 @@ def parsed(tools: Sequence[ToolSchema], limits: Limits) -> list[Any]:
                 raise GrammarFailed("the arguments of a tool are an object", code="invalid_grammar")
             bounds.check_schema(schema, limits)
             found.append({**schema, "type": "object"} if isinstance(schema, dict) else schema)
-    bounds.check_schema(found, replace(limits, depth=limits.depth + 1))  # together, because their times add up
+    bounds.check_schema(found, replace(limits, depth=limits.depth + 1))  # one grammar contains all schemas
     return found

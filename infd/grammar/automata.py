@@ -1,8 +1,9 @@
 """Finite automata over characters, for engines whose grammars have neither intersections nor complements.
 
 A `Regular` is a syntax tree. `automaton` turns it into a nondeterministic automaton and then, by subset construction,
-into a deterministic one. Anchors are conditions on the step between two characters, so an anchor may be anywhere.
-All steps are counted: GrammarFailed ends a construction after a fraction of a second.
+into a deterministic automaton. An anchor is an edge without a character that is passable only at the beginning or the
+end of the text, so an expression may contain anchors anywhere.
+A construction counts its steps, and raises GrammarFailed after about half a second.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ State = TypeVar("State", bound="Hashable")
 
 STATES: Final = 2000  # most states of one automaton; an engine computes masks for each state
 _NODES: Final = 20_000  # most nodes of a nondeterministic automaton
-_WORK: Final = 400_000  # most steps of one construction; they take about half a second
+_WORK: Final = 400_000  # most steps of one construction, about half a second
 
 
 class Set(Struct, frozen=True):
@@ -75,10 +76,10 @@ def literal(text: str) -> Regular:
 
 
 class Automaton(Struct, frozen=True, eq=False):
-    """A deterministic automaton that starts in state 0. An accepting state is reachable from every state but perhaps 0.
+    """A deterministic automaton that starts in state 0. Every state, except perhaps 0, leads to an accepting state.
 
-    edges      for each state, sorted: first and last character, next state; other characters are rejected
-    accepting  for each state, whether a text may end there
+    edges      for each state its edges, sorted: first and last character, next state; other characters are rejected
+    accepting  for each state, whether a text may end in the state
     """
 
     edges: list[list[tuple[int, int, int]]]
@@ -108,7 +109,10 @@ class Automaton(Struct, frozen=True, eq=False):
         return _product(self, other, lambda one, two: one and not two)
 
     def rules(self, prefix: str, spell: Callable[[Ranges], Expression], end: Expression = EMPTY) -> Rules:
-        """Return the automaton as rules `prefix0`, ...: for the start and for each state with several next states.
+        """Return the automaton as rules `prefix0`, `prefix1`, ..., numbered by state.
+
+        The start has a rule, and each state that several states precede, from which several states follow, or in which
+        a text may end and may go on. The rules of these states include the remaining states.
 
         spell  returns the expression of one character of a set
         end    expression after each accepted text
@@ -144,7 +148,7 @@ class Automaton(Struct, frozen=True, eq=False):
 
 
 def automaton(regular: Regular) -> Automaton:
-    """Return the automaton of the texts that match as a whole. Raises GrammarFailed for too large an automaton."""
+    """Return the automaton of the texts that an expression matches as a whole. Raises GrammarFailed if too large."""
     return _deterministic(_Positions(regular))
 
 
@@ -169,7 +173,7 @@ class _Positions:
 
     def __init__(self, regular: Regular) -> None:
         self.steps: list[list[tuple[Ranges, int]]] = []
-        self.empty: list[list[tuple[int, bool | None]]] = []  # next node; None, or the anchor's `end`
+        self.empty: list[list[tuple[int, bool | None]]] = []  # next node; `end` of the anchor, None: no anchor
         self.first = self._node()
         self.last = self._add(regular, self.first)
 
@@ -230,7 +234,7 @@ class _Positions:
 
 def _deterministic(positions: _Positions) -> Automaton:
     start = positions.closure([positions.first], begin=True, end=False)
-    # The start is a separate state: anchors at the beginning of the text hold only there, not where its subset recurs.
+    # The start is a separate state, because its subset of nodes may recur later, where anchors at the beginning fail.
     numbers: dict[tuple[frozenset[int], bool], int] = {(start, True): 0}
     order = [(start, True)]
     edges: list[list[tuple[int, int, int]]] = []
@@ -273,7 +277,11 @@ def _deterministic(positions: _Positions) -> Automaton:
 def explored(
     start: State, following: Callable[[State], list[tuple[int, int, State]]], accepts: Callable[[State], bool]
 ) -> Automaton:
-    """Return the automaton of all states reachable from a start; `following` returns a state's edges."""
+    """Return the automaton of the states reachable from `start`.
+
+    following  returns a state's edges: first and last character, next state
+    accepts    whether a text may end in a state
+    """
     numbers, order = {start: 0}, [start]
     edges: list[list[tuple[int, int, int]]] = []
     for state in order:
@@ -288,7 +296,12 @@ def explored(
 
 
 def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool]) -> Automaton:
-    """Return the product of two automata. In state -1 of `two`, that automaton has rejected the text."""
+    """Return the product of two automata: an automaton whose states are pairs of their states.
+
+    accept  whether a text is accepted, from whether `one` and `two` accept the text
+
+    In state -1 of `two`, `two` has rejected the text; a difference follows `one` further.
+    """
     numbers = {(0, 0): 0}
     order = [(0, 0)]
     edges: list[list[tuple[int, int, int]]] = []
@@ -360,7 +373,7 @@ def _minimal(edges: list[list[tuple[int, int, int]]], accepting: list[bool], sta
         groups = refined
         if len(keys) == count:
             break
-        if work > 5 * _WORK:  # no states are merged: larger, and equally correct
+        if work > 5 * _WORK:  # merge no states: the automaton is larger, but correct
             groups = {state: number for number, state in enumerate(order)}
             break
         count = len(keys)

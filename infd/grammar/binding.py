@@ -1,10 +1,10 @@
 """llguidance's C interface, which its Python wheel exports.
 
-The Python interface holds the interpreter's lock while it builds a vocabulary, a second for 150,000 tokens, and calls
-back into Python while it fills masks. ctypes releases the lock in every call, and the C interface makes no calls back.
+llguidance's Python interface holds the GIL while it builds a vocabulary, a second for 150,000 tokens, and calls Python
+while it fills masks. ctypes releases the GIL during calls, and the C interface never calls Python.
 
-Signatures and structures are those of llguidance.h. `Library` compares the defaults that the library writes with those
-expected here, so that a library with another layout of the structures is refused instead of misread.
+Signatures and structures are copied from llguidance.h. `Library` compares the defaults that the library writes with
+`_DEFAULTS`, so that a library with another layout of the structures is refused instead of misread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPARE = 512  # bytes after a structure, for fields that another version of the 
 
 
 class Unavailable(InfdError):
-    """The library is missing, or its C interface differs from the one declared here. The message says which."""
+    """The library is missing, or its C interface differs from infd's declarations. The message names the reason."""
 
 
 class _Limits(ctypes.Structure):
@@ -155,7 +155,7 @@ class Library:
         return Handle(pointer, self.functions.llg_free_tokenizer)
 
     def matcher(self, vocabulary: Handle, grammar: bytes, limits: dict[str, int]) -> Handle:
-        """Compile llguidance's JSON text of grammars. For an invalid grammar the matcher has an error."""
+        """Compile grammars, given as one JSON text. For an invalid grammar `error_of` returns the matcher's error."""
         init = self._init(vocabulary.pointer)
         init.log_buffer_level = init.log_stderr_level = 0
         init.limits.verbose_errors = False  # errors would repeat the grammar and the tokens
@@ -166,7 +166,7 @@ class Library:
 
 
 class Handle:
-    """A pointer that the library allocated. It is freed with this object."""
+    """A pointer to memory of the library, which is freed when this object is deleted."""
 
     __slots__ = ("_free", "pointer")
 

@@ -1,7 +1,7 @@
 """Check a constraint's size before it is compiled, because compilation cannot be interrupted.
 
-llguidance's fuel bounds the automata of regular expressions and the items of the parser. It bounds neither the time to
-read a grammar nor the time for optional properties, which grows with the square of their number.
+llguidance's fuel bounds the automata of regular expressions and the items of the parser. The fuel bounds neither the
+time to read a grammar nor the time for optional properties, which grows with the square of their number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NESTING = re.compile(r"\\.|[()\[\]{}]", re.DOTALL)
 
 def check_text(text: str, limits: Limits) -> None:
     """Raise GrammarFailed for a text of more than `limits.text_bytes`, or with an unpaired surrogate."""
-    if len(text) > limits.text_bytes:  # before encoding
+    if len(text) > limits.text_bytes:  # so that only short texts are encoded
         _too_large("bytes", len(text), limits.text_bytes)
     try:
         size = len(text.encode())

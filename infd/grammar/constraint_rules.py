@@ -1,4 +1,4 @@
-"""Write a constraint as rules of characters, texts and tokens, the only rules that xgrammar keeps exactly."""
+"""Write a constraint as rules of characters, texts and tokens, the only rules that xgrammar enforces exactly."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _ANYTHING: Final = Times(Set(ANY), 0, None)
 def write(constraint: Constraint, limits: Limits, token_of: TokenOf) -> Rules:
     """Return the rules of a constraint.
 
-    token_of  as in markup.after_thought
+    token_of  returns the id of the token that spells a mark; None if no token does
 
-    Raises GrammarFailed if the constraint is malformed or too large, or if rules cannot keep its kind or a keyword.
+    Raises GrammarFailed if the constraint is malformed or too large, or if rules cannot express it.
     """
     writer = _Writer(limits, token_of)
     writer.rules[ROOT] = writer.constraint(constraint)
@@ -58,7 +58,7 @@ def write(constraint: Constraint, limits: Limits, token_of: TokenOf) -> Rules:
 
 
 class _Writer:
-    """Writes constraints as expressions, and collects in `rules` the rules that these use."""
+    """Writes constraints as expressions, and adds the rules to which the expressions refer to `rules`."""
 
     def __init__(self, limits: Limits, token_of: TokenOf) -> None:
         self.rules: Rules = {ROOT: EMPTY}
@@ -163,7 +163,7 @@ class _Writer:
 
 
 class _Regular:
-    """Rules without recursion as one regular expression."""
+    """Converts rules without recursion to one regular expression."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules

@@ -193,7 +193,7 @@ class _Parser:
 
 
 def _reached(rules: Rules) -> Rules:
-    """Return the rules that the root needs."""
+    """Return the rules that are reachable from the root."""
     reached: Rules = {}
     todo = [ROOT]
     while todo:

@@ -1,11 +1,11 @@
-"""Write rules in xgrammar's dialect of GBNF, with tokens by number, around three faults of xgrammar 0.2.
+"""Write rules in xgrammar's dialect of GBNF, with tokens as numbers, so as to avoid three faults of xgrammar 0.2.
 
-- `\\x` in a text reads all hexadecimal digits that follow: characters are written with `\\u` and `\\U`.
+- `\\x` in a text consumes all hexadecimal digits that follow: characters are written with `\\u` and `\\U`.
 - Negated classes are wrong beyond ASCII: a class lists its members.
-- What follows a rule in a sequence is its look-ahead, by which masks admit tokens that reach beyond the rule. In a
-  look-ahead the bounds of a class are cut to eight bits: with [\\ue000-\\uffff] every ASCII character passes, and
-  the matcher then refuses the token. An automaton reads a class that is a rule of its own, with right bounds; so a
-  class beyond ASCII is one where it follows a rule. It gets two alternatives, since a single one would be inlined.
+- The expression after a rule is the rule's look-ahead, by which masks admit tokens that extend beyond the rule. A
+  look-ahead truncates the bounds of a class to eight bits: for [\\ue000-\\uffff] the mask admits all ASCII characters,
+  which the matcher then rejects. The automaton of a rule has exact bounds. So a class beyond ASCII that follows a rule
+  is written as a rule of two alternatives; xgrammar would inline a rule of one alternative.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def write(rules: Rules) -> str:
-    """Return the grammar of trimmed rules."""
+    """Return rules as a grammar in GBNF. `rules.trimmed` has removed alternatives that derive no text."""
     names = {name: ROOT if name == ROOT else f"r{number}" for number, name in enumerate(rules)}
     writer = _Writer(names)
     lines = [f"{names[name]} ::= {writer.written(each)}" for name, each in rules.items()]
@@ -30,14 +30,14 @@ def write(rules: Rules) -> str:
 
 
 class _Writer:
-    """Writes expressions, and collects the classes that become rules."""
+    """Writes expressions, and collects in `classes` the classes that become rules."""
 
     def __init__(self, names: dict[str, str]) -> None:
         self.classes: dict[Ranges, str] = {}
         self._names = names
 
     def written(self, expression: Expression, *, after: bool = False) -> str:
-        """Return an expression. after: whether it follows a rule in its sequence."""
+        """Return an expression in GBNF. after: whether the expression follows a rule in its sequence."""
         match expression:
             case Characters(((low, high),)) if low == high:
                 return f'"{_character(low)}"'
@@ -55,7 +55,7 @@ class _Writer:
                 parts = []
                 for item in items:
                     parts.append(self.written(item, after=after))
-                    after = after or _holds_rule(item)
+                    after = after or _contains_rule(item)
                 return "(" + " ".join(parts) + ")" if parts else '""'
             case Alternatives(options):
                 return "(" + " | ".join(self.written(option, after=after) for option in options) + ")"
@@ -66,18 +66,18 @@ class _Writer:
         raise AssertionError(f"{expression} is not written as characters")
 
 
-def _holds_rule(expression: Expression) -> bool:
-    """Return whether an expression refers to a rule, or to one that xgrammar makes of a part of it."""
+def _contains_rule(expression: Expression) -> bool:
+    """Return whether an expression contains a reference to a rule, or a part that xgrammar makes a rule."""
     match expression:
         case Characters() | Text() | Token():
             return False
         case Sequence(items):
-            return any(map(_holds_rule, items))
+            return any(map(_contains_rule, items))
     return True
 
 
 def _halves(ranges: Ranges) -> tuple[Ranges, Ranges]:
-    """Part a set of at least two characters."""
+    """Split a set of at least two characters into two sets."""
     if len(ranges) > 1:
         return ranges[:1], ranges[1:]
     ((low, high),) = ranges

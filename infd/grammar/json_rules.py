@@ -1,12 +1,12 @@
-"""Write a rewritten JSON Schema as rules of the documents that the schema accepts, each in one spelling.
+"""Write a rewritten JSON Schema as rules of the documents that the schema accepts, each document in one spelling.
 
 `schema.rewriting.prepare` leaves types, bounds, patterns, items, properties, `anyOf`, `allOf` and `$ref`. Each set of
-schemas whose conjunction is needed becomes one rule; so recursion ends, and a definition used twice is written once.
+schemas whose conjunction is needed becomes one rule; so recursion ends, and a definition used twice becomes one rule.
 Alternatives in a conjunction are expanded, and leaves are merged keyword by keyword: patterns, formats and bounds by
 intersecting automata, properties and items one by one.
 
-Members come in the schema's order, then members whose keys match patterns. Every key, and every string that a schema
-restricts, is spelled without `\\u` unless JSON requires the escape; so no spelling evades a pattern.
+Members have the order of the schema's properties; members with other keys follow. Every key, and every string that a
+schema restricts, is spelled without `\\u` unless JSON requires the escape; so no spelling evades a pattern.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _ATOMS: Final = {
 }
 _ALL: Final = frozenset().union(*_ATOMS.values())
 _NUMERIC: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_RULES: Final = 20_000  # of one constraint
-_CLASSES: Final = 64  # of keys of one object
-_COUNTED: Final = 1000  # longest string whose characters are counted beside a pattern
+_RULES: Final = 20_000  # most rules of one constraint
+_CLASSES: Final = 64  # most classes of keys of one object, by the patterns that a key matches
+_COUNTED: Final = 1000  # largest minLength or maxLength beside a pattern
 _ESCAPES: Final = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}
 _IMPOSSIBLE: Final = Alternatives(())
 
@@ -76,7 +76,7 @@ class Documents:
 
         whitespace  whether a space, or a line end and indentation, is allowed between tokens
 
-        Raises GrammarFailed if a combination of keywords cannot be kept, or for too many rules.
+        Raises GrammarFailed if rules cannot express a combination of keywords, or for too many rules.
         """
         self._number += 1
         self._scope = f"{self._number}{whitespace}"
@@ -321,7 +321,7 @@ class Documents:
     def _colon(self) -> Expression:
         return Sequence((self._space, Text(":"), self._space))
 
-    # Whether a schema accepts a value: for enum beside other keywords.
+    # The values of an enum that the keywords beside it accept.
 
     def _accepts(self, schema: Schema, value: Any) -> bool:
         if isinstance(schema, bool):
@@ -454,7 +454,7 @@ def _atom(value: Any) -> str:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether JSON Schema calls two values equal: 1 and 1.0, but not 1 and true."""
+    """Return whether two values are equal in JSON Schema: 1 and 1.0 are, 1 and true are not."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):

@@ -95,8 +95,8 @@ def without_specials(grammar: str) -> str:
 def write(rules: Rules) -> str:
     """Return rules as a Lark grammar. A reference to a name without a rule refers to another grammar.
 
-    llguidance takes the longest match of a terminal, which is a rule with a name in capitals. An Until becomes a rule
-    with a lazy terminal, which takes the shortest match.
+    A rule with a name in capitals is a terminal, of which llguidance uses the longest match. An Until becomes a lazy
+    terminal, of which llguidance uses the shortest match.
     """
     lines = []
     for name, expression in rules.items():

@@ -1,7 +1,7 @@
 """Compile with llguidance: derivatives of regular expressions for lexemes, an Earley parser above them.
 
 A schema compiles in about a millisecond, and a mask takes tens of microseconds. llguidance refuses most schemas that
-it cannot keep; `writing` rewrites or refuses the others. Every call releases the interpreter's lock.
+it cannot enforce; `writing` rewrites or refuses the others. Every call releases the GIL.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _SPECIAL: Final = b"\xff"  # marks a token that text never matches
 
 
 class LlguidanceCompiler:
-    """The Compiler of one vocabulary. Building it takes a second for 150,000 tokens, without the interpreter's lock."""
+    """The Compiler of one vocabulary. The constructor takes a second for 150,000 tokens, and releases the GIL."""
 
     def __init__(self, vocabulary: Vocabulary, trial: Trial | None = None) -> None:
         """Build the compiler.
 
-        trial  writes constraints as grammars in another process; None: in this one, without limits of time and memory
+        trial  writes constraints as grammars in another process, within limits of time and memory; None: this process
 
         Raises Unavailable if the library is missing or has another C interface.
         """
@@ -106,8 +106,8 @@ class LlguidanceCompiler:
     def _compile(self, grammars: list[bytes]) -> tuple[LlguidanceGrammar, NDArray[np.int32]]:
         """Compile a list of llguidance's grammars; return the grammar and the mask of its first token.
 
-        Computing the mask finds a grammar that admits no text, and builds automata, which the matchers of choices
-        share as copies.
+        Computing the mask detects a grammar that admits no text, and builds automata, which copies of the matcher
+        share.
         """
         text = writing.listed(grammars)
         handle = self._library.matcher(self._handle, text, _FUEL)
@@ -139,7 +139,7 @@ class LlguidanceCompiler:
 
 
 class LlguidanceGrammar:
-    """A compiled grammar: a matcher before its first token, which is copied for each choice."""
+    """A compiled grammar: a matcher that has read no token, and is copied for each choice."""
 
     def __init__(self, first: LlguidanceMatcher, text_bytes: int) -> None:
         self._first = first
@@ -152,10 +152,11 @@ class LlguidanceGrammar:
 class LlguidanceMatcher:
     """A matcher of llguidance, and the number of end ids after its text.
 
-    llguidance cannot roll back an end id, so the end ids are counted here and never reach llguidance.
+    llguidance cannot roll back an end id, so this class counts end ids and passes none to llguidance.
 
-    complete  whether the mask, if filled since the last token, allows end ids only. llguidance calls a text stopped if
-              no terminal can go on; after the 0 of a number with multipleOf a terminal can, but to no end.
+    complete  whether a mask was filled after the last token and allows end ids only. llguidance reports a text as
+              stopped only if no terminal can continue; after the 0 of a number with multipleOf a terminal can
+              continue, but no continuation matches.
     """
 
     __slots__ = ("_ended", "_ends", "_functions", "_handle", "_vocabulary", "complete")
@@ -165,7 +166,7 @@ class LlguidanceMatcher:
         self._handle = handle
         self._vocabulary = vocabulary  # must be freed after the matcher
         self._ends = ends
-        self._ended = 0  # end ids read
+        self._ended = 0  # number of end ids after the text
         self.complete = False
 
     @property
@@ -224,7 +225,7 @@ class LlguidanceMatcher:
         return copied
 
     def fill(self, pointer: int, size: int) -> GrammarFailed | None:
-        """Fill `size` bytes of a mask at an address; return the error if that fails."""
+        """Fill `size` bytes of a mask at the address `pointer`; return the error if llguidance fails."""
         if self._functions.llg_matcher_compute_mask_into(self._handle.pointer, pointer, size) == 0:
             return None
         return _failure(self.error() or "no mask")
@@ -238,7 +239,7 @@ class LlguidanceMatcher:
         return error_of(self._functions, self._handle)
 
     def _text(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the tokens before the first end id; no tokens if the text has ended."""
+        """Return the tokens before the first end id; no tokens if the matcher has read an end id."""
         if self._ended:
             return ()
         return next((tokens[:at] for at, token in enumerate(tokens) if token in self._ends), tokens)

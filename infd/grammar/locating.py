@@ -1,4 +1,4 @@
-"""Find the schema of a constraint, and the part of the schema, that llguidance refuses; its messages name no path."""
+"""Find the part of a client's schema that llguidance refuses, because llguidance's messages name no path."""
 
 from __future__ import annotations
 

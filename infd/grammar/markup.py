@@ -1,7 +1,7 @@
 """Write thoughts and tool calls as rules: free text up to a mark, and constrained text after the mark.
 
-If one token of the vocabulary spells a mark, the grammar admits only that token, and no free text before the token
-that contains the mark. So a parser that searches the answer for marks finds them only where the grammar has them.
+If one token of the vocabulary spells a mark, the grammar admits the mark as that token only; the free text before the
+token never contains the mark. So a parser that searches the answer for marks finds only the marks of the grammar.
 Other marks are matched by their bytes, across the boundaries of tokens.
 """
 
@@ -61,7 +61,10 @@ _GENERATED: Final[dict[str, Expression]] = {
 
 
 class Marks:
-    """Finds the tokens of a vocabulary that spell marks. Syntaxes define the marks: few, and none from clients."""
+    """Finds the tokens of a vocabulary that spell marks.
+
+    Found tokens are cached without a bound, because marks are few: syntaxes define them, clients do not.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -77,7 +80,7 @@ class Marks:
         return self._found[mark]
 
     def within(self, constraint: Constraint) -> dict[str, int]:
-        """Return the marks of a constraint's thought and calls that tokens spell: mark -> token id."""
+        """Return mark -> token id, for the marks of a constraint's thought and calls that single tokens spell."""
         found = ((mark, self.token_of(mark)) for mark in _marks_of(constraint))
         return {mark: token for mark, token in found if token is not None}
 
@@ -139,7 +142,7 @@ def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: 
 
 
 def _parameters(rule: str, parameters: Parameters, syntax: CallSyntax, token_of: TokenOf) -> Rules:
-    """Return the expression of arguments that are written separately, and the rules that it uses."""
+    """Return the rule `rule` of arguments that the syntax writes separately, and the rules to which it refers."""
     rules: Rules = {}
     parts: list[Expression] = []
     for number, parameter in enumerate(parameters.named):
@@ -155,7 +158,11 @@ def _parameters(rule: str, parameters: Parameters, syntax: CallSyntax, token_of:
 def _parameter(
     name: str, parameter: Parameter, syntax: CallSyntax, token_of: TokenOf, rules: Rules
 ) -> Iterator[Expression]:
-    """Yield the alternatives of one argument, and add the rules that they use. An argument without a key has any."""
+    """Yield the alternatives of one argument, and add the rules to which they refer to `rules`.
+
+    name       prefix of the names of these rules
+    parameter  an empty `key` stands for any key
+    """
 
     def spelled(text: str) -> tuple[Expression, ...]:
         return _spelled(text, syntax.marks, token_of)
@@ -175,7 +182,8 @@ def _parameter(
     if parameter.texts:
         yield Sequence((*begun, Alternatives(tuple(map(Text, parameter.texts))), *spelled(tail)))
     if parameter.free:
-        # The parser drops one newline before the mark. A text with conditions must have that newline.
+        # The parser drops one newline before the mark, so a pattern must match the text without that newline: each
+        # pattern is extended by the newline, which thus is required. A text without patterns may lack the newline.
         newline = tail[: len(tail) - len(tail.lstrip())]
         within = tuple(f"(?:{pattern}){newline}" for pattern in parameter.patterns)
         value: tuple[Expression, ...]
@@ -193,9 +201,9 @@ def _parameter(
 
 
 def _text_to(mark: str, name: str, token_of: TokenOf) -> tuple[tuple[Expression, ...], Rules]:
-    """Return the parts of any text that ends with the first `mark`, and the rules that they use.
+    """Return the parts of a free text that ends with its first `mark`, and the rules to which they refer.
 
-    name  name of the rule, or in capitals of the terminal
+    name  name of the rule of the free text; a terminal has the name in capitals
     """
     if token_of(mark) is None:
         return (Reference(name),), {name: Until(mark, (mark,))}
@@ -204,7 +212,7 @@ def _text_to(mark: str, name: str, token_of: TokenOf) -> tuple[tuple[Expression,
 
 
 def _spelled(text: str, marks: Many[str], token_of: TokenOf) -> tuple[Expression, ...]:
-    """Return the parts of a text, in which a mark is a token if a token of the vocabulary spells it."""
+    """Return the parts of a text. A mark becomes a Token if one token of the vocabulary spells the mark."""
     known = [re.escape(mark) for mark in sorted(marks, key=len, reverse=True) if token_of(mark) is not None]
     parts = re.split(f"({'|'.join([*known, re.escape(NUMBER), re.escape(SHORT_ID)])})", text)
     spelled: list[Expression] = []

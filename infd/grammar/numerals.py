@@ -1,6 +1,6 @@
 """Automata of JSON numerals between bounds, and of multiples.
 
-A number with a bound or a multiple is written without an exponent. It has at most 15 digits if rounding could cross
+A number with a bound or `multipleOf` is written without an exponent, and with at most 15 digits if rounding could cross
 the bound, because readers convert numerals to doubles.
 """
 
@@ -22,7 +22,7 @@ NUMBER: Final = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+\-]?[0-9]+)?"
 _PLAIN: Final = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"
 _DIGITS: Final = r"(0|[1-9][0-9]*)(\.[0-9]+)?"
 _FRACTION: Final = r"(\.[0-9]+)?"
-_EXACT: Final = 15  # digits with which different decimals remain different doubles
+_EXACT: Final = 15  # most digits at which different decimals are always different doubles
 _REMAINDERS: Final = 5000  # most states of the automaton of multiples
 
 
@@ -32,7 +32,7 @@ def _automaton(pattern: str) -> Automaton:
 
 
 def numerals(leaves: Iterable[dict[str, Any]], *, integer: bool) -> Automaton | None:
-    """Return the automaton of the numbers that all leaves accept; None if that is every number.
+    """Return the automaton of the numbers that all leaves accept; None if the leaves accept every number.
 
     leaves   schemas with minimum, maximum, exclusiveMinimum, exclusiveMaximum and multipleOf
     integer  whether the numbers are integers, written without a point
@@ -141,9 +141,9 @@ def _below(bound: Decimal, strict: bool) -> str:
 
 
 def _multiples(of: Decimal) -> Automaton:
-    """Return an automaton that accepts the numerals of multiples and no other numerals; it accepts other texts too.
+    """Return an automaton that, among numerals, accepts exactly the multiples of `of`; other texts it may accept too.
 
-    A state is the number of decimals read, None before the point, and the remainder of all digits.
+    A state is a pair: the number of decimals read, None before the point, and the remainder of all digits.
     """
     _, digits, exponent = of.as_tuple()
     assert isinstance(exponent, int)

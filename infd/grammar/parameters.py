@@ -1,7 +1,7 @@
-"""The arguments of tools in syntaxes that write each argument by itself, and strings without quotes.
+"""The arguments of tools in syntaxes that write each argument separately, and strings without quotes.
 
-A schema is split into an alternative for strings, as regular expressions of whole texts, and one for other values, as
-documents. Where the parser could take a text for a value of another type, such texts are left out.
+A schema is split into alternatives for strings, which become regular expressions of whole texts, and alternatives for
+other values, which become JSON documents. The former exclude texts that the parser would read as another type.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from infd.grammar.protocol import Limits
     from infd.request import ToolSchema
 
-_DEPTH: Final = 16  # of references and alternatives
+_DEPTH: Final = 16  # most levels of references and alternatives
 _UNREADABLE: Final = re.compile(r'[<>"]|\A\s|\s\Z|\A\Z')
-_UNNAMED: Final = ("additionalProperties", "unevaluatedProperties")  # only named arguments are written
+_UNNAMED: Final = ("additionalProperties", "unevaluatedProperties")  # ignored: the grammar lists the arguments
 _STATED: Final = frozenset({"$schema", "$defs", "type", "properties", "required", *_UNNAMED})
 _TEXTS: Final = ("minLength", "maxLength", "pattern", "format")
 _FIRST: Final = {"array": r"\[", "object": "{", "integer": r"0-9+\-.", "number": r"0-9+\-."}
@@ -35,9 +35,10 @@ _FIRST: Final = {"array": r"\[", "object": "{", "integer": r"0-9+\-.", "number":
 class Parameter(Struct, frozen=True):
     """One argument.
 
-    texts      texts that the argument may be
-    free       whether it may be any text of all the `patterns`, regular expressions of Rust's regex crate
-    documents  prepared schemas of JSON that it may be
+    texts      listed values
+    free       whether a text that matches every one of `patterns` is a value
+    patterns   regular expressions of Rust's regex crate
+    documents  prepared schemas of values in JSON
     """
 
     key: str
@@ -51,7 +52,7 @@ class Parameter(Struct, frozen=True):
 class Parameters(Struct, frozen=True):
     """The arguments of one tool, in the order of its schema.
 
-    other  whether there may be others, of any key: the schema names none
+    other  whether arguments of any name are allowed, because the schema names none
     """
 
     named: tuple[Parameter, ...]
@@ -61,10 +62,10 @@ class Parameters(Struct, frozen=True):
 def parameters(tools: Sequence[ToolSchema], limits: Limits, document: Callable[[Any, Limits], Any]) -> list[Parameters]:
     """Return each tool's arguments. `arguments.prepared` has checked the schemas.
 
-    document  returns the schema of a value as the engine keeps it
+    document  rewrites the schema of a value for the engine
 
-    Raises GrammarFailed with the `param` of a tool with conditions that concern several arguments, or that text without
-    quotes cannot keep.
+    Raises GrammarFailed with the `param` of a tool whose schema relates several arguments, or requires strings that
+    cannot be written without quotes.
     """
     found = []
     for tool in tools:
@@ -74,7 +75,7 @@ def parameters(tools: Sequence[ToolSchema], limits: Limits, document: Callable[[
             further = stated.get("additionalProperties", True)
             if further not in (True, False, {}) and not stated.get("properties"):
                 _refuse("a schema of arguments without names")
-            root = prepare({**stated, "additionalProperties": False})  # arguments without names are not written
+            root = prepare({**stated, "additionalProperties": False})  # the grammar lists the arguments
             read = _Reader(root, limits, document).all()
             found.append(Parameters(read, other=not read and further is not False))
     return found
@@ -127,7 +128,7 @@ class _Reader:
             stated = [document for document in documents if set(document) - {"type"}]
             first = "".join(dict.fromkeys(_FIRST[each] for document in stated for each in _types(document)))
             if not kept and not stated:
-                documents = []  # any text is a string, or of one of these types
+                documents = []  # the free text includes texts of these types
             if first:
                 kept = (*kept, rf"(?:[^\s{first}](?s:.)*)?")
         definitions = {"$defs": self._root["$defs"]} if "$defs" in self._root else {}
@@ -135,7 +136,7 @@ class _Reader:
         return Parameter(key, required, tuple(dict.fromkeys(texts)), free, kept, prepared)
 
     def _branches(self, schema: Any, depth: int) -> list[Any]:
-        """Return the alternatives of a value: lists of values, tuples of patterns of strings, schemas of documents."""
+        """Return a value's alternatives: each a list of values, a tuple of patterns of strings, or a JSON schema."""
         if not depth:
             _refuse("arguments whose type takes many references to find")
         if schema is False:
@@ -163,7 +164,7 @@ class _Reader:
         return found
 
     def _types(self, schema: Any, depth: int) -> set[str]:
-        """Return the types that a schema with conjunctions may have."""
+        """Return a superset of the types of values that a schema accepts: "string" and "other"."""
         if not depth:
             _refuse("arguments whose type takes many references to find")
         if schema is False:
@@ -191,7 +192,7 @@ def _types(schema: dict[str, Any]) -> list[str]:
 
 
 def _patterns(schema: dict[str, Any]) -> tuple[str, ...]:
-    """Return the patterns of a schema's strings, each of which matches a whole string."""
+    """Return patterns that a whole string must match, from a schema's keywords for strings."""
     found = []
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     if least or most != "":
@@ -204,7 +205,7 @@ def _patterns(schema: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _whole(pattern: str) -> str:
-    """Return a pattern of the whole strings in which a pattern of JSON Schema is found."""
+    """Return a pattern that matches, as a whole, each string in which a pattern of JSON Schema matches somewhere."""
     body = pattern.removeprefix("^")
     ended = body.endswith("$") and (len(body) - len(body[:-1].rstrip("\\"))) % 2 == 1
     before = "" if body != pattern else "(?s:.)*"

@@ -120,13 +120,13 @@ class Compiler(Protocol):
     vocabulary: Vocabulary
 
     def compile(self, constraint: Constraint, limits: Limits) -> Grammar:
-        """Compile a constraint. Blocks for milliseconds; releases the interpreter's lock.
+        """Compile a constraint. Blocks for milliseconds; releases the GIL.
 
-        Raises GrammarFailed if the constraint is malformed, cannot be kept exactly, or exceeds a limit.
+        Raises GrammarFailed if the constraint is malformed, cannot be enforced exactly, or exceeds a limit.
         """
 
     def fill(self, matchers: Sequence[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
-        """Fill a row of a mask for each matcher, in tens of microseconds each, without the interpreter's lock.
+        """Fill a row of a mask for each matcher, in tens of microseconds each, without the GIL.
 
         matchers  of this compiler's grammars
         rows      [matchers, vocabulary.words] contiguous; bit t % 32 of word t // 32: whether token t may follow

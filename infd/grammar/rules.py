@@ -1,7 +1,8 @@
 """The rules of a context-free grammar over characters and tokens, from which each engine writes its own grammar.
 
-Rules are a dict from name to expression; ROOT is the first. Pattern, Document, Until and Without are whole rules, so
-that an engine with a lexer can make a terminal of each. A reference to a name without a rule is to another grammar.
+Rules are a dict from name to expression; ROOT is the first name. Pattern, Document, Until and Without are always the
+whole body of a rule, so that an engine with a lexer can make the rule a terminal. A reference to a name without a rule
+refers to another grammar.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def _renamed(expression: Expression, names: dict[str, str]) -> Expression:
 
 
 def trimmed(rules: Rules) -> Rules | None:
-    """Return the rules that ROOT needs, without alternatives that derive no text; None if ROOT derives none."""
+    """Return the rules reachable from ROOT, without alternatives that derive no text; None if ROOT derives no text."""
     users: dict[str, list[str]] = {name: [] for name in rules}
     for name, expression in rules.items():
         for used in set(references(expression)):

@@ -29,7 +29,7 @@ class Selection(Struct, frozen=True):
 def select(engine: str, vocabulary: Vocabulary, trial: Trial) -> Selection:
     """Build the compiler that `engine` names; auto: llguidance. Takes a second for 150,000 tokens.
 
-    trial  compiles grammars that may take too long in another process first
+    trial  writes llguidance's grammars in another process, and first compiles costly grammars there
 
     Raises ConfigError if the library is unsupported, missing or of another version.
     """

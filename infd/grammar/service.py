@@ -1,13 +1,13 @@
 """Compile each constraint once for the loaded model, and cache the grammars within a bound in bytes.
 
 Building the compiler of the model's vocabulary takes a second. A thread that compiles grammars builds the compiler
-once the model is served; constraints that arrive earlier wait for it. Concurrent requests with equal constraints
-share one compilation, which is dropped from the queue once all of them have been cancelled. Refusals are cached like
-grammars, so that a costly refusal is not computed again.
+once the model is served; constraints that arrive earlier wait for the compiler. Concurrent requests with equal
+constraints share one compilation, which is dropped from the queue once all these requests are cancelled. Refusals are
+cached like grammars, so that a costly refusal is not computed again.
 
-Two threads compile at a time. A constraint that takes more than QUICK_S of processor time makes way for the others: a
-third thread compiles it again, within the whole limit of time. So n costly constraints delay another constraint by
-about n times QUICK_S / 2. Each of the three threads uses one worker process, see `trial`, whose memory is limited.
+Two threads compile at a time. They abandon a constraint that takes more than QUICK_S of processor time, and a third
+thread compiles that constraint again, within the whole limit of time. So n costly constraints delay another constraint
+by about n times QUICK_S / 2. Each of the three threads uses a worker process with limited memory, see `trial`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ QUICK_S = 0.1  # processor time; ordinary schemas take milliseconds
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """The reason why a constraint is not compiled.
+    """The error of a constraint that cannot be compiled, in the form in which the cache stores it.
 
     param  request field at fault; None: the field that holds the constraint
     """
@@ -62,7 +62,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """A compilation.
+    """The result of a compilation.
 
     size  bytes of the cache's entry
     late  whether the compilation ended at the limit of time
@@ -228,7 +228,7 @@ def _unless_refused(result: Grammar | Refusal) -> Grammar:
 
 
 def _report(selecting: Future[Selection]) -> None:
-    """Log the error of a compiler that could not be built; constrained requests get the same error."""
+    """Log the error of a compiler that could not be built. Constrained requests are refused with this error."""
     if selecting.cancelled() or (error := selecting.exception()) is None:
         return
     if isinstance(error, InfdError):

@@ -57,7 +57,7 @@ def to_rules(description: str, limits: Limits, schema: Callable[[Any], Any]) -> 
 
 
 class _Writer:
-    """Writes formats as expressions, and collects in `rules` the rules that these use."""
+    """Writes formats as expressions, and adds the rules to which the expressions refer to `rules`."""
 
     def __init__(self, limits: Limits, schema: Callable[[Any], Any]) -> None:
         self.rules: Rules = {ROOT: EMPTY}

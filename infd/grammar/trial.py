@@ -1,13 +1,13 @@
-"""Write constraints as grammars, and compile the costly ones for a trial, in processes that can be killed.
+"""Write constraints as grammars, and compile costly grammars on trial, in processes that can be killed.
 
-Rewriting a schema takes up to a second of the interpreter, in which the event loop's thread would wait for the
-interpreter's lock; on a busy machine it waits many times longer, until the thread that holds the lock is scheduled.
-Compilation by llguidance cannot be interrupted, and fuel does not bound all of its time: it takes time exponential in n
-to write the message that refuses `allOf` of n patterns.
+Rewriting a schema takes up to a second of Python, in which the event loop's thread would wait for the GIL; on a busy
+machine it waits many times longer, until the thread that holds the GIL is scheduled. Compilation by llguidance cannot
+be interrupted, and fuel does not bound all of its time: for `allOf` of n patterns llguidance takes time exponential in
+n to write the message of the refusal.
 
-A worker consists of two processes: one loads the library and forks the other, which writes constraints one after
-another. The kernel ends the fork at the limit of time, or where memory or stack runs out; then the first process
-replies in its place and forks again, within milliseconds. Another worker is started once all others are busy.
+A worker consists of two processes: the parent loads the library and forks the child, which writes constraints one after
+another. The kernel ends the child at the limit of time, or if memory or stack runs out; then the parent replies for the
+child and forks again, within milliseconds. A further worker is started if all workers are busy.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     from infd.grammar.binding import Handle, Library
 
 MODULE: Final = "infd.grammar.trial"
-MEMORY: Final = 2**30  # bytes of private writable memory of a fork (RLIMIT_DATA)
+MEMORY: Final = 2**30  # most bytes of private writable memory of a fork (RLIMIT_DATA)
 _PR_SET_PDEATHSIG: Final = 1
 NICE: Final = 10  # the event loop and the device precede the workers
-CLOCK_S: Final = 30.0  # wall-clock time of a task; a busy machine may not schedule a worker for seconds
+CLOCK_S: Final = 30.0  # most wall-clock time of a task; a busy machine may not schedule a worker for seconds
 
 
 class Write(Struct, frozen=True, tag="write"):
-    """Write a constraint; compile its costly parts within `fuel` and drop the result.
+    """Write a constraint; compile its costly parts within `fuel`, only to see that the compilation ends.
 
-    marks  ids of the tokens that are marks of the constraint
+    marks  mark -> id of the token that spells the mark
     """
 
     constraint: Constraint
@@ -62,7 +62,7 @@ class Write(Struct, frozen=True, tag="write"):
 
 
 class Locate(Struct, frozen=True, tag="locate"):
-    """Find the schema of a constraint, and its part, that llguidance refuses within `fuel`: the outcome's fault."""
+    """Find the part of a constraint's schema that llguidance refuses within `fuel`; `Outcome.fault` is the error."""
 
     constraint: Constraint
     limits: Limits
@@ -70,7 +70,7 @@ class Locate(Struct, frozen=True, tag="locate"):
 
 
 class Outcome(Struct, frozen=True):
-    """The end of a task: `written`, or an error, or neither if memory or stack ran out.
+    """The result of a task: `written`, or an error, or neither if memory or stack ran out.
 
     late  whether the task took longer than its limit
     """
@@ -81,7 +81,7 @@ class Outcome(Struct, frozen=True):
 
 
 class Trial:
-    """The daemon's end of the workers. Calls block, so the event loop's thread must not make them."""
+    """Sends tasks to the workers. Calls block, so the event loop's thread must not make them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -130,7 +130,7 @@ class Trial:
 
     @contextmanager
     def _worker(self) -> Iterator[Worker]:
-        """Lend the worker that became idle last; start another worker if none is idle."""
+        """Acquire the worker that became idle last; start a worker if none is idle. Leaving the block releases it."""
         with self._lock:
             if self._closed:
                 raise TextFailed("the workers of constraints are stopped")
@@ -191,7 +191,7 @@ class _Tasks:
 
 
 def _work() -> None:
-    """Fork a process after each that ends, until the daemon closes the connection."""
+    """Fork a process for tasks, again after each fork that the kernel ends, until the daemon closes the connection."""
     os.nice(NICE)
     tasks = _Tasks()
     connection = socket.socket(fileno=int(sys.argv[1]))
@@ -204,7 +204,7 @@ def _work() -> None:
             serve(Write | Locate, tasks.do)
             os._exit(0)
         _, status = os.waitpid(fork, 0)
-        if not os.WIFSIGNALED(status) or not tasks.busy[0]:  # no reply is owed
+        if not os.WIFSIGNALED(status) or not tasks.busy[0]:  # no task waits for a reply
             return
         outcome = Outcome(late=os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGPROF))
         try:
@@ -214,7 +214,7 @@ def _work() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Let the kernel end this process with its parent."""
+    """Make the kernel kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)

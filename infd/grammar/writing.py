@@ -1,7 +1,7 @@
 """Write a constraint as grammars of llguidance: JSON schemas and Lark.
 
 This module reads all texts of clients: it parses their JSON, rewrites their schemas and searches their grammars. That
-work holds the interpreter's lock, so the daemon runs it in another process, see `trial`.
+work holds the GIL, so the daemon runs this module in another process, see `trial`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from infd.grammar.rules import Rules
     from infd.request import Plain
 
-# White space between two tokens of a JSON document. An unsure model repeats white space for ever where that is allowed;
-# this pattern allows one space, or one line end and the indentation of the next line.
+# White space between two tokens of a JSON document: one space, or a line end and the indentation of the next line.
+# Where unlimited white space is allowed, a model may generate white space until its token limit.
 WHITESPACE: Final = r"[ ]|\r?\n[ \t]{0,40}"
 
 # Keywords that may take more than linear time. A schema without them compiles in linear time.
@@ -56,7 +56,7 @@ class Written(Struct, frozen=True):
 
 
 class Draft(Struct):
-    """A constraint as grammars of llguidance before they are text.
+    """A constraint as grammars of llguidance, before they are encoded as JSON.
 
     grammars   the first refers to the others by name
     costly     grammars whose compilation may take long, without the rules that infd adds
@@ -148,9 +148,9 @@ def _grammar(constraint: Plain, limits: Limits) -> dict[str, Any]:
 def _schema(
     schema: Any, limits: Limits, whitespace: bool = True, *, lenient: bool = False, coerce: bool = False
 ) -> dict[str, Any]:
-    """Return a schema that llguidance keeps exactly, with infd's `x-guidance` options in place of the client's.
+    """Return a schema that llguidance enforces exactly, with infd's `x-guidance` options in place of the client's.
 
-    With `lenient` or `coerce_one_of`, which a client sets, the schema is not rewritten and llguidance relaxes it.
+    If the client sets `lenient` or `coerce_one_of`, the schema is not rewritten, and llguidance relaxes it.
     """
     bounds.check_schema(schema, limits)
     if not (lenient or coerce):

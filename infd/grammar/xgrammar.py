@@ -1,8 +1,8 @@
 """Compile with xgrammar: an automaton for each rule with the tokens that pass at each state, and a parser above them.
 
 Compilation tries most tokens at most states, so a state costs up to milliseconds with 150,000 tokens; masks are quick.
-xgrammar's own parsers of schemas and regular expressions are not used, because they ignore keywords and syntax that
-they do not support: each grammar is written from rules, which are exact. Every call releases the interpreter's lock.
+xgrammar's own parsers of schemas and regular expressions ignore keywords and syntax that they do not support, so infd
+does not use them: `gbnf` writes each grammar from rules, which are exact. Every call releases the GIL.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def _loaded(file: str) -> tuple[Any, Any, Any]:
 
 
 class Trial(Protocol):
-    """Compiles grammars where that can be ended: XgrammarTrial."""
+    """Compiles grammars in a process that can be killed, as XgrammarTrial does."""
 
-    def know(self, tokens: Many[bytes], ends: Many[int]) -> None:
+    def set_vocabulary(self, tokens: Many[bytes], ends: Many[int]) -> None:
         """Set the vocabulary, as for `Library.compiler`."""
 
     def __call__(self, grammar: str) -> None:
@@ -97,7 +97,7 @@ class XgrammarCompiler:
     def __init__(self, vocabulary: Vocabulary, trial: Trial | None = None) -> None:
         """Build the compiler.
 
-        trial  compiles grammars that may take too long in another process first; None: no protection
+        trial  first compiles each grammar in a process that can be killed; None: compilations are unbounded
 
         Raises Unavailable if the library is missing or of another version.
         """
@@ -112,7 +112,7 @@ class XgrammarCompiler:
         ends = sorted(self._ends) or [tokens.index(b"")]
         self._compiler = self._library.compiler(tokens, ends)
         if trial is not None:
-            trial.know(tokens, ends)
+            trial.set_vocabulary(tokens, ends)
         self._unspelled = frozenset(index for index, token in enumerate(tokens) if not token) | self._ends
         self._end_row = _row(vocabulary, self._ends)
         self._valid_row = _row(vocabulary, range(vocabulary.columns))
@@ -160,7 +160,7 @@ class XgrammarCompiler:
         return self._end_row
 
     def filled(self, matcher: Any) -> NDArray[np.int32]:
-        """Return the mask of the next token, of a matcher of xgrammar."""
+        """Return the mask of the next token; `matcher` is a matcher of the library."""
         import tvm_ffi
 
         row = np.empty((1, self.vocabulary.words), dtype=np.int32)
@@ -191,7 +191,7 @@ class XgrammarMatcher:
     def __init__(self, compiler: XgrammarCompiler, matcher: Any) -> None:
         self._compiler = compiler
         self._matcher = matcher
-        self._ended = 0  # end ids read
+        self._ended = 0  # number of end ids after the text
         self._filled: NDArray[np.int32] | None = None  # mask of the next token, once it is computed
         self.failure: GrammarFailed | None = None
 
@@ -238,7 +238,7 @@ class XgrammarMatcher:
         return copied
 
     def _read(self, token: int) -> bool:
-        """Append a token if it is allowed."""
+        """Append a token if the grammar allows it; return whether the token is appended."""
         if self.failure is not None:
             return False
         if self._compiler.ends(token):

@@ -1,7 +1,7 @@
-"""Compile a grammar with xgrammar in a process that can be killed, before it is compiled in this one.
+"""Compile a grammar with xgrammar in a process that can be killed, before the daemon compiles the grammar.
 
-Compiling cannot be interrupted, and its time is that of every token at every state of the grammar. So a worker with
-the same vocabulary compiles each grammar first; the worker is killed at the time limit, or where memory ends.
+Compilation cannot be interrupted, and takes time in proportion to the tokens of the vocabulary times the states of the
+grammar. So a worker process with the same vocabulary compiles each grammar first, within limits of time and memory.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class Compile(Struct, frozen=True, tag="compile"):
 
 
 class XgrammarTrial:
-    """The daemon's end of the worker, which ends with the daemon. Calls block: not for the event loop's thread."""
+    """Sends tasks to the worker, which ends with the daemon. Calls block, so the event loop's thread makes none."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._worker = Worker(MODULE)
         self._seconds = seconds
         self._vocabulary: Vocabulary | None = None
 
-    def know(self, tokens: Sequence[bytes], ends: Sequence[int]) -> None:
-        """Set the vocabulary of the grammars that follow; the worker starts with the first of these."""
+    def set_vocabulary(self, tokens: Sequence[bytes], ends: Sequence[int]) -> None:
+        """Set the vocabulary of later grammars. The first later grammar starts the worker."""
         self._vocabulary = Vocabulary(list(tokens), list(ends))
 
     def __call__(self, grammar: str) -> None:

@@ -1,1 +1,1 @@
-"""A client's JSON Schema in the keywords that llguidance keeps exactly; `rewriting.prepare` is the entry."""
+"""Rewrite a client's JSON Schema into keywords that llguidance enforces exactly; the entry is `rewriting.prepare`."""

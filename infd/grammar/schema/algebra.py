@@ -1,6 +1,6 @@
 """Conjunction and disjunction of converted schemas, and proofs about the documents that they accept.
 
-A proof that fails within its limits errs on the safe side, which each method's docstring names.
+Proofs are bounded. Each method's docstring names the answer, which is always safe, for a question without a proof.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Algebra:
             raise failed((), "its alternatives are too many to be told apart", "grammar_too_large")
 
     def resolved(self, schema: Schema) -> Schema:
-        """Return the schema behind `$ref`s; None while the definition is being converted."""
+        """Follow `$ref`s to a schema; None if a definition is unfinished, or after 12 references."""
         self.step()
         for _ in range(RESOLVED):
             if not (isinstance(schema, dict) and "$ref" in schema):
@@ -88,7 +88,7 @@ class Algebra:
         return flat[0] if len(flat) == 1 else {"allOf": flat}
 
     def _add(self, flat: list[Any], part: dict[str, Any]) -> None:
-        """Add a part to a conjunction, merged into a leaf if their keywords are few."""
+        """Add a part to a conjunction; merge the part into a leaf if their keywords can be merged exactly."""
         self.step()
         if "enum" in part:
             for i, other in enumerate(flat):
@@ -146,9 +146,9 @@ class Algebra:
         return flat[0] if len(flat) == 1 else {"anyOf": flat}
 
     def expanded(self, parts: list[Schema]) -> list[Schema]:
-        """Expand neighbouring disjunctions of a conjunction whose alternatives exclude each other.
+        """Merge neighbouring disjunctions of a conjunction if most pairs of their alternatives exclude each other.
 
-        Examples are those of `if` on one property. The engine would expand them all before it finds the empty ones.
+        An example are several `if` on one property. The engine would expand all pairs before it drops empty pairs.
         """
         found: list[Schema] = []
         for part in parts:
@@ -163,7 +163,7 @@ class Algebra:
         return found
 
     def atoms(self, schema: Schema, depth: int = 0) -> frozenset[str]:
-        """Return the atomic types that the schema accepts, or more."""
+        """Return a superset of the atomic types that the schema accepts."""
         self.step()
         if isinstance(schema, bool):
             return ALL if schema else frozenset()
@@ -177,7 +177,7 @@ class Algebra:
         return atoms_of_leaf(schema)
 
     def property(self, schema: Schema, name: str, depth: int = 0) -> Schema:
-        """Return a schema that accepts every value that objects of `schema` have at `name`, or more values."""
+        """Return a schema that accepts at least the values of property `name` in the objects that `schema` accepts."""
         schema = self.resolved(schema)
         if not isinstance(schema, dict) or depth > RESOLVED:
             return schema is not False
@@ -193,7 +193,7 @@ class Algebra:
         return True if "patternProperties" in schema else schema.get(OTHERS, True)
 
     def keys(self, schema: Schema, depth: int = 0) -> list[str] | None:
-        """Return all keys that the schema's objects may have; None if the schema does not list them."""
+        """Return all keys that the schema's objects may have; None if the schema does not list its keys."""
         schema = self.resolved(schema)
         if not isinstance(schema, dict) or depth > RESOLVED:
             return None
@@ -209,7 +209,7 @@ class Algebra:
         return None
 
     def values(self, schema: Schema) -> list[Any] | None:
-        """Return all values that the schema accepts; None if the schema does not list them."""
+        """Return all values that the schema accepts; None if the schema does not list its values."""
         schema = self.resolved(schema)
         if not isinstance(schema, dict) or "oneOf" in schema:
             return None
@@ -270,7 +270,7 @@ class Algebra:
         return False
 
     def accepts(self, schema: Schema, value: Any, depth: int = 0) -> bool | None:
-        """Return whether a schema accepts a value; None if there is no proof of either."""
+        """Return whether a schema accepts a value; None if neither yes nor no is proved."""
         schema = self.resolved(schema)
         if isinstance(schema, bool):
             return schema
@@ -327,7 +327,7 @@ def _accepts_number(leaf: dict[str, Any], value: float) -> bool | None:
 
 
 def _expressions(leaf: dict[str, Any]) -> list[str]:
-    """Return regular expressions that all match each string which a leaf accepts."""
+    """Return regular expressions, each of which matches every string that a leaf accepts."""
     found = [leaf["pattern"]] if "pattern" in leaf else []
     if leaf.keys() & {"notIn", "notPrefix"}:
         found.append(other_than(leaf.get("notIn", ()), leaf.get("notPrefix", ())))

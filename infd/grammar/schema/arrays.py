@@ -1,4 +1,4 @@
-"""`contains` and `uniqueItems` as alternatives of arrays with listed positions or listed items."""
+"""Rewrite `contains` into alternatives by the items' positions, and `uniqueItems` into an enum of arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Arrays:
     def containing(self, wanted: Schema, bounds: tuple[int, int | None], beside: Schema, path: Path) -> list[Schema]:
         """Return members of a conjunction whose arrays contain items that `wanted` accepts.
 
-        bounds  least and most number of such items; None: no bound
+        bounds  least and most number of items that `wanted` accepts; None: no bound
         beside  the conjunction so far
 
         Raises GrammarFailed at `path`, Inexpressible.
@@ -62,7 +62,7 @@ class Arrays:
         return [self._algebra.disjunction([*others, *arrays])]
 
     def unique(self, parts: list[Schema], path: Path) -> list[Schema]:
-        """Return the members of a conjunction whose arrays have no two equal items. Raises GrammarFailed at `path`."""
+        """Return the conjunction `parts`, limited to arrays without equal items. Raises GrammarFailed at `path`."""
         beside = self._algebra.conjunction(parts)
         if "array" not in self._algebra.atoms(beside):
             return parts
@@ -91,7 +91,7 @@ class Arrays:
     def _arranged(
         self, values: list[Any], beside: Schema, bounds: tuple[int, int | None], path: Path
     ) -> list[list[Any]]:
-        """Return the arrays of different `values`, of a length within `bounds`, that `beside` accepts."""
+        """Return the arrays of distinct `values`, of a length within `bounds`, that `beside` accepts."""
         least, most = bounds
         most = len(values) if most is None else min(most, len(values))
         sizes = range(least, min(most, 7) + 1)  # 7 values have 5,040 arrangements
@@ -105,7 +105,7 @@ class Arrays:
 
 
 def _with(chosen: tuple[int, ...], wanted: Schema, unwanted: Schema, least: int) -> Schema:
-    """Return arrays of at least `least` items with `wanted` at the chosen positions and `unwanted` at all others."""
+    """Return a schema of arrays: `wanted` at the chosen positions, `unwanted` at all others, at least `least` items."""
     prefix = [wanted if i in chosen else unwanted for i in range(least)]
     leaf: dict[str, Any] = {"type": ["array"], "prefixItems": prefix, "minItems": least}
     return {**leaf, "items": unwanted} if unwanted is not True else leaf

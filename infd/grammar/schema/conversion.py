@@ -150,7 +150,7 @@ class Conversion:
         return self._enumerated(leaf) if "enum" in leaf else leaf or True
 
     def _enumerated(self, leaf: dict[str, Any]) -> Schema:
-        """Return a leaf with `enum` without the values that its other keywords reject."""
+        """Remove from a leaf's `enum` the values that the leaf's other keywords reject; return the resulting schema."""
         rest = {k: v for k, v in leaf.items() if k != "enum"}
         atoms = atoms_of_leaf(rest)
         values = [v for v in leaf["enum"] if type_of(v) in atoms]
@@ -208,7 +208,7 @@ class Conversion:
             leaf.clear()
             leaf["type"] = names_of(atoms_of_leaf({"type": node.get("type", list(TYPES))}) - {"object"})
 
-    # Applicators. Each method returns further members of the conjunction; `beside` is the conjunction so far.
+    # Applicators. Each method returns the members that its keyword adds to the conjunction so far, `beside`.
 
     def _each(self, node: dict[str, Any], path: Path) -> list[Schema]:
         several = node[str(path[-1])]
@@ -223,7 +223,7 @@ class Conversion:
         return [self.algebra.disjunction(self._each(node, path))]
 
     def _one_of(self, node: dict[str, Any], path: Path, beside: Schema) -> list[Schema]:
-        """Return a oneOf: `Negation.exclusive` separates its options once every definition is converted."""
+        """Return a converted oneOf. `Negation.exclusive` makes its options disjoint once all definitions are known."""
         options = self._each(node, path)
         return [{"oneOf": options, "beside": beside, "at": path}] if len(options) > 1 else options
 
@@ -235,7 +235,7 @@ class Conversion:
         if then is True and other is True:
             return []
         condition = self.convert(node["if"], path)
-        # `then` alone would do, but alternatives that exclude each other expand to few.
+        # `then` alone is equivalent, but `Algebra.expanded` requires alternatives that exclude each other.
         holds = self.algebra.conjunction([condition, then])
         without = self.negation.of(condition, self.algebra.conjunction([beside, other]))
         fails = self.algebra.conjunction([self.algebra.disjunction(without), other])
@@ -256,7 +256,8 @@ class Conversion:
                 continue
             absent = {"properties": {name: False}}
             if len(dependencies) > 1 and keywords_of(then).keys() == {"properties"} and len(then["properties"]) == 1:
-                # Alternatives by the other property's value: those of several dependencies exclude each other.
+                # Alternatives by the value of the other property: alternatives of several dependencies then exclude
+                # each other, as `Algebra.expanded` requires.
                 with suppress(Inexpressible):
                     without = self.algebra.disjunction(self.negation.of(then, True))
                     parts.append(self.algebra.disjunction([then, self.algebra.conjunction([without, absent])]))
@@ -294,7 +295,7 @@ class Conversion:
 
 
 def _count(value: Any, keyword: str, path: Path) -> int:
-    """Return the value of a keyword that counts. Raises GrammarFailed."""
+    """Return a keyword's value if it is a whole number of at least 0. Raises GrammarFailed."""
     whole = value.is_integer() if isinstance(value, float) else isinstance(value, int) and not isinstance(value, bool)
     if not whole or value < 0:
         raise invalid((*path, keyword), f"{keyword} is a whole number, at least 0")

@@ -21,7 +21,7 @@ _APPLICATORS = ("$ref", "allOf", "anyOf", "oneOf", "if", "then", "else", "depend
 
 
 class Evaluated(Struct, frozen=True):
-    """Documents for which the same properties are evaluated.
+    """A schema of documents in which the keywords evaluate equal sets of properties.
 
     names       evaluated properties
     patterns    patterns of evaluated properties
@@ -61,7 +61,7 @@ class Evaluation:
         return self._algebra.disjunction(closed)
 
     def _alternatives(self, node: Any, path: Path, depth: int) -> list[Evaluated]:
-        """Return alternatives that together accept the documents that the node accepts."""
+        """Return alternatives that together accept exactly the documents that `node` accepts."""
         if isinstance(node, bool):
             return [Evaluated(node)] if node else []
         if not isinstance(node, dict):
@@ -98,7 +98,7 @@ class Evaluation:
         return found
 
     def _any_of(self, found: list[Evaluated], options: list[Any], path: Path, depth: int) -> list[Evaluated]:
-        """Return alternatives for each set of options that a document may satisfy."""
+        """Return alternatives for each set of options: a document's evaluated properties depend on all it satisfies."""
         several = [self._alternatives(s, (*path, "anyOf", i), depth + 1) for i, s in enumerate(options)]
         if 2 ** len(several) > ALTERNATIVES:
             raise failed(path, "unevaluatedProperties has too many alternatives", "grammar_too_large")
@@ -133,7 +133,7 @@ class Evaluation:
         return [*holds, *(self._within(fails, each) for each in others)]
 
     def _product(self, found: list[Evaluated], several: list[Evaluated], path: Path) -> list[Evaluated]:
-        """Return the conjunction of two lists of alternatives."""
+        """Return the conjunctions of all pairs of two lists of alternatives."""
         self._algebra.step(len(found) * len(several))
         if len(found) * len(several) > ALTERNATIVES:
             raise failed(path, "unevaluatedProperties has too many alternatives", "grammar_too_large")

@@ -21,9 +21,9 @@ _NAMED = ("properties", "patternProperties", "dependencies", "dependentSchemas")
 
 
 def located(schema: Any, error: GrammarFailed, check: Callable[[Path], object], *, seconds: float) -> GrammarFailed:
-    """Return the error of a schema with the path of the smallest part that causes the same error alone.
+    """Return the error of a schema with the path of the smallest part that causes this error on its own.
 
-    check    raises the error of the part at a path
+    check    raises the error of the part at a path, checked without the other parts
     seconds  time after which the smallest part found so far is returned
     """
     references = References(schema)

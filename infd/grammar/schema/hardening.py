@@ -2,8 +2,8 @@
 
 llguidance compares the names of properties with the text as written, but admits a key with escapes, as `\\u0061`, where
 no property and no pattern names the key. So an open object becomes an object whose other keys match a pattern:
-llguidance admits no such escape in a key that a pattern names. It keeps minProperties and maxProperties only in objects
-without optional properties, its dates have 29 February in every year, and it rounds bounds to doubles.
+llguidance admits no escapes in a key that matches a pattern. llguidance enforces minProperties and maxProperties only
+in objects without optional properties, admits 29 February in every year, and rounds bounds to doubles.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from infd.grammar.schema.shapes import Schema
 
 _EXACT = 2**53  # integers below are doubles
-# A date from year 1 on, with 29 February in leap years only. llguidance's formats have that day in every year, and a
-# year 0, which many libraries' dates lack.
+# A date from year 1 on, with 29 February in leap years only. llguidance's formats admit 29 February in every year, and
+# the year 0, which many libraries reject.
 _YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _LEAP_DAYS = (
     f"^({_YEAR}-(0[13-9]|1)|{_YEAR}-02-([01]|2[0-8])"
@@ -41,9 +41,9 @@ class Hardening:
         self._algebra = negation.algebra
 
     def harden(self, schema: Schema, *, sealed: bool = False) -> Schema:
-        """Return a schema that llguidance keeps exactly.
+        """Return a schema that llguidance enforces exactly.
 
-        sealed  whether another schema of the same conjunction constrains the keys that this schema does not name
+        sealed  whether another schema of the conjunction constrains the keys that this schema does not name
 
         Raises GrammarFailed.
         """
@@ -140,7 +140,7 @@ def _constrains_other_keys(schema: Schema) -> bool:
 
 
 def _sealed(leaf: dict[str, Any], languages: Languages, *, sealed: bool) -> dict[str, Any]:
-    """Return an open object with a pattern of its other keys."""
+    """Return an object's leaf in which a pattern matches the keys that neither properties nor patterns name."""
     others, patterns = leaf.get(OTHERS, True), leaf.get("patternProperties", {})
     names = [
         *leaf.get("properties", ()),
@@ -165,7 +165,7 @@ def _sealed(leaf: dict[str, Any], languages: Languages, *, sealed: bool) -> dict
 
 
 def _with_double_bounds(leaf: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a leaf whose bounds from 2**53 on are the nearest doubles within them."""
+    """Return a copy of a leaf with bounds from 2**53 on rounded inwards to doubles, because llguidance rounds them."""
     leaf = dict(leaf)
     for side, outwards in (("inimum", -math.inf), ("aximum", math.inf)):
         inclusive, exclusive = "m" + side, "exclusiveM" + side

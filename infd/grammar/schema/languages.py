@@ -2,8 +2,8 @@
 
 A regular expression becomes a nondeterministic automaton; sets of its states are computed as a proof needs them. The
 dialects of JSON Schema, of the engine and of Python differ in some classes of characters, as `\\d` and `.`. So each
-expression has a narrow reading, which matches what every dialect matches, and a wide reading, which matches what some
-dialect matches: no match in the wide reading and a match in the narrow one are certain.
+expression has a narrow reading, which matches the strings that every dialect matches, and a wide reading, which matches
+the strings that some dialect matches. A match in the narrow reading and a mismatch in the wide reading are certain.
 
 Source: Thompson 1968, Regular Expression Search Algorithm.
 """
@@ -61,7 +61,7 @@ class Languages:
 
     def _proved_disjoint(self, patterns: frozenset[str]) -> bool:
         read = [self._automaton(pattern, wide=True) for pattern in sorted(patterns)]
-        automata = [automaton for automaton in read if automaton is not None]  # fewer match more strings
+        automata = [automaton for automaton in read if automaton is not None]  # unreadable patterns may match anything
         if not automata:
             return False
         letters = sorted(set().union(*(automaton.letters for automaton in automata)))
@@ -392,11 +392,11 @@ class _Automaton:
         return self._closed(after, begin=False, end=False) & self._useful
 
     def accepts(self, states: frozenset[int], *, empty: bool = False) -> bool:
-        """Return whether the text that led to the states matches. empty: whether it has no character."""
+        """Return whether the text that led to the states matches. empty: whether the text is empty."""
         return self._last in self._closed(states, begin=empty, end=True)
 
     def _closed(self, states: Iterable[int], *, begin: bool, end: bool) -> frozenset[int]:
-        """Return states with those that edges without characters reach."""
+        """Return the states, and the states that they reach by edges without characters."""
         found = set(states)
         todo = list(found)
         while todo:

@@ -1,4 +1,4 @@
-"""The negation of converted schemas, pushed inwards until it is types, bounds, values or absent properties."""
+"""Negate converted schemas: a negation is pushed inwards to types, bounds, values and absent properties."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _OPPOSITES = {
 class Negation:
     """Negates schemas of an algebra.
 
-    A negation is a list of alternatives. Together these accept, of the documents of a schema `context`, exactly those
-    that the negated schema rejects; they may accept other documents outside of `context`.
+    A negation is a list of alternatives. Within the documents of a schema `context`, the alternatives together accept
+    exactly the documents that the negated schema rejects; outside of `context`, they may accept any documents.
     """
 
     def __init__(self, algebra: Algebra) -> None:
         self.algebra = algebra
 
     def of(self, schema: Schema, context: Schema, depth: int = 0) -> list[Schema]:
-        """Return the alternatives. Raises Inexpressible if they have no form in the engine's keywords."""
+        """Return the negation of a schema. Raises Inexpressible if the engine's keywords cannot express it."""
         self.algebra.step()
         if isinstance(schema, bool):
             return [] if schema else [True]
@@ -97,7 +97,7 @@ class Negation:
         other = next((f for f in found if f.keys() == {"type"}), None)
         named = next((f for f in found if f.keys() == {"type", "properties"}), None)
         if other and named and possible - atoms_of_leaf(other) == {"object"}:
-            # `properties` does not constrain other types, so one alternative covers both.
+            # `properties` does not constrain types other than objects, so one alternative replaces both.
             found = [{"properties": f["properties"]} if f is named else f for f in found if f is not other]
         return found
 

@@ -1,6 +1,6 @@
-"""Rewrite regular expressions of JSON Schema into expressions that the engine keeps in strings and keys.
+"""Rewrite regular expressions of JSON Schema into expressions that the engine enforces in strings and keys.
 
-Sources: ECMA-262 for the language, the regex crate's syntax for the engine's.
+Sources: ECMA-262 for JSON Schema's syntax, the documentation of the regex crate for the engine's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def other_than(words: Iterable[str], prefixes: Iterable[str] = ()) -> str:
         at = trie
         for c in word:
             at = at.setdefault(c, {})
-        at["all" if whole else "end"] = {}  # a key of several letters is no character
+        at["all" if whole else "end"] = {}  # other keys have one letter
 
     def rest(at: dict[str, Any]) -> str | None:
         if "all" in at:
@@ -40,7 +40,7 @@ def other_than(words: Iterable[str], prefixes: Iterable[str] = ()) -> str:
             return rf"[\s\S]{anything}" if "end" in at else anything
         several = "".join(_in_class(c) for c in branches)
         if branches.keys() & {'"', "\\"}:
-            several += r"\x00"  # as in `kept_pattern`
+            several += r"\x00"  # see `kept_pattern`
         found = [f"[^{several}]{anything}"] + ([] if "end" in at else [""])
         found += [re.escape(c) + r for c, b in branches.items() if (r := rest(b)) is not None]
         return f"(?:{'|'.join(found)})"
@@ -54,9 +54,9 @@ def _in_class(c: str) -> str:
 
 
 def unmatched(patterns: list[str], names: list[str]) -> str | None:
-    """Return a pattern of the keys that no pattern matches; "" if there are no such keys; None if it is not known.
+    """Return a pattern of the keys that no pattern matches; "" if all keys match; None for unsupported patterns.
 
-    Understands one class of characters, anchored or not, and literals anchored at the beginning. With literals the
+    Supported are one class of characters, anchored or not, and literals anchored at the beginning. With literals the
     result excludes the keys `names` too.
     """
     if any(re.fullmatch(r"\^?(\.\*|\((\.\*)?\))?", p) for p in patterns):
@@ -89,12 +89,12 @@ def _opposite(of: str) -> str:
 
 
 def kept_pattern(pattern: Any, path: Path) -> str:
-    """Return a pattern that the engine keeps, which matches the strings that `pattern` matches.
+    """Return a pattern that the engine enforces, which matches the strings that `pattern` matches.
 
     Where a pattern allows every control character, perhaps except the line feed, the engine's strings also admit a
     quote and a backslash; the engine unites the sets of alternatives. So a set that excludes the quote or the backslash
-    must exclude U+0000: negated classes are rewritten to exclude it, and unions and intersections of such sets exclude
-    it too.
+    must exclude U+0000: negated classes are rewritten to exclude U+0000, which unions and intersections of these sets
+    then exclude too.
 
     Brackets and `&&` in a class are characters in JSON Schema but operators in the engine: brackets are escaped, and
     repeated operators become one character.
@@ -136,7 +136,7 @@ _TOKEN = re.compile(
 
 
 def _kept_class(of: str) -> str | None:
-    """Return the class with the members `of`, written as the engine keeps it; None if the engine cannot keep it."""
+    """Return the class with the members `of` as the engine enforces a class; None if it cannot be written so."""
     if "--" in of:
         return None
     of = re.sub(r"(?s)\\.|\[", lambda m: "\\[" if m[0] == "[" else m[0], of)
@@ -153,7 +153,7 @@ def _kept_class(of: str) -> str | None:
     return "[^\\x00" + ("\\" if of.startswith(("^-", "^]")) else "") + of[1:] + "]"
 
 
-# Classes of printable ASCII characters, without classes in them.
+# Classes of printable ASCII characters, without nested classes.
 _CLASS = r"\[(?!\^)(?:[ -Z^-~]|\\[^a-zA-Z0-9])+\]"
 _LITERAL = r"(?:[^\\^$.|?*+()\[\]{}]|\\[^a-zA-Z0-9])+"
 
@@ -191,7 +191,7 @@ def _without_boundary(pattern: str) -> str:
 
 
 def _without_look_ahead(pattern: str) -> str:
-    """Return ^(?!literal|literal)[class]+$, or the same with *, as alternatives by their first characters."""
+    """Return ^(?!literal|literal)[class]+$, or [class]*, as alternatives by the first characters of a text."""
     rest, prefixes = without_prefixes(pattern)
     found = re.fullmatch(rf"\^({_CLASS})([+*])\$", rest) if prefixes else None
     if found is None:

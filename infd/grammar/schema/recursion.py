@@ -1,8 +1,8 @@
-"""Recursive definitions: the form in which llguidance follows them, and documents that would never end.
+"""Rewrite recursive definitions for llguidance, and find definitions that only infinite documents satisfy.
 
-llguidance intersects a `$ref` with the schemas beside it by intersecting the definition, and refuses that while it
-compiles the same definition. So a conjunction with a recursive definition becomes a definition of its own, in which
-the recursive definition is written out: where the conjunction occurs inside itself, it is a `$ref` without siblings.
+llguidance intersects a `$ref` with the schemas beside it by intersecting the definition, and refuses to do so while it
+compiles that definition. So a conjunction with a recursive definition becomes a definition of its own, in which the
+recursive definition is written out: where the conjunction occurs inside itself, it becomes a `$ref` without siblings.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def endless(definitions: dict[str, Schema]) -> str | None:
     for name, schema in definitions.items():
         for used in set(refs(schema)):
             users[used].append(name)
-    # A schema that no document satisfies even if all references were satisfied is merely `false`, which the engine
-    # refuses itself.
+    # Excludes schemas that would have no documents even if all references had some: these are not endless but `false`,
+    # which the engine refuses itself.
     ended = {name for name, schema in definitions.items() if not _ends(schema, definitions)}
     todo = list(definitions)
     while todo:
@@ -101,7 +101,7 @@ def endless(definitions: dict[str, Schema]) -> str | None:
 
 
 def _ends(schema: Schema, ended: Container[str]) -> bool:
-    """Return whether some document satisfies a schema if only definitions in `ended` accept any. May err on True."""
+    """Return whether some document satisfies a schema if only definitions in `ended` accept any; if unsure, True."""
     if not isinstance(schema, dict):
         return bool(schema)
     if "$ref" in schema:
@@ -120,7 +120,7 @@ def _ends(schema: Schema, ended: Container[str]) -> bool:
 
 
 def _end_together(parts: list[Schema], ended: Container[str]) -> bool:
-    """Return whether some document may satisfy all parts, as `_ends`; of leaves it compares types and requirements."""
+    """Return whether some document may satisfy all parts, like `_ends`. Compares only types and required values."""
     if not all(_ends(part, ended) for part in parts if not isinstance(part, dict) or "allOf" in part or "$ref" in part):
         return False
     leaves = [part for part in parts if isinstance(part, dict) and not part.keys() & {"$ref", "anyOf", "allOf"}]

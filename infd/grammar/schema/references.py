@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Convert = Callable[[Any, Path], Schema]
 
 DRAFTS = {"draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020}
-_NESTED = 12  # definitions converted one within another; further definitions wait
+_NESTED = 12  # most nested conversions, which recurse; `finish` converts further definitions
 
 
 class References:
@@ -66,7 +66,7 @@ class Definitions:
     """The targets of `$ref`, converted.
 
     schemas     name -> converted schema
-    unfinished  names of definitions that are being converted, or wait to be
+    unfinished  names of definitions that are not yet converted to the end
     """
 
     def __init__(self, references: References) -> None:
@@ -90,7 +90,7 @@ class Definitions:
         return self._names[at]
 
     def finish(self, convert: Convert) -> None:
-        """Convert the targets that wait."""
+        """Convert the targets that `name` has deferred."""
         while self._waiting:
             self._define(*self._waiting.pop(), convert)
 

@@ -17,7 +17,7 @@ def pointer(path: Path) -> str:
 
 
 def failed(path: Path, message: str, code: str = "unsupported_grammar") -> GrammarFailed:
-    """Return the refusal of a schema that the engine cannot keep."""
+    """Return the refusal of a schema that the engine cannot enforce."""
     return GrammarFailed(f"the schema at {shorten(pointer(path))}: {message}", code=code)
 
 

@@ -1,10 +1,10 @@
-"""Rewrite a client's JSON Schema into the keywords that the engine keeps exactly, or refuse it by path.
+"""Rewrite a client's JSON Schema into keywords that the engine enforces exactly, or refuse the schema.
 
 The result is of draft 2020-12 and accepts exactly the documents of the client's schema; `$schema` names the client's
 draft. The result contains `$ref`, `anyOf`, `allOf`, `type`, `enum`, and the bounds, patterns, formats, items and
 properties of one type. `oneOf`, `not`, `if` and the dependencies become alternatives: a negation is pushed inwards
-until it is a type, a bound, a list of values or an absent property. A schema is refused if a negation has no such form,
-or if an array's items must differ and are not enumerated: GrammarFailed names the JSON pointer and the keyword.
+until it is a type, a bound, a list of values or an absent property. A schema is refused if a negation cannot be pushed
+so far, or if an array's items must differ and are not enumerated: GrammarFailed names the JSON pointer and the keyword.
 
 Formats that the engine does not support are annotations, as the specification allows.
 Sources: JSON Schema drafts 4 to 2020-12.
@@ -30,12 +30,12 @@ _LOCATING_S = 0.3  # most time to find the part of a refused schema that is at f
 
 
 def prepare(schema: Any) -> Schema:
-    """Return an equivalent schema of the keywords that the engine keeps.
+    """Return an equivalent schema in keywords that the engine enforces exactly.
 
     Takes milliseconds for schemas of some KB; `schema` is not changed.
 
-    Raises GrammarFailed: invalid_grammar if it is no schema, unsupported_grammar if it cannot be kept exactly,
-    grammar_too_large if rewriting would multiply it.
+    Raises GrammarFailed: invalid_grammar for a malformed schema, unsupported_grammar for a schema that cannot be
+    enforced exactly, grammar_too_large if the result would be too large.
     """
     try:
         return prepare_part(schema, ())
@@ -44,7 +44,7 @@ def prepare(schema: Any) -> Schema:
 
 
 def prepare_part(schema: Any, path: Path) -> Schema:
-    """Return the part of a client's schema at a path, rewritten as by `prepare`. Raises Unlocated too."""
+    """Return the part of a client's schema at a path, rewritten like `prepare`. May raise Unlocated."""
     try:
         return _rewritten(schema, path)
     except RecursionError:

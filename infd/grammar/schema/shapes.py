@@ -6,7 +6,8 @@ A converted schema is True, False, or a dict of one of these shapes:
     {"allOf": [...]}         conjunction
     {"anyOf": [...]}         disjunction
     {"oneOf": [...], "beside": schema, "at": path}
-                             converted when every definition is: exactly one option, within `beside`; `at` is for errors
+                             exactly one option, within `beside`; `at` is its path. Replaced by a disjunction once
+                             all definitions are converted
     a leaf                   `type`, `enum` and the keywords of KEYWORD_TYPES
 
 A leaf's `type` is a list. `notIn` lists excluded strings; `notPrefix` lists prefixes, and excludes every string that
@@ -72,7 +73,7 @@ def type_of(value: Any) -> str:
 
 
 def key(value: Any) -> Any:
-    """Return a hashable that is equal for values that JSON Schema calls equal: 1 and 1.0, but not 1 and true."""
+    """Return a hashable key: equal keys mean values that are equal in JSON Schema, as 1 and 1.0, but not 1 and true."""
     match value:
         case bool() | None | str():
             return (type_of(value), value)
@@ -137,7 +138,7 @@ def is_dead(leaf: dict[str, Any], name: str) -> bool:
 
 
 def all_of(several: Iterable[bool | None]) -> bool | None:
-    """Return the conjunction of truth values, of which None is unknown."""
+    """Return the conjunction of truth values; None stands for unknown."""
     found = list(several)
     return False if False in found else None if None in found else True
 
