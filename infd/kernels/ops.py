@@ -36,7 +36,8 @@ class Selected(Struct, frozen=True):
 class Workspace(Protocol):
     """A family whose kernels need memory at a fixed address, in addition to each step's allocations.
 
-    The memory is zero before the first step, and again after a sleep released it; no data outlasts a step.
+    The memory is zeroed before the first step, and again when a wake allocates it anew: kernels must not keep data in
+    it from one step to the next.
     """
 
     @property
@@ -54,16 +55,16 @@ class Choice(NamedTuple):
 
 
 class Ops:
-    """The implementation of each kernel family, chosen when a model or a runner first requests it.
+    """The implementation of each kernel family, chosen when a model or a runner first requests the family.
 
-    The modules of other families are never imported.
+    Modules of families that nothing requests are never imported.
     """
 
     def __init__(self, choose: Callable[[str], Choice], fixed: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Set up, without choosing an implementation.
 
         choose  called once with each requested family; raises DeviceMissing
-        fixed   implementations by family, that are already chosen
+        fixed   implementations by family, for which `choose` is not called
         """
         self._choose = choose
         self._fixed = fixed
@@ -115,7 +116,7 @@ class Ops:
             getattr(self, family)
 
     def replace(self, **implementations: Any) -> Ops:
-        """Return ops with these implementations, by family, and otherwise this object's choices."""
+        """Return ops with the given implementations, by family; other families keep this object's implementations."""
         other = Ops(self._choose, {**self._fixed, **implementations})
         other._choices = {family: choice for family, choice in self._choices.items() if family not in implementations}
         return other

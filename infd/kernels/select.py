@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """The facts on which a candidate may base its refusal.
+    """The device, dtype and head size for which a candidate is accepted or refuses.
 
     head  size of a key head; None: unknown
     """
@@ -34,8 +34,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     head: int | None = None
 
 
-def lacks_nothing(_: Facts) -> None:
-    """Return None: nothing is missing."""
+def runs_anywhere(_: Facts) -> None:
+    """Return None: the implementation needs no library or hardware that a machine may lack."""
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -45,8 +45,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
     place        "module:Class", imported and called without arguments if chosen
     kinds        supported device types; empty: any
     dtypes       names of supported dtypes of activations; empty: any
-    cache_dtype  for attention: the requested float dtype, which must be the activations'; empty: the cache has the
-                 activations' dtype, or the implementation's own form
+    cache_dtype  for attention: the float dtype requested for the cache, which must equal the activations' dtype; empty:
+                 the cache has the activations' dtype, or a quantized form of the implementation
     lacks        returns the reason why this machine cannot run the implementation, or None
 
     An implementation that delegates some cases records them in its `refused` dict, with reasons.
@@ -57,7 +57,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     kinds: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     cache_dtype: str = ""
-    lacks: Callable[[Facts], str | None] = lacks_nothing
+    lacks: Callable[[Facts], str | None] = runs_anywhere
 
     def called(self, name: str) -> bool:
         """Return whether `name` is the candidate's whole name, or its first word."""
@@ -181,15 +181,15 @@ def quantized(linear: str, vocabulary: str = "auto") -> Mapping[str, Sequence[Ca
 
     linear      the layers' matrices: "none" or a key of QUANTIZED
     vocabulary  the embedding and the head: "none", a key of QUANTIZED, or "auto": as `linear`, except that
-                int4 becomes int8. int4 in the vocabulary loses a third as much accuracy as in all layers; int8 loses
-                nothing measurable (bench/LOG.md).
+                int4 becomes int8. int4 in the vocabulary loses a third as much accuracy as int4 in all layers; int8
+                loses nothing measurable (bench/LOG.md).
     """
     families = {"linear": linear, "vocabulary": vocabulary_of(linear, vocabulary)}
     return {**CANDIDATES, **{family: QUANTIZED[how] for family, how in families.items() if how != "none"}}
 
 
 def vocabulary_of(linear: str, vocabulary: str) -> str:
-    """Return the quantization of the embedding and the head, "none" or a key of QUANTIZED; arguments as `quantized`."""
+    """Return the quantization of embedding and head, "none" or a key of QUANTIZED; arguments as in `quantized`."""
     if vocabulary != "auto":
         return vocabulary
     return "int8" if linear == "int4" else linear
@@ -226,20 +226,20 @@ CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
 
 
 def preferring(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:
-    """Order candidates with this name, or first word, before all others of their family. They may still refuse."""
+    """Order candidates with this name, or first word, before the others of their family. All may still refuse."""
     return {family: sorted(some, key=lambda each: not each.called(name)) for family, some in candidates.items()}
 
 
 def insisting(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:
-    """If a family has candidates with this name, or first word, drop all others, and these candidates' restrictions."""
+    """In each family with candidates of this name, or first word, drop the other candidates and all restrictions."""
     return {
-        family: [replace(each, kinds=(), dtypes=(), lacks=lacks_nothing) for each in some if each.called(name)] or some
+        family: [replace(each, kinds=(), dtypes=(), lacks=runs_anywhere) for each in some if each.called(name)] or some
         for family, some in candidates.items()
     }
 
 
 def why_none(candidates: Sequence[Candidate], kind: str, dtype: str) -> str:
-    """Return why no candidate supports this device type and dtype; "" if one does."""
+    """Return why no candidate supports this device type and dtype; "" if a candidate does."""
     reasons = {each.name: each.unfit(kind, dtype) for each in candidates}
     return "" if None in reasons.values() else "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 

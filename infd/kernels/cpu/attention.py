@@ -2,8 +2,8 @@
 
 The cache stores floats, or int8 with one scale for each head of each token: `native/row.h`.
 
-A query's result does not depend on other queries in the step, nor on the number of threads. Its rounding depends on the
-prompt's division into chunks.
+A query's result depends neither on other queries in the step nor on the number of threads. The rounding of a result
+depends on how the prompt is divided into chunks.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Int8PagedAttention(PagedAttention):
 class Plan:
     """One step of one page group.
 
-    Reads lengths from `batch.start`; the host's bounds are unused. `stack.py` reads `step` and `slots`.
+    Kernels read the exact lengths in `batch.start`, not the host's upper bounds. `stack.py` reads `step` and `slots`.
     """
 
     def __init__(self, batch: AttentionBatch, attend: Callable[..., None], write: Callable[..., None]) -> None:
@@ -134,7 +134,7 @@ class Plan:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        if sinks is not None:  # no model that infd implements has sinks yet
+        if sinks is not None:  # the native kernel has none: no model of infd uses sinks yet
             plan = reference.PagedAttention().prepare(self._batch)
             return plan.run(q, pages, scale=scale, softcap=softcap, sinks=sinks)
         q = _packed_heads(q)
@@ -158,5 +158,5 @@ class Plan:
 
 
 def _packed_heads(x: Tensor) -> Tensor:
-    """Return x [T, heads, D] with each token's elements contiguous; only the stride between tokens may be larger."""
+    """Return x [T, heads, D], copied if a token's elements are not contiguous; the stride between tokens is free."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

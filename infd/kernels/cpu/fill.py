@@ -1,4 +1,4 @@
-"""Read parts of files to their destinations in native code: `native/fill.cpp`."""
+"""Read and pack parts of weight files into memory with native code: `native/fill.cpp`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     FilePart = tuple[int, int, int, int | None, int, int, int, int]  # the fields of FillPart
 
-TURN_S: Final = 1.0  # seconds between two reports
+TURN_S: Final = 1.0  # seconds between two reports of progress
 
 
 class FillPart(ctypes.Structure):
@@ -39,7 +39,7 @@ class FillProgress(ctypes.Structure):
 
 
 class Fill:
-    """Fills parts, on the OpenMP threads of the calling thread."""
+    """Reads and packs parts on the calling thread's OpenMP threads. Implements weights.parts.Fill."""
 
     def __init__(self, library: Library | None = None, turn_s: float = TURN_S) -> None:
         """Load the native code. Raises NativeMissing."""
@@ -48,7 +48,7 @@ class Fill:
         self._turn_s = turn_s
 
     def __call__(self, parts: Sequence[FilePart], report: Callable[[int], None]) -> int | None:
-        """See weights/parts.py Fill. Reports every TURN_S."""
+        """Return as weights.parts.Fill does; call `report` about every `turn_s` seconds."""
         structures = (FillPart * len(parts))(*(FillPart(*part) for part in parts))
         progress = FillProgress(0, 0, 0)
         done = 0
@@ -64,7 +64,7 @@ class Fill:
 
 
 def native_fill() -> Fill | None:
-    """Return native code that fills parts; None without native kernels."""
+    """Return the native implementation of weights.parts.Fill; None if native kernels are unavailable."""
     try:
         return Fill()
     except NativeMissing:

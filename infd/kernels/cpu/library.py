@@ -1,8 +1,8 @@
 """Load the native kernels for the best instruction set of this CPU, or report why they are unavailable.
 
-The library is plain C, called through ctypes, which releases the GIL during calls. The library must share torch's
-OpenMP runtime, since two thread pools would compete for the cores; if torch uses another runtime than libgomp, native
-kernels are unavailable.
+The library has a C interface, called through ctypes, which releases the GIL during calls. The library must share
+torch's OpenMP runtime, since two thread pools would compete for the cores; if torch uses another runtime than libgomp,
+native kernels are unavailable.
 """
 
 from __future__ import annotations

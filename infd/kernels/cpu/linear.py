@@ -1,8 +1,8 @@
 """Weight matrices in panels: layout in `native/panels.h`, products in `native/products.h`.
 
-Weights stay bfloat16, or are quantized to int8 or int4 as they are placed: `native/linear_int8.cpp`,
-`native/linear_int4.cpp`. Each row of a product is bitwise independent of x's other rows, of their number, and of the
-number of threads.
+Weights stay bfloat16, or are quantized to int8 or int4 when `place` stores them: `native/linear_int8.cpp`,
+`native/linear_int4.cpp`. Row i of a product depends on row i of x alone, to the bit: not on the number of rows, nor on
+the number of threads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Kernels:
 class Panels:
     """A matrix in panels of PANEL outputs. Implements `Form`.
 
-    panel        shape of one panel, of words of type `dtype`
+    panel        shape of one panel, in elements of `dtype`
     activations  dtype of x in products
     """
 

@@ -24,11 +24,11 @@ class Addressable(Protocol):
     """A matrix form whose products native code can compute."""
 
     def product(self, storage: Tensor, bias: Tensor | None) -> Product:
-        """Return the product with the matrix in `storage`, as a C structure; `storage` and `bias` must outlive it."""
+        """Describe the product with the matrix in `storage`; `storage` and `bias` must outlive the structure."""
 
 
 def product(kernel: Callable[..., Any], storage: Tensor, bias: Tensor | None, outputs: int, inputs: int) -> Product:
-    """Return the product of x [T, inputs] with a matrix [outputs, inputs], in the form that `kernel` reads."""
+    """Describe the product of x [T, inputs] with a matrix [outputs, inputs] in the layout that `kernel` reads."""
     return Product(
         multiply=address(kernel),
         weights=storage.data_ptr(),

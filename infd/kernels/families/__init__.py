@@ -3,5 +3,5 @@
 Letters in shapes: T tokens of a step, packed span after span; S spans; H query heads; K key heads (K divides H); D head
 size; P pages.
 
-`reference/` is the definition of each family: every other implementation is tested against it.
+`reference/` defines every family: the other implementations are tested against its results.
 """

@@ -1,4 +1,4 @@
-"""LoRA: low-rank adapters, by row."""
+"""LoRA: each row of a step's activations has its own low-rank adapter, or none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LowRank(NamedTuple):
     On a GPU rows are padded with zeros to multiples of ALIGNED elements, so that loads are vectorized.
 
     a      [R, in]: the ranks of all parts, stacked; for a table [in, R]
-    parts  one for each module of the product that the adapter changes
+    parts  one for each of the product's modules that the adapter changes
     """
 
     a: Tensor
@@ -30,7 +30,7 @@ class LowRank(NamedTuple):
 
 
 class LowRankPart(NamedTuple):
-    """One module of a product.
+    """One module of a product, for example q_proj of the stacked q, k and v.
 
     b       [out, r]
     rank    index of the module's first rank in `a`
@@ -68,7 +68,7 @@ class SlotWeights(Protocol):
     """The low-rank matrices of all device slots for one product or table, at addresses that captured steps read."""
 
     def replace(self, by_slot: Sequence[LowRank | None], fill: Fill) -> bool:
-        """Replace the matrices, at the same addresses. Returns False, unchanged, if their ranks exceed the capacity."""
+        """Replace the matrices, at the same addresses. Returns False, unchanged, if a rank exceeds the capacity."""
 
 
 class CapturedLora(Protocol):

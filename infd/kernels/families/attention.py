@@ -35,9 +35,9 @@ class KeyValuePages(NamedTuple):
 class AttentionBatch(Struct, kw_only=True):
     """The spans of a step, for one page group.
 
-    Span i is tokens offsets[i]:offsets[i + 1] of the packed step, at positions from starts[i] on; table[i] lists its
-    sequence's pages. The lists are the host's upper bounds, for grids and shapes; the tensors are exact. Tokens from
-    offsets[-1] on are padding: their keys and values go to page 0, and their output is ignored.
+    Span i is tokens offsets[i]:offsets[i + 1] of the packed step, at positions from start[i] on; table[i] lists the
+    pages of the span's sequence. `starts` contains the host's upper bounds of `start`, for grids and shapes. Tokens
+    from offsets[-1] on are padding: their keys and values are written to page 0, and their output is ignored.
     """
 
     page_tokens: int
@@ -51,7 +51,7 @@ class AttentionBatch(Struct, kw_only=True):
     upload: Callable[[Array], Tensor] | None = None  # copies a kernel's host tables to the device
 
     def up(self, array: Array) -> Tensor:
-        """Copy an array that was computed for this step to the tensors' device."""
+        """Copy an array computed on the host for this step to the device of `table`."""
         if self.upload is not None:
             return self.upload(array)
         return torch.from_numpy(array).to(self.table.device, non_blocking=True)
@@ -89,7 +89,7 @@ class AttentionPlan(Protocol):
 class CapturedPlan(AttentionPlan, Protocol):
     """A plan for captured steps: its batch's tensors are refilled before each replay.
 
-    Kernels read the tensors on the device only; the batch's lists are upper bounds for every step.
+    Kernels read lengths from tensors alone; the batch's lists are upper bounds for every step.
     """
 
     def refill(self, starts: list[int]) -> None:
@@ -98,7 +98,7 @@ class CapturedPlan(AttentionPlan, Protocol):
     def begin(self) -> None:
         """Run the work that all layers share, once the batch is filled; captured with the layers.
 
-        The first, uncaptured step records that work.
+        The first step is not captured: it records which work the layers share.
         """
 
 

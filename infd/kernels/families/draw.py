@@ -51,9 +51,9 @@ class History(NamedTuple):
 class Draw(Protocol):
     """Changes logits, and samples tokens from them.
 
-    Penalties and masks change `rows` [n] int64, ascending, of logits [N, vocab] in place: penalties float32, masks any
-    floating-point dtype. The likeliest and sampled tokens for logits of any floating-point dtype equal those for the
-    logits converted to float32.
+    Penalties and masks change `rows` [n] int64, ascending, of logits [N, vocab] in place. Penalties need float32
+    logits. Masks, `largest` and sampling accept any floating-point dtype: their tokens are those of the logits
+    converted to float32.
     """
 
     def forbid(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
@@ -78,5 +78,5 @@ class Draw(Protocol):
 
         Probabilities are proportional to exp(logit / temperature); the noise depends on seed, position and token alone.
         If `truncated`, only tokens within the limits are sampled: min-p removes tokens first, then top-k, then top-p;
-        equally likely tokens are kept or removed together. Otherwise the limits are not read.
+        equally likely tokens are kept or removed together. If not `truncated`, the limits are not read.
         """

@@ -1,4 +1,4 @@
-"""Copies of arrays from the host to the device."""
+"""The types of the functions with which kernel families copy arrays from the host to the device."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Packing(NamedTuple):
 
     pack   address of a function (place, inputs, rows, first, n), called by several threads at once
     place  address of the matrix
-    step   number of rows packed together: fastest if `first` is a multiple of it
+    step   number of rows packed together: calls are fastest if `first` is a multiple of `step`
     """
 
     pack: int

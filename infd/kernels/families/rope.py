@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Rope(Protocol):
-    """Rotary positions, and the cache write that follows them."""
+    """Rotates queries and keys by position, and writes keys and values to the cache."""
 
     def __call__(
         self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
@@ -38,7 +38,7 @@ class Rope(Protocol):
         q_norm: HeadNorm | None = None,
         k_norm: HeadNorm | None = None,
     ) -> Tensor:
-        """Norm and rotate q and k, write k and v to the cache, and return q: all work before attention itself."""
+        """Norm and rotate q and k, write k and v to the cache, and return q: all work between product and attention."""
         q = q if q_norm is None else q_norm(q)
         k = k if k_norm is None else k_norm(k)
         q, k = self(q, k, positions, table, interleaved=interleaved)

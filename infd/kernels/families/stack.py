@@ -20,7 +20,7 @@ class Stacked(Protocol):
         """Run all layers on the embeddings x [T, hidden], which are overwritten.
 
         Returns (the pending addition, the residual stream) after the last layer, as models/decoder.py Block does: each
-        [T, hidden], or [W, hidden] if `batch.sampled` is set.
+        [T, hidden], or [sampled tokens, hidden] if `batch.sampled` is set.
         """
 
 

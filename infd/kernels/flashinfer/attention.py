@@ -3,7 +3,7 @@
 Steps with prompts use FlashInfer's prefill kernel, which supports any mix of query lengths. Steps that only decode use
 XQA, which needs no plan (`device_state.py`), or else the planned decode kernel (`wrappers.py`); `captured.py`
 implements captured steps. Delegated to Triton: unsupported head sizes, sinks in prompts or planned decoding, and writes
-to an fp8 cache. Cases that occur are reported in `infdctl ops`.
+to an fp8 cache. `infdctl ops` reports the cases that have occurred.
 """
 
 from __future__ import annotations

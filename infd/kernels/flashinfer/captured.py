@@ -4,7 +4,8 @@ XQA reads lengths computed on the device. A wrapper is planned before each repla
 how keys are split, but neither the grid nor the buffers' addresses. Page ids are gathered on the device, since only the
 device has the step's page tables.
 
-Work that all layers share runs once, in `begin`. The first, uncaptured step records that work.
+Work that all layers share runs once per step, in `begin`. The first step is not captured: it records which work the
+layers share.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Planned:
     def plan(self, starts: list[int]) -> None:
         """Plan the wrapper for spans that start at `starts`."""
         batch = self._batch
-        if self._copied is not None:  # with two steps in flight, the previous copy is already done
+        if self._copied is not None:  # planning overwrites pinned memory that the previous plan's copy reads
             self._copied.synchronize()
         keys = Keys.of(starts, batch.counts, batch.page_tokens, batch.window)
         plan(self.wrapper, self._params, keys, self._pages[:0], batch)

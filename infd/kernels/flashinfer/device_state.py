@@ -87,7 +87,10 @@ class DeviceState:
         return made
 
     def expect(self, table: Tensor) -> None:
-        """Reserve page ids for captured steps' largest table [S, width]; smaller batches use its first rows."""
+        """Record the size of captured steps' page table [S, width], for `pages`.
+
+        Batch sizes share a table: smaller batches use its first rows.
+        """
         self._most[table.data_ptr()] = max(table.numel(), self._most.get(table.data_ptr(), 0))
 
     def pages(self, table: Tensor, params: LayerParams) -> Tensor:

@@ -1,8 +1,8 @@
 """Compile FlashInfer's modules for a model ahead of time, without loading them or computing anything.
 
-Modules are stored below the directory given to `keep`, by FlashInfer's version and GPU. FlashInfer builds each module
-with ninja, which skips up-to-date modules and locks the build. The CUDA norms are used, because FlashInfer's CuTe norms
-are compiled again in each process.
+Modules are stored below the directory given to `keep`, in a directory for each FlashInfer version and GPU. FlashInfer
+builds each module with ninja under a lock; up-to-date modules are not rebuilt. The CUDA norms are used, because
+FlashInfer's CuTe norms are compiled again in each process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NO_ANGLES = 0  # FlashInfer's PosEncodingMode.NONE: keys are rotated before they
 
 
 def keep(directory: Path | None, capability: tuple[int, int] | None = None) -> None:
-    """Make FlashInfer store its modules below `directory`; None: FlashInfer's default. Call before the import.
+    """Make FlashInfer store its modules below `directory`; None: FlashInfer's default. Call before FlashInfer's import.
 
     capability  compute capability to compile for; None: the installed GPU's
     """
@@ -75,7 +75,7 @@ def _build(spec: Any, note: Callable[[str, bool, float], object]) -> Unloaded:
 
 
 def _cause(output: str) -> str:
-    """Return the first errors of compiler or linker in `output`, or its last lines if there are none."""
+    """Return the first two errors of the compiler or linker in `output`; without errors, the last two lines."""
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("ninja: ")]
     errors = [line for line in lines if "error:" in line or "cannot find" in line]
     return "; ".join(line[:LONGEST] for line in (errors[:2] or lines[-2:]))
@@ -89,7 +89,7 @@ class Unloaded:
 
 
 class Modules:
-    """Replaces the flashinfer module, without a GPU: its functions request the modules that FlashInfer's would run."""
+    """Replaces the flashinfer module, and needs no GPU: a function requests the modules that FlashInfer's would run."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         import_module("flashinfer")

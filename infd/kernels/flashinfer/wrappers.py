@@ -1,9 +1,9 @@
-"""Plan FlashInfer's wrappers for steps, and reuse wrappers.
+"""Plan FlashInfer's wrappers for steps; a pool of wrappers reuses their memory.
 
 Lengths are the host's bounds, which are exact without speculative decoding.
 
-Planning copies from the wrapper's pinned memory, and the wrapper contains the plan. So a wrapper is reused only after
-its copy is done, and never by two page groups in one step.
+Planning fills the wrapper's pinned memory, which an asynchronous copy reads, and stores the plan in the wrapper. So a
+wrapper is reused only after its copy is done, and never by two page groups in one step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LayerParams(NamedTuple):
     """A layer's parameters to plan with; layers with equal parameters share a plan.
 
     head   head size
-    dtype  of queries
+    dtype  dtype of the queries
     """
 
     heads: int
@@ -53,7 +53,7 @@ class LayerParams(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The pages in the windows of each span's queries.
+    """The pages of the keys to which each span's queries attend.
 
     first    [S + 1] int32: prefix sums of the numbers of pages
     last     [S] int32: number of tokens on the span's last page
@@ -66,7 +66,7 @@ class Keys(NamedTuple):
 
     @classmethod
     def of(cls, starts: Sequence[int], counts: Sequence[int], page_tokens: int, window: int | None) -> Keys:
-        """Return the keys that spans of `counts` tokens at `starts` see."""
+        """Return the pages for spans of `counts` tokens at positions from `starts` on."""
         start = np.array(starts, dtype=np.int64)
         end = start + np.array(counts, dtype=np.int64)
         hidden = np.zeros_like(start) if window is None else np.maximum(start - window + 1, 0)
@@ -132,7 +132,7 @@ class PlannedWrapper(NamedTuple):
 
 
 class Wrappers:
-    """A pool of wrappers. A wrapper is free once its plan is dropped, when all its layers are issued."""
+    """A pool of wrappers. A wrapper is free once its user, a step's plan, is freed and its plan's copy is done."""
 
     def __init__(self, make: Callable[[], Wrapper]) -> None:
         self._make = make

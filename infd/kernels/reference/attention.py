@@ -1,12 +1,12 @@
 """Paged attention in plain torch.
 
-Each sequence's pages are copied into contiguous keys and values, then torch's fused attention runs over them. Spans of
-one token are batched in buckets of similar length; longer spans run one by one, in blocks of queries.
+Each sequence's pages are copied into contiguous keys and values, over which torch's fused attention runs. Spans of one
+token are batched in buckets of similar length; longer spans run one by one, in blocks of queries.
 
-Keys and values that no query of a span sees are zeroed in the copy: their cache memory may contain NaN, and zero times
-NaN is NaN.
+Keys and values to which no query of a span attends are zeroed in the copy: their cache memory may contain NaN, and zero
+times NaN is NaN.
 
-On a GPU, `prepare` waits for the device once per bucket and once per longer span, to find the unseen keys.
+On a GPU, `prepare` waits for the device once per bucket and once per longer span: `nonzero` finds the keys to zero.
 
 Letters: T, H, K, D as in `families/`; G = H / K query heads share a key head; S spans of a bucket; Q queries of a span;
 N pages; L = N * page_tokens keys.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SHORT = 256  # keys; padding up to this length costs less than another bucket
 BUCKET_CPU = 2048  # keys; copies of a few megabytes stay in the CPU's cache, in memory that the allocator reuses
 BUCKET_GPU = 2**17
-QUERY_BLOCK = 256  # bounds the mask's size, and lets early queries of a long span skip later keys
+QUERY_BLOCK = 256  # bounds the size of the mask; a block's queries skip the keys after the block
 
 
 class PagedAttention:
@@ -101,7 +101,7 @@ def _scales(pages: KeyValuePages) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _narrow(x: Tensor, dtype: torch.dtype, scales: Tensor | None) -> Tensor:
-    """Return x [T, K, D] in the cache's form of `dtype`."""
+    """Return x [T, K, D] as rows of a cache of `dtype`, quantized if the cache is."""
     if dtype is torch.int8:
         return int8.pack(x)
     if scales is None:
@@ -118,7 +118,7 @@ def _widened(rows: Tensor, scales: Tensor | None, q: Tensor) -> Tensor:
 
 
 def _numbers(x: Tensor) -> Tensor:
-    """Return x, 8-bit floats viewed as uint8: torch cannot index 8-bit floats."""
+    """Return x, viewed as uint8 if its elements have one byte: torch cannot index 8-bit floats."""
     return x.view(torch.uint8) if x.itemsize == 1 else x
 
 
@@ -137,7 +137,7 @@ class _Scores(NamedTuple):
         if self.softcap is None and sinks is None:
             every = (-1, q.shape[1], -1, -1)  # a single key head expands with stride 0, without a copy
             return F.scaled_dot_product_attention(q, k.expand(every), v.expand(every), attn_mask=seen, scale=self.scale)
-        # torch's fused attention has neither softcap nor sinks. The queries of a key head are rows of one product.
+        # torch's fused attention supports neither softcap nor sinks. The queries of a key head are rows of one product.
         rows = q.unflatten(1, (k.shape[1], -1)).flatten(2, 3).float()
         scores = (rows @ k.float().mT).view(*q.shape[:-1], -1)
         scores.mul_(self.scale)
@@ -155,7 +155,7 @@ class _Keys(NamedTuple):
 
     pages      [S, N]
     positions  [S, L] in the sequence
-    unseen     (span, key) indices of keys that no query may see
+    unseen     (span, key) indices of keys to which no query attends
     """
 
     pages: Tensor
@@ -190,7 +190,7 @@ class _Singles:
 
 
 class _Block(NamedTuple):
-    """Some queries of a long span, and the range of keys that these queries can see."""
+    """A block of queries of a long span, and the range of keys to which these queries attend."""
 
     queries: slice
     keys: slice
@@ -220,7 +220,7 @@ class _Long:
 
 
 def _buckets(batch: AttentionBatch, spans: list[int]) -> list[list[int]]:
-    """Sort spans into buckets of bounded size, in which every span needs more than half the pages of the longest."""
+    """Sort spans into buckets of bounded size. Spans longer than SHORT need over half the pages of their longest."""
     most = (BUCKET_CPU if batch.table.device.type == "cpu" else BUCKET_GPU) // batch.page_tokens
     buckets: list[list[int]] = []
     longest = fewest = 0
@@ -268,11 +268,11 @@ def _long(batch: AttentionBatch, span: int) -> _Long:
 
 
 def _page_bound(batch: AttentionBatch, span: int) -> int:
-    """Return an upper bound of the number of pages that the span's queries see."""
+    """Return an upper bound of the number of pages to which the span's queries attend."""
     every = ceil_div(batch.starts[span] + batch.counts[span], batch.page_tokens)
     if batch.window is None:
         return every
-    # The first visible key may be in the middle of a page.
+    # One more page: the first visible key may be in the middle of a page.
     return min(every, ceil_div(batch.window + batch.counts[span] - 1, batch.page_tokens) + 1)
 
 
@@ -289,7 +289,7 @@ def _key_run(batch: AttentionBatch, rows: Tensor, count: int) -> tuple[Tensor, T
 
 
 def _visible(query: Tensor, key: Tensor, window: int | None) -> Tensor:
-    """Return whether a query at position `query` sees `key`: its own or an earlier position within the window."""
+    """Return whether the query at `query` attends to the key at `key`: not after `query`, and within the window."""
     seen = key <= query
     if window is not None:
         seen &= key > query - window

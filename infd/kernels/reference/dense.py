@@ -1,4 +1,4 @@
-"""The elementwise families, linear, vocabulary and stack in plain torch, with few calls."""
+"""The elementwise families, linear, vocabulary and stack in plain torch."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Lora:
             _spread(y, rows, F.embedding(tokens.index_select(0, rows), low.a), low)
 
     def captured(self, size: int, device: torch.device) -> None:
-        """Return None: the host groups the rows of each step."""
+        """Return None: the host groups each step's rows by adapter, so steps cannot be captured."""
 
 
 def _spread(y: Tensor, rows: Tensor, shrunk: Tensor, low: LowRank) -> None:

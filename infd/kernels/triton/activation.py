@@ -1,4 +1,4 @@
-"""Gated activations on a GPU: SiLU and tanh GELU, each the gate times a sigmoid."""
+"""Gated activations on a GPU: SiLU and tanh GELU, both computed as the gate times a sigmoid."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SPANS, SPLITS = 128, 64  # spans and splits in one block
 
 @triton.jit
 def _keys(starts, span, size, QUERIES: tl.constexpr, WINDOW: tl.constexpr):
-    """Return the number of keys that the queries of `span` see; 0 past the last span."""
+    """Return the number of keys to which the queries of `span` attend; 0 past the last span."""
     inside = span < size
     keys = tl.load(starts + span, mask=inside, other=0) + QUERIES
     if WINDOW > 0:
@@ -58,7 +58,7 @@ def apportion(
         total += _keys(starts, first + tl.arange(0, BLOCK_SPANS), size, QUERIES, WINDOW).to(tl.int64)
     share = tl.maximum(tl.cdiv(tl.sum(total, 0) * KV_HEADS, programs), LEAST).to(tl.int32)
 
-    # Row r belongs to the span after all spans whose splits end at or before r; its tile begins where these splits end.
+    # Row r belongs to the first span whose splits end after r; the splits of this span begin where earlier splits end.
     row = tl.program_id(0) * BLOCK_SPLITS + tl.arange(0, BLOCK_SPLITS)
     span = tl.zeros([BLOCK_SPLITS], tl.int32)
     begin = tl.zeros([BLOCK_SPLITS], tl.int32)
@@ -89,7 +89,7 @@ def apportion(
 
 
 class Apportioned:
-    """The tiles of steps whose spans have equally many queries, few enough for one tile each.
+    """The tiles of steps whose spans have equally many queries, few enough that one tile contains a span.
 
     tile_table  the tiles that `attend` and `merge` read, at fixed addresses
     """

@@ -34,7 +34,7 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit
 def _keys_of_tile(first, queries, splits, start, WINDOW: tl.constexpr):
-    """Return the range of keys that the tile's queries see; empty for padding, which has no splits."""
+    """Return the range of keys to which the tile's queries attend; empty for padding, which has no splits."""
     position = start + first
     begin = 0
     if WINDOW > 0:
@@ -67,7 +67,7 @@ def _attend_block(
     BLOCK_HEAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Accumulate the keys from `key` on, below `end`. Scores are in units of log 2."""
+    """Accumulate the keys from `key` on, below `end`. Scores are multiplied by log2(e), for exp2."""
     keys = key + tl.arange(0, BLOCK_KEYS)
     inside = keys < end
     width = tl.arange(0, BLOCK_HEAD)
@@ -94,7 +94,7 @@ def _attend_block(
 
 @triton.jit
 def _sink(sinks, head, peak, total, out):
-    """Accumulate a key with a score and no value. Scores are in units of log 2."""
+    """Accumulate a key with a score and no value. Scores are multiplied by log2(e), for exp2."""
     score = tl.load(sinks + head) * 1.4426950408889634
     higher = tl.maximum(peak, score)
     shrink = tl.exp2(peak - higher)
@@ -140,8 +140,8 @@ def attend(
     partial, mass   [splits, K, BLOCK_ROWS, D] and [splits, K, BLOCK_ROWS] float32, written if SPLIT: a split's result,
                     and the logarithm of its softmax denominator
     tiles           [splits, 6] int32: one `KeySplit` each
-    scale           multiplies scores; with a softcap it is 2 * scale / softcap
-    scale, softcap  in units of log 2
+    scale           multiplies scores, log2(e) included; with a softcap 2 * scale / softcap * log2(e)
+    softcap         softcap * log2(e)
     """
     split_index = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -264,9 +264,10 @@ class PagedAttention:
     """Implements families.attention.Attention."""
 
     def __init__(self, programs: int | None = None, tilings: Tilings | None = None) -> None:
-        """Set up; by default with the tilings measured on the first step's device.
+        """Set up.
 
         programs  number of programs that the device runs in parallel; None: the tiling's
+        tilings   None: the tilings for the first step's device
         """
         self._programs = programs
         self._tilings = tilings
@@ -299,7 +300,7 @@ class Float8PagedAttention(PagedAttention):
 
 
 class Plan:
-    """One step of one page group. The first layer makes tiles, from its head shape; later layers reuse them."""
+    """One step of one page group. The first layer with a head shape makes tiles; later layers reuse these tiles."""
 
     def __init__(self, batch: AttentionBatch, tilings: Tilings, programs: int | None) -> None:
         self._batch = batch
@@ -412,7 +413,7 @@ class Plan:
 
 
 class CapturedPlan(Plan):
-    """Captured steps of one batch size and page group. The device distributes their keys once per step."""
+    """Captured steps of one batch size and page group. The device splits the keys once per step, in `begin`."""
 
     def __init__(self, batch: AttentionBatch, tilings: Tilings, programs: int | None) -> None:
         super().__init__(batch, tilings, programs)

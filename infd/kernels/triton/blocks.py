@@ -1,7 +1,6 @@
 """Block sizes of attention, and whether they fit a GPU's shared memory. Imports no triton.
 
-The memory needed is an upper estimate; `tests/kernels/triton/test_compiling.py` compares the estimate with the
-compilers' figures.
+`needed` returns an upper bound, which `tests/kernels/triton/test_compiling.py` compares with the compilers' figures.
 """
 
 from __future__ import annotations
@@ -44,7 +43,13 @@ class Gpu(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """The block sizes of one kind of tile."""
+    """The block sizes of one kind of tile, and the launch parameters of its programs.
+
+    rows    rows of the matrix products: queries times the query heads of a key head
+    keys    keys in a block
+    warps   warps of a program
+    stages  blocks of keys that are loaded ahead, the current block included
+    """
 
     rows: int
     keys: int
@@ -67,7 +72,7 @@ class Tiling(Struct, frozen=True):
 
 
 def gpu(device: torch.device) -> Gpu:
-    """Return a device's properties; a large GPU's for a device that is not an installed GPU."""
+    """Return the properties of `device`, or of a large GPU if `device` is not an installed GPU."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return Gpu()
     properties = torch.cuda.get_device_properties(device)
@@ -80,7 +85,7 @@ def gpu(device: torch.device) -> Gpu:
 
 
 def absent(name: str) -> Gpu:
-    """Return the properties of a GPU that need not be installed, by its compiler's name for it."""
+    """Return the properties of a GPU that need not be installed. name: as the GPU's compiler calls it."""
     if amd := name.startswith("gfx"):
         return Gpu(shared=SHARED.get(name, SHARED_BY_AMD), amd=amd)
     return Gpu(shared=SHARED.get(name, Gpu().shared))

@@ -94,7 +94,7 @@ def name(gpu: GPUTarget) -> str:
 
 
 def aimed_at() -> tuple[str, torch.device | None] | None:
-    """Within `compiling`, return the target's name, and its device if it is installed; elsewhere None."""
+    """Return the target's name, and the device if installed, within a `compiling` block; elsewhere None."""
     active = triton.runtime.driver._active
     return (name(active.get_current_target()), active.device) if isinstance(active, _Absent) else None
 
@@ -121,7 +121,7 @@ def compiling(gpu: GPUTarget, device: torch.device | None = None) -> Iterator[No
 
 
 class _Absent:
-    """Replaces the GPU driver, and serves as the device object: no kernel cached for a real device is reused."""
+    """Replaces the GPU driver, and is its own device object, so that no kernel cached for a real device is reused."""
 
     def __init__(self, gpu: GPUTarget, device: torch.device | None) -> None:
         self._gpu = gpu

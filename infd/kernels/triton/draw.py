@@ -79,7 +79,7 @@ def _exchange(least, distance):
 
 @triton.jit
 def _closest(logits, size, largest, temperature, limit, BLOCK: tl.constexpr):
-    """Return each lane's four smallest distances, the smallest missing distance, and the mass within the limit."""
+    """Return each lane's four smallest distances, the smallest distance not among them, and the mass within `limit`."""
     a = tl.full([BLOCK], float("inf"), tl.float32)
     b = a
     c = a

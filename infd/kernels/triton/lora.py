@@ -1,14 +1,14 @@
 """LoRA on a GPU: all adapters of a step in two launches per product, for any mixture of ranks.
 
-`shrink` multiplies the rows of each adapter by its A, `expand` the result by its B. The kernels read the addresses of
+`shrink` multiplies each row by its adapter's A, `expand` the product by the adapter's B. The kernels read addresses of
 rows and weights from two tables: one for the step (`Tiles`), one for the product and the adapters that change it
 (`Weights`). A table is uploaded once and reused, so that most launches upload nothing.
 
 In captured steps each device slot is a group, and there is one tile per row; the programs of unused tiles exit at once.
 The tables cover all slots, and more ranks than requested, so that another adapter seldom requires another graph.
 
-Only three block sizes are compile-time constants that depend on the adapters: a mixture of adapters needs only kernels
-that its adapters need separately.
+Only three block sizes are compile-time constants that depend on the adapters: a step with several adapters compiles no
+kernel that steps with each adapter alone would not compile.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Fill = Callable[[Tensor, Array], None]
 
 ROWS = 16  # rows of a tile: the fewest of a matrix product
-LEAST, MOST = 16, 64  # ranks, or outputs, in a block
+LEAST, MOST = 16, 64  # fewest and most ranks, or outputs, in a block
 EXPANDED = 32  # most ranks that `expand` multiplies at a time
 HEADING, PART = 3, 6  # integers of `Weights.table` for A, and for each part
 KINDS = MappingProxyType({torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32})

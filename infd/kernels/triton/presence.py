@@ -24,7 +24,7 @@ def installed() -> bool:
 
 
 def why_not(device: torch.device, oldest: tuple[int, int] = OLDEST) -> str | None:
-    """Return why Triton's kernels are unavailable, or None. oldest: least compute capability of an NVIDIA GPU."""
+    """Return why Triton's kernels are unavailable, or None. oldest: lowest compute capability of an NVIDIA GPU."""
     if device.type != "cuda":
         return f"runs on a GPU, not on {device.type}"
     if not installed():
@@ -46,5 +46,5 @@ def without_compiler() -> str | None:
 def _include() -> str:
     """Return the directory where Triton looks for Python's headers. Source: triton/runtime/build.py."""
     scheme = sysconfig.get_default_scheme()
-    # Debian's default scheme names a directory below /usr/local; its packages install headers elsewhere.
+    # Debian's default scheme names a directory below /usr/local, but Debian's packages install headers elsewhere.
     return sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]

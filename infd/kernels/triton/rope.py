@@ -124,7 +124,7 @@ def rotate(
     BLOCK_REST: tl.constexpr,
     BLOCK_HEAD: tl.constexpr,
 ):
-    """Rotate a block of one token's heads: of q, then of k. PAGE > 0: k goes to the cache, followed by blocks of v."""
+    """Rotate a block of one token's heads: of q, then of k. If PAGE > 0, k is written to the cache, then v."""
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     pair = tl.arange(0, BLOCK_PAIRS)
@@ -164,7 +164,7 @@ class Rope:
     def __call__(
         self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:
-        k = _side_by_side(k)
+        k = _contiguous_heads(k)
         rotated = torch.empty(k.shape, dtype=k.dtype, device=k.device)
         return _launch(q, k, positions, table, interleaved, k_out=rotated), rotated
 
@@ -186,13 +186,13 @@ class Rope:
         if norms is None:
             q = q if q_norm is None else q_norm(q)
             k = k if k_norm is None else k_norm(k)
-        k, v = _side_by_side(k), _side_by_side(v)
+        k, v = _contiguous_heads(k), _contiguous_heads(v)
         slots = plan.slots
         return _launch(q, k, positions, table, interleaved, k_out=pages.k, v=v, pages=pages, slots=slots, norms=norms)
 
 
 def _alike(q_norm: HeadNorm | None, k_norm: HeadNorm | None, size: int) -> tuple[NormRecipe, NormRecipe] | None:
-    """Return the recipes if both norms are by head with equal eps and offset, else None."""
+    """Return the recipes if one launch can apply both norms: by head, with equal eps and offset. Otherwise None."""
     if q_norm is None or k_norm is None:
         return None
     one, other = q_norm.recipe(), k_norm.recipe()
@@ -200,8 +200,8 @@ def _alike(q_norm: HeadNorm | None, k_norm: HeadNorm | None, size: int) -> tuple
     return (one, other) if whole and (one.eps, one.offset) == (other.eps, other.offset) else None
 
 
-def _side_by_side(x: Tensor) -> Tensor:
-    """Return x [T, heads, D] with contiguous heads."""
+def _contiguous_heads(x: Tensor) -> Tensor:
+    """Return x [T, heads, D], copied if the elements of a head are not contiguous."""
     return x if x.stride(2) == 1 else x.contiguous()
 
 
@@ -218,9 +218,9 @@ def _launch(
     slots: Tensor | None = None,
     norms: tuple[NormRecipe, NormRecipe] | None = None,
 ) -> Tensor:
-    """Return the rotated q. With v, pages and slots, k and v go to the cache; otherwise k goes to k_out [T, K, D]."""
+    """Return the rotated q. Write k and v to the cache if pages and slots are given, else k to k_out [T, K, D]."""
     q_recipe, k_recipe = norms or (None, None)
-    q = _side_by_side(q)
+    q = _contiguous_heads(q)
     tokens, heads, size = q.shape
     kv_heads, pairs = k.shape[1], table.shape[2]
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -53,7 +53,7 @@ class Shape(NamedTuple):
     shared    number of query heads per key head
     head      head size
     dtype     of queries
-    narrow    whether the cache has a narrower dtype: converting keys needs registers
+    narrow    whether the cache's dtype is narrower than the queries': converting keys needs registers
     """
 
     kv_heads: int
@@ -170,6 +170,6 @@ def _tile_table(
 
 
 def _key_bound(batch: AttentionBatch, span: int, first: int, queries: int) -> int:
-    """Return an upper bound of the number of keys that a tile's queries see."""
+    """Return an upper bound of the number of keys to which a tile's queries attend."""
     every = batch.starts[span] + first + queries
     return every if batch.window is None else min(every, batch.window + queries - 1)

@@ -1,8 +1,8 @@
 """Search for the fastest tiling of attention over heads of one shape, by measurement on the installed GPU.
 
 Tiles of few and of many queries are searched separately: block sizes for both, and for few queries also how finely keys
-are split. Tilings that fail or compute wrong results are discarded; the default stays if the gain is below
-1 - GAIN.
+are split. Tilings that fail or compute wrong results are discarded. A tiling replaces the default only if steps take at
+most WORTHWHILE times as long as with the default.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.kernels")
 
-GAIN: Final = 0.97  # a tiling replaces the default if its time is at most this fraction of the default's
-ROUNDS: Final = 20  # timed calls, of which the median counts
+WORTHWHILE: Final = 0.97  # largest time of a tiling that replaces the default, as a fraction of the default's time
+ROUNDS: Final = 20  # timed calls; the median is the result
 FLUSHED: Final = 2**28  # bytes overwritten to flush caches: more than any GPU's last-level cache
 PAGE: Final = 16
 FEW: Final = ([(8191, 1)], [(2047, 1)] * 32)  # steps, each a list of spans (start, count)
@@ -50,7 +50,7 @@ class Cost(Protocol):
 
 
 class Found(Struct, frozen=True):
-    """The result for one shape. few, many: time of steps, as a fraction of the default's."""
+    """The result for one shape. few, many: time of steps, as a fraction of the default tiling's time."""
 
     tiling: Tiling
     few: float
@@ -81,7 +81,7 @@ def _best(
             seconds = cost(tiling)
             if seconds is not None and seconds < least:
                 best, least = tiling, seconds
-    return (best, least / reference) if least <= GAIN * reference else (default, 1.0)
+    return (best, least / reference) if least <= WORTHWHILE * reference else (default, 1.0)
 
 
 def _few(tiling: Tiling, shape: Shape, gpu: Gpu) -> Iterator[Tiling]:

@@ -19,7 +19,7 @@ from infd.errors import ConfigError, DeviceMissing, UsageError
 from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.flashinfer import modules
 from infd.kernels.flashinfer.presence import cannot_compile
-from infd.kernels.select import CACHED, insisting, lacks_nothing
+from infd.kernels.select import CACHED, insisting, runs_anywhere
 from infd.kernels.triton import presence
 from infd.kernels.triton.presence import FLOAT8
 from infd.request import Adapter
@@ -199,7 +199,7 @@ def _unprobed(candidates: Mapping[str, Sequence[Candidate]], flashinfer: bool) -
         return by_family
     return {
         family: [
-            *(replace(each, lacks=lacks_nothing) for each in candidates[family] if each.called("flashinfer")),
+            *(replace(each, lacks=runs_anywhere) for each in candidates[family] if each.called("flashinfer")),
             *some,
         ]
         for family, some in by_family.items()

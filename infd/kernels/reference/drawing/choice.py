@@ -20,7 +20,7 @@ BLOCK = 4  # rows at a time on a CPU, so that their noise stays in the CPU's cac
 
 
 def among_all(logits: Tensor, keys: Tensor, hashed: Tensor) -> Tensor:
-    """Sample a token [n] int64 of logits [n, vocab], given row keys [n, 2] and the hashes of all tokens [vocab]."""
+    """Sample a token for each row of logits [n, vocab]: [n] int64. keys [n, 2]; hashed [vocab], of all tokens."""
     chosen = keys.new_empty(len(logits), dtype=torch.int64)
     block = len(logits) if logits.is_cuda else BLOCK
     for first in range(0, len(logits), block):
@@ -30,6 +30,6 @@ def among_all(logits: Tensor, keys: Tensor, hashed: Tensor) -> Tensor:
 
 
 def among(candidates: Candidates, keys: Tensor) -> Tensor:
-    """Sample a token [n] int64 of the candidates, with the noise that `among_all` computes for these tokens."""
+    """Sample a candidate for each row: [n] int64, with the noise that `among_all` computes for the candidates."""
     noise = gumbel(keys, token_hash(candidates.tokens))
     return candidates.tokens.gather(1, noise.add_(candidates.logits).argmax(-1, keepdim=True))[:, 0]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.draw import Drawing
 
 WIDTH = 128  # largest logits sorted at first
-WIDER = 16  # growth factor if WIDTH logits do not suffice; sorting a whole row takes ten times as long
+WIDER = 16  # growth factor of the width while the sorted logits do not suffice, since whole rows sort slowly
 
 
 class Draw:

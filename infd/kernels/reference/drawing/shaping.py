@@ -26,7 +26,7 @@ def forbid(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
 def penalize_repetition(logits: Tensor, rows: Tensor, history: History, penalty: Tensor) -> None:
     """Implements families.draw.Draw.penalize_repetition."""
     tokens = _tokens(history)
-    # Positions past a sequence's end repeat its first token: writing its penalized logit twice changes nothing.
+    # Positions past a sequence's end repeat the first token: writing one penalized logit twice changes nothing.
     seen = torch.where(_places(tokens) < history.end[:, None], tokens, tokens[:, :1])
     with _some(logits, rows) as part:
         picked = part.gather(1, seen)

@@ -19,7 +19,7 @@ class Candidates(NamedTuple):
 
     logits   [n, width] float32, descending; -inf for dropped tokens
     tokens   [n, width] int64
-    settled  [n] bool: no kept token is missing
+    settled  [n] bool: all tokens to keep are among these logits
     """
 
     logits: Tensor
