@@ -3,7 +3,7 @@
 The daemon sends a task for each use of a template or tokenizer that `vetting`
 objects to, and for files that transformers must convert. A task ends within its
 time limit; a crash of the worker fails only the request that sent the task. The
-worker sends once the table from token ids to text, which detokenizers read.
+worker sends the table from token ids to text once, and detokenizers read this table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MODULE: Final = "infd.text.worker"
 
-# Seconds. An ordinary tokenizer encodes 1 MiB of text in 1 s.
+# Time limits of tasks, in seconds. An ordinary tokenizer encodes 1 MiB of text in 1 s.
 ENCODE_S: Final = 10.0
 COMPILE_S: Final = 5.0
 LOAD_S: Final = 60.0
@@ -94,7 +94,7 @@ class TemplateProperties(Struct, frozen=True):
 
     reads           names of the variables that the template reads
     reads_parts     whether the template accepts content that is a list of parts
-    text_arguments  whether the template needs arguments of calls as JSON text
+    text_arguments  whether the template requires a call's arguments as JSON text
     """
 
     reads: frozenset[str]
@@ -103,7 +103,7 @@ class TemplateProperties(Struct, frozen=True):
 
 
 class ApartTokenizer:
-    """A `tokenizer.Backend` that runs in the worker process. Calls block: not for the event loop's thread."""
+    """A `tokenizer.Backend` that runs in the worker process. Calls block, so the event loop's thread makes none."""
 
     def __init__(self, worker: Worker, content: bytes, additions: Additions) -> None:
         """Load the tokenizer in the worker process. Raises CheckpointError."""
@@ -142,7 +142,7 @@ class ApartTokenizer:
 
 
 class ApartTemplate:
-    """A `chat.Template` that runs in the worker process. Calls block: not for the event loop's thread."""
+    """A `chat.Template` that runs in the worker process. Calls block, so the event loop's thread makes none."""
 
     def __init__(self, worker: Worker, source: str) -> None:
         """Compile `source` in the worker process. Raises InvalidRequest for a source that does not compile."""

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _COMPOSED: Final = 4  # maximum number of characters that Unicode composes into one character
 _SPACES: Final = tuple(chr(code) for code in range(0x3001) if chr(code).isspace())
 _BYTES: Final = 256
-_CONTINUING: Final = bytes(range(0x80, 0xC0))  # in UTF-8 every other byte begins a character
+_CONTINUING: Final = bytes(range(0x80, 0xC0))  # UTF-8's continuation bytes; all other bytes begin a character
 
 
 class Bound(Struct, frozen=True):
     """A bound on the text of one token.
 
-    longest  maximum characters
+    longest  most characters that one token spells
     strips   whether a token may also include adjacent white space of any length
     """
 
@@ -101,7 +101,7 @@ def _longest(table: Iterable[Piece]) -> int:
     """Return the number of characters of the longest piece, at least 1."""
     longest = 1
     for piece in table:
-        if isinstance(piece, bytes | str) and len(piece) > longest:  # a character has at least one byte
+        if isinstance(piece, bytes | str) and len(piece) > longest:  # len bounds the characters
             longest = max(longest, _characters(piece))
     return longest
 

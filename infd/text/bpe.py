@@ -1,8 +1,8 @@
 """Load byte-pair vocabularies, the most common kind, in half the time that the library takes for tokenizer.json.
 
-The library parses the whole file into a tree, builds a vocabulary from the tree, and copies the vocabulary out again,
-all under the interpreter's lock. This module parses the file with msgspec, and passes vocabulary and merges to the
-library. The library parses files in another form than its own.
+The library parses the whole file into a tree, builds a vocabulary from the tree, and copies the vocabulary to Python,
+while it holds the GIL. This module parses the file with msgspec, and passes vocabulary and merges to the library. A
+file with other fields than the library writes is left to the library's own parser.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OPTIONS: Final = tuple(name for name in _Model.__struct_fields__ if name not in
 
 
 def load(content: bytes) -> Loaded | None:
-    """Return the tokenizer that a tokenizer.json describes; None if only the library's own parser can decide."""
+    """Return the tokenizer that a tokenizer.json describes; None if the library's own parser must load the file."""
     try:
         parts = msgspec.json.decode(content, type=dict[str, Raw])
         described = msgspec.json.decode(parts.pop("model"), type=_Model)
@@ -75,7 +75,7 @@ def _model(described: _Model) -> tokenizers.models.BPE:
 
 
 def _merges(stored: Raw) -> list[tuple[str, str]]:
-    """Parse pairs, or lines of two words as in older files. Raises ValueError."""
+    """Return the merges of a file: stored as pairs, or in older files as lines of two words. Raises ValueError."""
     try:
         return msgspec.json.decode(stored, type=list[tuple[str, str]])
     except msgspec.ValidationError:

@@ -56,7 +56,7 @@ class ChatTemplate:
 
         sources    templates by name, "default" or "tool_use"
         variables  tokens by role, such as bos_token, which templates read as variables
-        worker     runs templates that `vetting` objects to; None: all run in this process, without protection
+        worker     runs the templates that `vetting` objects to; None: all templates run in this process
         """
         self._sources = dict(sources)
         self._variables = dict(variables or {})
@@ -121,7 +121,7 @@ class ChatTemplate:
 
         messages  plain JSON values; content is text or a list of parts
         kwargs    further variables for the template; variables that the template does not read are ignored
-        limits    limits of this rendering; None: the template's
+        limits    limits of this rendering; None: the constructor's `limits`
 
         Raises InvalidRequest if the template is missing, refuses the conversation or fails, TooCostly at a limit.
         """
@@ -157,7 +157,7 @@ class ChatTemplate:
 
     @property
     def apart(self) -> bool:
-        """Whether rendering may block on the worker process, so that only threads may render."""
+        """Whether rendering may wait for the worker process, so that the event loop's thread must not render."""
         if self._worker is None:
             return False
         return any(isinstance(self._compiled.get(name), ApartTemplate | None) for name in self._sources)
@@ -191,7 +191,7 @@ class ChatTemplate:
         )
 
     def _compile(self, name: str) -> Template:
-        # Two threads may both compile; the results are equal.
+        # No lock: if two threads compile one template, the results are equal.
         compiled = self._compiled.get(name)
         if compiled is None:
             try:
@@ -219,9 +219,9 @@ class Template(Protocol):
     """A compiled template.
 
     reads           names of the variables that the template reads
-    reads_parts     whether content may be a list of parts; False: the template would print the list as Python does
-    text_arguments  whether arguments of calls must be JSON text: the template fails on objects, or prints them as
-                    Python does
+    reads_parts     whether content may be a list of parts; if not, the template prints the list in Python's syntax
+    text_arguments  whether a call's arguments must be JSON text; if so, the template fails on an object, or prints the
+                    object in Python's syntax
     """
 
     @property
@@ -334,7 +334,7 @@ def _prepared(message: Message, *, text_arguments: bool) -> Message:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """Parse a call's arguments: clients send JSON text, templates print objects."""
+    """Return a call with parsed arguments: clients send JSON text, templates print objects."""
     match call:
         case {"function": {"arguments": str(text)} as function}:
             try:
@@ -346,7 +346,7 @@ def _with_parsed_arguments(call: Any) -> Any:
 
 
 def _with_written_arguments(call: Any) -> Any:
-    """Write a call's arguments as JSON text."""
+    """Return a call with its arguments as JSON text."""
     match call:
         case {"function": {"arguments": dict(arguments)} as function}:
             text = json.dumps(arguments, ensure_ascii=False)

@@ -70,7 +70,7 @@ class TextFiles(Struct, frozen=True, kw_only=True):
         generation_config = _object(directory / "generation_config.json")
         added = tokenizer_config.get("added_tokens_decoder")
         if added is None:
-            # Only older checkpoints need this file; in newer ones it may be stale.
+            # Only older checkpoints need this file; a newer checkpoint may contain a stale copy.
             tokenizer_config |= _object(directory / "special_tokens_map.json")
         try:
             return cls(

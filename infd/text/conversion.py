@@ -51,7 +51,7 @@ def convert(directory: Path) -> bytes:
 
 
 def _missing(file: Path) -> list[str]:
-    """Return the packages needed to read a vocabulary file that are not installed."""
+    """Return the packages that are required to read a vocabulary file, but are not installed."""
     if file.suffix != ".model":
         return []
     with file.open("rb") as opened:

@@ -157,7 +157,7 @@ def pay_to_join(fuel: Fuel, items: object, between: object) -> None:
         fuel.burn_for_text(count * (1 + gap))
         return
     cost = printed = walk(fuel, items)
-    if isinstance(items, list | tuple | Mapping | Set) and cost > LARGEST_PRINTED:  # texts are not escaped
+    if isinstance(items, list | tuple | Mapping | Set) and cost > LARGEST_PRINTED:  # join escapes no texts
         printed -= sum(NODE + len(item) for item in items if isinstance(item, str))
     _check_printed(printed)
     fuel.burn_for_text((cost + count * gap) * growth(between))

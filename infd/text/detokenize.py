@@ -20,7 +20,7 @@ _REPLACEMENT = "\ufffd"
 class Detokenizer(Protocol):
     """The text of one stream of ids.
 
-    drops_space  whether the next text loses a space at its start
+    drops_space  whether a space at the start of the next text is removed
     """
 
     @property
@@ -141,7 +141,7 @@ class WindowText:
 
     drops_space = False  # unknown
 
-    PATIENCE = 16  # maximum ids held back for an incomplete character; no character spans as many
+    PATIENCE = 16  # maximum ids held back for an incomplete character; no character spans more ids
 
     def __init__(self, decode: Callable[[Sequence[int]], str], visible: Callable[[int], bool]) -> None:
         """`decode` converts ids to text. `visible` returns whether an id adds text; other ids are dropped."""
@@ -152,7 +152,7 @@ class WindowText:
         self._returned_text = ""
 
     def feed(self, ids: Sequence[int]) -> str:
-        # Decoders treat the first token differently, so the window must hold only visible ids.
+        # Decoders treat the first token differently, so the window contains only visible ids.
         visible = [token_id for token_id in ids if self._visible(token_id)]
         if not visible:
             return ""

@@ -44,7 +44,7 @@ class Fuel:
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self._remaining = limits.fuel
         self._longest = limits.output_characters
-        self._next_look = self._remaining - CLOCK_FUEL  # the clock is read when less fuel remains
+        self._next_look = self._remaining - CLOCK_FUEL  # the clock is read once less fuel remains
         self._clock = clock
         self._deadline = clock() + limits.seconds
 

@@ -166,7 +166,7 @@ def joined(asides: Iterable[Aside | None]) -> Aside | None:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Return the length of the longest suffix of `text` that may begin a mark."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `mark`."""
     place = text.find(mark[0], max(0, len(text) - len(mark) + 1))
     while place >= 0:
         if mark.startswith(text[place:]):

@@ -292,7 +292,7 @@ def _pay_to_filter(fuel: Fuel, name: str, value: Any, args: tuple[Any, ...], kwa
             costs.pay_to_format(fuel, value, kwargs or args)
         case _ if name in _LAZY:
             costs.pay_to_pad(fuel, value, arguments)
-            if isinstance(value, Iterable) and costs.length(value):  # jinja tests whether the value is empty
+            if isinstance(value, Iterable) and costs.length(value):  # an empty value stays: jinja tests its truth
                 return _paid_turns(fuel, value, STEP * costs.lookups(arguments))
         case _ if name in _PRINTING:
             for each in (value, *arguments):

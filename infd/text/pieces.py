@@ -39,7 +39,7 @@ class TextPieces(Struct, frozen=True, tag=True):
 
     The table maps an id without a token to None; this id does not end a run.
 
-    first       table for the first id of a text, whose word begins without a space; None: the table for all ids applies
+    first       table for the first id of a text, which adds no leading space; None: `table` applies to all ids
     drop_space  whether decoding removes one space at the start of a text
     """
 

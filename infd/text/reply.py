@@ -22,7 +22,7 @@ class Reply:
     """The text of one choice; a `Watcher` of the engine's stream.
 
     reading      parses the text; None: all text is content
-    stop_reason  the stop string that ended the choice; None: the choice ended otherwise, or has not ended
+    stop_reason  the stop string that ended the choice; None: no stop string has ended the choice
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class Reply:
         return None
 
     def take(self) -> str:
-        """Return the text that can be sent, since the last `take`."""
+        """Return the text that may be sent and that no earlier call has returned."""
         text, self._ready = self._ready, ""
         return text
 

@@ -62,7 +62,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return plain JSON; jinja's own filter escapes HTML."""
+    """Return JSON without HTML escapes, as transformers does; jinja's own filter escapes HTML."""
     if (indent if isinstance(indent, int) else len(indent or "")) > MAX_INDENT:
         raise SecurityError(f"indents JSON by more than {MAX_INDENT}")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -117,7 +117,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if type(obj) is Namespace or type(obj) is LoopContext:
-            return not attr.startswith("_")  # equals jinja's own check, which is slower
+            return not attr.startswith("_")  # the result of jinja's own check, in less time
         if attr in _REFUSED_METHODS and not isinstance(obj, Undefined):
             return False
         return super().is_safe_attribute(obj, attr, value)

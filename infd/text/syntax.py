@@ -41,7 +41,8 @@ REASONING_GROUP: Final = "infd.reasoning"  # entry points: ReasoningSyntax
 
 _QUESTION: Final = "\ufdd1"  # a noncharacter, which no template contains
 _NAME, _KEY, _VALUE = "probe_name", "probe_key", "probe_value"
-_IDS: Final = ("abcdefghi", f"functions.{_NAME}:0")  # Mistral refuses other lengths; Kimi K2 writes the id for the name
+# Mistral's templates refuse ids of other lengths; Kimi K2's template writes the id in place of the name.
+_IDS: Final = ("abcdefghi", f"functions.{_NAME}:0")
 
 
 class Syntax(Struct, frozen=True):
@@ -62,7 +63,7 @@ class Syntax(Struct, frozen=True):
     ) -> Syntax:
         """Return the named syntaxes: "auto" selects the chat template's, "none" no syntax.
 
-        Raises ConfigError for a name that neither infd nor an installed package knows.
+        Raises ConfigError for a name that neither infd nor an installed package defines.
         """
         whole = _whole(template, reasoning_name, tools_name)
         thinking: ReasoningSyntax | None = None
@@ -82,7 +83,7 @@ class Syntax(Struct, frozen=True):
 
     @property
     def reads_calls(self) -> bool:
-        """Whether tool calls of this model can be read."""
+        """Whether the tool calls of this model can be parsed."""
         return self.whole is not None or self.tools is not None
 
     @property
@@ -92,7 +93,7 @@ class Syntax(Struct, frozen=True):
         return None if calling is None else calling.grammar
 
     def thought(self, prompt: str, continued: str = "") -> Thought | None:
-        """Return how an answer marks its thought; None if the answer cannot hold a thought. See ReasoningSyntax."""
+        """Return how an answer marks its thought; None if the answer cannot contain a thought. See ReasoningSyntax."""
         thinking = self.whole or self.reasoning
         return None if thinking is None else thinking.thought(prompt[-PROMPT_END:], continued)
 
@@ -103,7 +104,7 @@ class Syntax(Struct, frozen=True):
 
         prompt, continued  as in ReasoningSyntax.thought
         offered            tools that may be called; None: text that looks like a call is content
-        most_calls         further calls are dropped
+        most_calls         number of calls after which further calls are dropped; None: no limit
         """
         prompt = prompt[-PROMPT_END:]
         if self.whole is not None:
@@ -112,13 +113,13 @@ class Syntax(Struct, frozen=True):
         ends: tuple[str, ...] = ()
         if self.tools is not None and offered is not None:
             calls = self.tools.start(offered)
-            ends = tuple(mark for mark in self.tools.opens if mark[0] in "<[")  # words and fences are part of thoughts
+            ends = tuple(mark for mark in self.tools.opens if mark[0] in "<[")  # thoughts contain words and fences
         thoughts = None if self.reasoning is None else self.reasoning.start(prompt, continued, ends)
         return None if thoughts is None and calls is None else Reading(thoughts, calls, most_calls=most_calls)
 
 
 def check_names(*, reasoning_name: str, tools_name: str) -> None:
-    """Raise ConfigError for a name that `Syntax.choose` refuses, whatever the model."""
+    """Raise ConfigError for a name that `Syntax.choose` refuses for every model."""
     whole = {*answers.SYNTAXES, *answers.ALIASES}
     if not whole & {reasoning_name, tools_name}:
         for name, module, group in ((tools_name, tools, TOOLS_GROUP), (reasoning_name, reasoning, REASONING_GROUP)):
@@ -142,7 +143,7 @@ def _named(name: str, known: Mapping[str, Any], aliases: Mapping[str, str], grou
 
 
 def _whole(template: ChatTemplate, reasoning_name: str, tools_name: str) -> AnswerSyntax | None:
-    """Return the syntax of whole answers that a setting names, or that the template has where no setting differs."""
+    """Return the syntax of whole answers that a setting names, or if both settings are auto, that the template uses."""
     for name in (tools_name, reasoning_name):
         if (found := answers.SYNTAXES.get(answers.ALIASES.get(name, name))) is not None:
             return found
@@ -180,16 +181,16 @@ def _written_call(template: ChatTemplate, id: str) -> str:
         return ""
     turn, header = text.rpartition(_QUESTION)[2], opened.rpartition(_QUESTION)[2]
     common = next((at for at, pair in enumerate(zip(turn, header, strict=False)) if pair[0] != pair[1]), len(header))
-    if common < len(header):  # both go on with a mark, a thought's and a call's, whose first letters may be equal
+    if common < len(header):  # two marks follow, of a call and of a thought, which may begin with equal letters
         common = max(turn.rfind(end, 0, common) for end in ">\n") + 1
     return turn[common:]
 
 
 def _rank(syntax: ToolSyntax, turn: str, template: ChatTemplate) -> tuple[int, bool, bool, bool] | None:
-    """Return how ill the syntax fits a rendered call, None if it does not read the call.
+    """Return how poorly a syntax fits a rendered call, best first; None if the syntax does not parse the call.
 
-    Characters of content beside the call; whether the syntax would force another text, apart from white space; whether
-    the template does not mention the syntax's marks; whether the syntax would force other white space.
+    The rank consists of: the number of characters parsed as content; whether a grammar would force a different text,
+    white space aside; whether the template lacks the syntax's marks; whether a grammar would force other white space.
     """
     parser, asides = syntax.start(Offered({_NAME: b""})), Asides()
     content = parser.feed(turn, asides) + parser.finish(asides)
@@ -205,7 +206,10 @@ def _rank(syntax: ToolSyntax, turn: str, template: ChatTemplate) -> tuple[int, b
 
 
 def _forced(grammar: CallSyntax, *, spaced: bool = True) -> re.Pattern[str]:
-    """Return the pattern of the beginning of the probing call as a grammar has it, with or without white space."""
+    """Return a pattern of the beginning of the probe's call as a grammar forces it.
+
+    spaced  whether white space is part of the pattern; False: removed
+    """
     head, _, tail = (grammar.begin + grammar.call).partition("$arguments")
     if grammar.parameter:
         head += grammar.parameter.replace("$key", _KEY).replace("$value", _VALUE) + tail

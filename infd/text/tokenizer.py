@@ -98,7 +98,7 @@ class Library:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
-            # Unlike `encode`, `encode_batch_fast` releases the interpreter's lock.
+            # Unlike `encode`, `encode_batch_fast` releases the GIL.
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise InvalidRequest(f"the text is not valid Unicode{_where(text)}") from error
@@ -109,7 +109,7 @@ class Library:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         try:
-            # Unlike `decode`, `decode_batch` releases the interpreter's lock.
+            # Unlike `decode`, `decode_batch` releases the GIL.
             return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         except BaseException as error:
             if isinstance(error, Exception) or _is_panic(error):
@@ -172,8 +172,8 @@ class Tokenizer:
     def load(cls, directory: str | Path, worker: Worker | None = None) -> Tokenizer:
         """Load the tokenizer of a checkpoint. Raises CheckpointError, naming the file.
 
-        worker  converts files other than tokenizer.json, and runs tokenizers that may not run in this process; None:
-                all run in this process, without protection
+        worker  converts files other than tokenizer.json, and runs tokenizers that `vetting` objects to; None: all
+                tokenizers run in this process
         """
         directory = Path(directory)
         files = TextFiles.read(directory)
@@ -186,7 +186,7 @@ class Tokenizer:
 
     @property
     def apart(self) -> bool:
-        """Whether encoding blocks on the worker process, so that only threads may encode."""
+        """Whether encoding waits for the worker process, so that the event loop's thread must not encode."""
         return isinstance(self._backend, ApartTokenizer)
 
     @property
@@ -205,7 +205,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`.
 
-        Encoding takes almost 1 ms per kilobyte and releases the interpreter's lock: long texts go through `offload`.
+        Encoding takes almost 1 ms per kilobyte and releases the GIL: long texts go through `offload`.
         Raises InvalidRequest for a text that is not Unicode (a lone surrogate).
         """
         return self._backend.encode(text, add_special_tokens=add_special_tokens)
@@ -264,7 +264,7 @@ class Tokenizer:
     ) -> BytePieces | TextPieces | None:
         """Return the table to decode with; None if this decoder has no table.
 
-        mark_ids  special ids that are never skipped; the table of the last set is cached: a model has a single set
+        mark_ids  special ids that are never skipped; the table of the latest set is cached, because a model has one set
         """
         if not skip_special_tokens or self._pieces is None:
             return self._pieces

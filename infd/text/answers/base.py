@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class AnswerSyntax(Protocol):
-    """How one family of models marks everything in an answer.
+    """How one family of models marks thoughts, calls and content.
 
-    marks  as in ToolSyntax
+    marks  see ToolSyntax
     """
 
     @property
@@ -22,13 +22,13 @@ class AnswerSyntax(Protocol):
 
     @property
     def grammar(self) -> CallSyntax | None:
-        """As in ToolSyntax."""
+        """See ToolSyntax."""
 
     def matches(self, template: ChatTemplate) -> bool:
         """Return whether a model with this template answers in this syntax."""
 
     def thought(self, prompt: str, continued: str) -> Thought | None:
-        """As in ReasoningSyntax."""
+        """See ReasoningSyntax."""
 
     def start(self, prompt: str, continued: str, offered: Offered | None) -> ThoughtParser:
-        """Start parsing an answer. `offered` as in ToolSyntax; None: a call is content."""
+        """Start parsing an answer. offered: tools that the model may call; None: a call is content."""

@@ -4,10 +4,10 @@
 <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|> arguments <|call|>
 <|start|>assistant<|channel|>final<|message|> content <|return|>
 
-The prompt ends with the first header's beginning. The channel analysis holds thoughts, unless a header names a
-recipient: then the message is a call, in either channel, and the recipient may precede the channel. All other messages
-are content; between two of them is a newline. Models omit marks, and ids that end an answer have no text: so a message
-also ends where the next one or the answer ends, and text without a header is content.
+The prompt ends with the beginning of the first header. A message whose header names a recipient, before or after the
+channel, is a call. Other messages of the channel analysis are thoughts. All remaining messages are content, joined by
+newlines. Models omit marks, and ids that end an answer have no text: so a message also ends where the next message
+begins or the answer ends, and text without a header is content.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class HarmonyParser:
         self.inside = False
         self._calls = calls
         self._header = header
-        self._consumed = ""  # of the header's text, by this parser
+        self._consumed = ""  # the part of the header that is not in the prompt
         self._first = True  # no header is complete yet
         self._pending = ""
         self._content: list[str] = []
@@ -91,7 +91,7 @@ class HarmonyParser:
         self._state: Callable[[Asides], bool] = self._in_header
         self._object = ObjectScan("<|")
         self._had_content = self._had_thought = False
-        self._begins = False  # a body whose text has not begun
+        self._begins = False  # whether a body has begun of which no text has been emitted
 
     def open(self, *, thought: bool) -> None:
         """Begin a message's body: a thought or content."""
@@ -140,7 +140,7 @@ class HarmonyParser:
         return True
 
     def _in_header(self, asides: Asides) -> bool:
-        """Consume a header, until its message is known to be a thought, a call or content."""
+        """Consume a header, until it determines whether the message is a thought, a call or content."""
         pending = self._pending
         words = pending.lstrip()
         if self._first and CHANNEL not in self._header:
@@ -179,7 +179,7 @@ class HarmonyParser:
         return True
 
     def _in_call(self, asides: Asides) -> bool:
-        """Consume arguments that are an object; a mark within a string of the object ends nothing."""
+        """Consume arguments that are an object. A mark within a string of the object is part of the string."""
         if self._object.depth == 0:
             words = self._pending.lstrip()
             if not words:

@@ -1,6 +1,6 @@
 """Syntaxes of thoughts: a file per shape, a table entry per family.
 
-"auto" takes the first syntax whose `matches` accepts the template, so the more specific syntaxes come first.
+"auto" selects the first syntax whose `matches` accepts the template, so the more specific syntaxes come first.
 """
 
 from __future__ import annotations
@@ -16,4 +16,4 @@ if TYPE_CHECKING:
     from infd.text.reasoning.base import ReasoningSyntax
 
 SYNTAXES: Mapping[str, ReasoningSyntax] = MappingProxyType({**blocks.FAMILIES})
-ALIASES: Mapping[str, str] = MappingProxyType({**blocks.ALIASES})  # names of other servers
+ALIASES: Mapping[str, str] = MappingProxyType({**blocks.ALIASES})  # names that other servers use

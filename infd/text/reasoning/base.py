@@ -31,14 +31,14 @@ class ReasoningSyntax(Protocol):
         """Return whether a model with this template may write thoughts in this syntax."""
 
     def thought(self, prompt: str, continued: str) -> Thought | None:
-        """Return how an answer marks its thought; None if the answer cannot hold a thought.
+        """Return how an answer marks its thought; None if the answer cannot contain a thought.
 
         prompt     the end of the prompt: templates may open a thought there, or close one to forbid it
         continued  the text of the assistant's message that the answer continues, usually empty
         """
 
     def start(self, prompt: str, continued: str, ends: Sequence[str] = ()) -> ThoughtParser | None:
-        """Start parsing an answer. Returns None if the answer cannot hold a thought.
+        """Start parsing an answer. Returns None if the answer cannot contain a thought.
 
         prompt, continued  as in `thought`
         ends               marks of a call: at the beginning of a line they end a thought that the model has left open
@@ -57,9 +57,9 @@ class _State(Enum):
 class BlockParser:
     """Parses one block at the beginning of an answer.
 
-    Newlines next to the marks belong to the marks: templates write them there, and strip them from the messages that
-    clients send back. A closing mark at the beginning of an answer closes an empty thought: models write one where the
-    template writes one for turns without a thought.
+    Newlines next to the marks belong to the marks: templates write these newlines, and strip them from the messages
+    that clients send back. A closing mark at the beginning of an answer closes an empty thought, which models write if
+    the template writes an empty thought for turns without a thought.
     """
 
     __slots__ = (
@@ -84,11 +84,11 @@ class BlockParser:
         answer: Sequence[str] = (),
         closed: bool = False,
     ) -> None:
-        """Start before the block, inside a block that the prompt has opened, or after a block that it has closed.
+        """Start before the block, or inside or after a block that the prompt has opened or closed.
 
         ends      marks of a call that end a thought left open
         variants  further pairs of marks of the block
-        answer    the marks around the answer after the block, or none; either may be absent
+        answer    the marks before and after the answer that follows the block, both optional in the text; empty: none
         closed    whether the prompt has closed the block
         """
         self.inside = thought.inside
@@ -130,7 +130,7 @@ class BlockParser:
         return text
 
     def _before(self, text: str) -> str:
-        """Return the text after the opening mark; all of the text if it lacks the mark, nothing while undecided."""
+        """Return the text after the opening mark; all text if the mark is absent; no text while that is undecided."""
         words = text.lstrip()
         self._pending = ""
         for mark in self._openings:
@@ -165,7 +165,7 @@ class BlockParser:
         return text
 
     def _answered(self, text: str) -> str:
-        """Return the text that the mark at the answer's end cannot be part of."""
+        """Return the text before the place where the mark after the answer begins or may begin."""
         mark = self._answer[1]
         end = text.rfind(mark)
         if end < 0 or text[end + len(mark) :].strip():
@@ -177,7 +177,7 @@ class BlockParser:
         return text[:end]
 
     def _inside(self, text: str, asides: Asides) -> str:
-        """Return the text after the closing mark, or from a call's mark on."""
+        """Return the text after the closing mark, or the text that begins with a call's mark."""
         end, close = min(
             ((place, mark) for mark in self._closings if (place := text.find(mark)) >= 0), default=(-1, "")
         )
@@ -197,7 +197,7 @@ class BlockParser:
         return ""
 
     def _call_in(self, text: str) -> int | None:
-        """Return the place of the first call's mark at the beginning of a line."""
+        """Return the index of the first call's mark that begins a line; None without such a mark."""
         places = []
         for mark in self._ends:
             place = text.find(mark)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Block(Struct, frozen=True):
     """See ReasoningSyntax.
 
-    variants   further pairs of marks that the family writes instead
-    mentioned  texts that a template of the family contains, all of them; empty: the closing mark
+    variants   further pairs of marks, which the family may write instead
+    mentioned  texts that identify the family: its templates contain all of them; empty: the closing mark
     tokens     marks that are single tokens; empty: the opening and the closing mark
     answer     marks around the answer after the thought, or empty; they are removed
     """
@@ -65,8 +65,8 @@ class Block(Struct, frozen=True):
 
 QWEN3: Final = Block("<think>", "</think>")
 
-# The templates of Granite 3.3 and Hunyuan A13B mention the marks of Qwen3 too, so those families precede it. No
-# published template covers granite (3.2), ernie45, longcat and kimi: the marks are those of the families'
+# The templates of Granite 3.3 and Hunyuan A13B mention the marks of Qwen3 too, so these two families precede Qwen3. No
+# published template of granite (3.2), ernie45, longcat and kimi contains marks: their marks are taken from the models'
 # documentation.
 FAMILIES: Final[Mapping[str, Block]] = MappingProxyType(
     {

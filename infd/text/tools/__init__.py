@@ -1,6 +1,6 @@
 """Syntaxes of tool calls: a file per shape, a table entry per family. README.md of `infd/text` says how to add one.
 
-"auto" takes the syntax that reads back a rendered call and leaves the least content; of equal syntaxes the first.
+"auto" selects the syntax that parses a rendered call and leaves the least content; of equal syntaxes, the first.
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ if TYPE_CHECKING:
 SYNTAXES: Mapping[str, ToolSyntax] = MappingProxyType(
     {**families_json.FAMILIES, **families_values.FAMILIES, **pythonic.FAMILIES}
 )
-ALIASES: Mapping[str, str] = MappingProxyType(  # names of other servers
+ALIASES: Mapping[str, str] = MappingProxyType(  # names that other servers use
     {**families_json.ALIASES, **families_values.ALIASES, **pythonic.ALIASES}
 )

@@ -1,9 +1,10 @@
 """The protocol of every syntax of tool calls.
 
 A call is emitted as soon as its name is complete and its arguments begin. Arguments are
-JSON text; where the model writes JSON they are emitted verbatim, so their text is equal
-whether streamed or not. An emitted call stays a call, even if the model never closes it or
-writes arguments that are not JSON. Text that is malformed before a call is emitted is content.
+JSON text; if the model writes JSON, the arguments are emitted verbatim, so a streamed
+answer and a collected answer contain equal text. An emitted call stays a call, even if the
+model never closes the call or writes arguments that are not JSON. A call that is malformed
+before it is emitted is content.
 
 A call of a tool that was not offered is a call too: the client can reply to the
 model with an error, and would miss the call if it were content.

@@ -62,7 +62,8 @@ _LLAMA: Final = TagJson(
     ),
 )
 
-# Before version 11 of Mistral's tokenizers a list follows the mark, since then a name, and in some an id.
+# Up to version 10 of Mistral's tokenizers a list of calls follows the mark; since version 11 a name and, in some
+# versions, an id.
 _MISTRAL: Final = TagJson(
     opens=("[TOOL_CALLS]",),
     inner=("[CALL_ID]", "[ARGS]"),
@@ -134,7 +135,7 @@ FAMILIES: Final[Mapping[str, TagJson]] = {
             ),
         ),
     ),
-    "deepseek_v3": TagJson(  # and R1
+    "deepseek_v3": TagJson(  # DeepSeek R1 too
         opens=_DEEPSEEK_OPENS,
         closes=(*_DEEPSEEK_CLOSES, "```"),
         inner=(_DEEPSEEK_SEP,),
@@ -171,7 +172,7 @@ FAMILIES: Final[Mapping[str, TagJson]] = {
         closes=("<|END_ACTION|>",),
         names=("tool_name",),
         arguments=("parameters",),
-        ids=(),  # numbers, which begin again with every message
+        ids=(),  # the model's ids are ignored: they number the calls of each message from 0
         listed=True,
         grammar=CallSyntax(
             begin="<|START_ACTION|>[\n",
@@ -233,7 +234,7 @@ FAMILIES: Final[Mapping[str, TagJson]] = {
     "phi4_mini_json": TagJson(
         opens=("functools", "<|tool_call|>"),
         closes=("<|/tool_call|>",),
-        bare=True,  # so the template writes past calls
+        bare=True,  # the template renders earlier calls without a mark
         listed=True,
         grammar=CallSyntax(begin="functools[", call=_OBJECT, between=", ", end="]", trigger="functools[", marks=()),
     ),

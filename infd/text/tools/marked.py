@@ -35,7 +35,7 @@ class MarkedCalls:
         self._content: list[str] = []
         self._held_space: list[str] = []  # white space, emitted only if more content follows
         self._has_content = False  # whether content was emitted
-        self._after_call = False  # whether only white space came since the last call
+        self._after_call = False  # whether only white space has followed the last call
 
     def feed(self, text: str, asides: Asides) -> str:
         self._pending += text
@@ -56,11 +56,11 @@ class MarkedCalls:
         return self._take_content()
 
     def _opened(self, asides: Asides) -> bool:
-        """Consume the text after an opening mark, which is `_opening`."""
+        """Consume the text after the opening mark `_opening`."""
         raise NotImplementedError
 
     def _cut(self, rest: str, asides: Asides) -> None:
-        """End the text after an opening mark. `rest`: text that no state has consumed."""
+        """End an answer that ends after an opening mark, within a call. rest: text that no state has consumed."""
         raise NotImplementedError
 
     def _between(self, _: Asides) -> bool:
@@ -122,5 +122,5 @@ class MarkedCalls:
 
 @cache
 def _first_characters(marks: tuple[str, ...]) -> re.Pattern[str]:
-    """Return the search for a character that begins a mark; most text has none."""
+    """Return a pattern of the first characters of marks: a quick test, because most text contains none of them."""
     return re.compile(f"[{''.join(re.escape(mark[0]) for mark in marks)}]" if marks else r"(?!)")

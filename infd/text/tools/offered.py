@@ -20,7 +20,7 @@ class Offered:
     __slots__ = ("_decoded", "_schemas")
 
     def __init__(self, schemas: Mapping[str, bytes]) -> None:
-        """schemas: JSON text of each tool's parameters, by name; empty: the tool states none."""
+        """schemas: JSON text of each tool's parameters, by name; empty for a tool without a schema."""
         self._schemas = schemas
         self._decoded: dict[str, dict[str, Any]] = {}
 
@@ -28,7 +28,7 @@ class Offered:
         return name in self._schemas
 
     def parameters(self, name: str) -> dict[str, Any]:
-        """Return the schema of a tool's arguments; empty for a tool that was not offered or states none."""
+        """Return the schema of a tool's arguments; empty for a tool that was not offered or lacks a schema."""
         if name not in self._decoded:
             self._decoded[name] = _decode(self._schemas.get(name, b""))
         return self._decoded[name]
@@ -38,5 +38,5 @@ def _decode(schema: bytes) -> dict[str, Any]:
     try:
         decoded = msgspec.json.decode(schema or b"{}")
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return {}  # rendering the prompt has refused such a schema
+        return {}  # rendering the prompt has refused malformed schemas
     return decoded if isinstance(decoded, dict) else {}

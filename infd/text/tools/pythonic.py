@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _HEAD_CHARACTERS: Final = 512
 _WORD_CHARACTERS: Final = 256  # longer words are strings: they are not scanned again with every token
-_BARE: Final = " "  # instead of a quote
+_BARE: Final = " "  # the `_quote` of a string without quotes
 _NAME: Final = r"[A-Za-z_][\w.:/-]*+"
 _HEAD: Final = re.compile(rf"\s*+(?P<name>{_NAME})\(\s*+(?:(?=\))|(?=[A-Za-z_]\w*+\s*+=(?=[^=])))")
 _COULD_BE_A_HEAD: Final = re.compile(rf"\s*+(?:\Z|{_NAME}(?:\Z|\(\s*+(?:\Z|[A-Za-z_]\w*+\s*+(?:\Z|=\Z))))", re.DOTALL)
@@ -66,7 +66,7 @@ class PythonicParser(MarkedCalls):
         super().__init__(family.opens)
         self._family = family
         self._several = False  # whether a call of the section was emitted
-        self._arguments = 0  # of the call
+        self._arguments = 0  # number of arguments of the call so far
         self._literal = Literal()
         if family.bare:
             self._state = self._beginning
@@ -143,7 +143,7 @@ class PythonicParser(MarkedCalls):
         return self._literal.ended
 
     def _called(self, _: Asides) -> bool:
-        """Consume what follows a call: another one, or the closing bracket."""
+        """Consume the text after a call, up to the next call or the closing bracket."""
         pending = self._pending = self._pending.lstrip()
         if self._family.listed:
             if not pending:
@@ -185,12 +185,12 @@ class Literal:
     def __init__(self) -> None:
         self.ended = False
         self._brackets: list[str] = []
-        self._quote = ""  # of the string that is open
-        self._comma = False  # held back, because Python allows one before a closing bracket
+        self._quote = ""  # quote of the open string; empty: no string is open
+        self._comma = False  # whether a comma is held back, because Python allows a comma before a closing bracket
         self._key = False  # whether the next value is a key of a dict
 
     def feed(self, text: str) -> tuple[int, str]:
-        """Return the number of characters translated, and their JSON; pass the others again with more text."""
+        """Return the number of characters translated, and their JSON. Pass the remaining text again with more text."""
         at, parts = 0, list[str]()
         while at < len(text) and not self.ended:
             used = self._string(text, at, parts) if self._quote else self._token(text, at, parts)
@@ -200,11 +200,11 @@ class Literal:
         return at, "".join(parts)
 
     def _token(self, text: str, at: int, parts: list[str]) -> int:
-        """Translate one token outside of strings. Returns its characters, 0 if it is not complete."""
+        """Translate one token outside of strings. Returns the token's length, 0 for an incomplete token."""
         character = text[at]
         if character.isspace():
             return 1
-        if not self._brackets and character in ",:)]}":  # no value
+        if not self._brackets and character in ",:)]}":  # the value is missing
             parts.append("null")
             self.ended = True
             return 0
@@ -247,7 +247,7 @@ class Literal:
         return len(word[0])
 
     def _string(self, text: str, at: int, parts: list[str]) -> int:
-        """Translate a part of a string."""
+        """Translate a part of a string. Returns the number of characters translated."""
         if self._quote == _BARE:
             word = _WORD.match(text, at)
             if word is not None:

@@ -43,9 +43,9 @@ class TagJson(Struct, frozen=True, kw_only=True):
     arguments   keys of a call's arguments
     ids         keys of a call's id
     keyed       whether a call is an object whose only key is the name: {"name": {...}}
-    head        pattern of the text between mark and arguments where the name is outside of JSON, with the group `name`
-                and optionally `id`; it ends before the arguments' brace
-    listed      whether a section may hold a list of calls
+    head        if the name is outside of JSON: pattern of the text between mark and arguments, with the group `name`
+                and optionally `id`; the pattern ends before the arguments' brace
+    listed      whether a section may contain a list of calls
     separators  characters that may separate calls of one section that are not listed; None: every call has its own mark
     short_ids   whether templates of the family refuse ids that are not nine letters or digits
     """
@@ -124,7 +124,7 @@ class TagJsonParser(MarkedCalls):
         return True
 
     def _element(self, asides: Asides) -> bool:
-        """Consume the beginning of a call, until the text is known to be a call or not."""
+        """Consume the beginning of a call, until the parser can decide whether the text is a call."""
         pending, family = self._pending, self._family
         if family.head is not None and not self._in_list and not pending.lstrip().startswith("{"):
             return self._outside(asides)
@@ -137,7 +137,7 @@ class TagJsonParser(MarkedCalls):
         if possible is None or (possible.end() < len(pending) and not possible[0].endswith('"')):
             self._refuse()
             return True
-        if self._bare and _cannot_begin(family).match(pending):  # JSON that the model answers is not held back
+        if self._bare and _cannot_begin(family).match(pending):  # do not hold back an answer in JSON
             self._refuse()
             return True
         if self._is_complete(pending) or len(pending) > _HEAD_CHARACTERS:
@@ -168,7 +168,7 @@ class TagJsonParser(MarkedCalls):
 
     @property
     def _mark(self) -> str:
-        """The mark that ends an object which is not complete."""
+        """The mark that ends an incomplete object."""
         return self._family.closes[0] if self._family.closes else ""
 
     def _named(self, head: re.Match[str], asides: Asides) -> bool:
@@ -186,7 +186,7 @@ class TagJsonParser(MarkedCalls):
         return bool(name)
 
     def _new_id(self) -> str | None:
-        """Return an id of the family's style; None: any will do."""
+        """Return an id that the family's templates accept; None if they accept every id."""
         return "".join(secrets.choice(_LETTERS) for _ in range(9)) if self._family.short_ids else None
 
     def _begin_arguments(self, *, in_object: bool) -> None:
@@ -239,7 +239,7 @@ class TagJsonParser(MarkedCalls):
         self._state = self._closing
 
     def _closing(self, _: Asides) -> bool:
-        """Consume closing marks, and what separates calls of one section."""
+        """Consume closing marks, and separators between the calls of a section."""
         family = self._family
         pending = self._pending = self._pending.lstrip()
         if self._in_list:
@@ -288,7 +288,7 @@ class TagJsonParser(MarkedCalls):
             value: Any = msgspec.json.decode(raw)
             if value is None:
                 arguments, value = "{}", {}
-            if isinstance(value, str):  # the model wrote the object as a string, the form that clients expect
+            if isinstance(value, str):  # the model wrote the arguments as a JSON string, as clients expect them
                 arguments, value = value, msgspec.json.decode(value)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return None
@@ -309,7 +309,7 @@ def _head(family: TagJson) -> re.Pattern[str]:
 
 @cache
 def _cannot_begin(family: TagJson) -> re.Pattern[str]:
-    """Return the pattern of an object whose first key no call has, or that is complete without a key."""
+    """Return a pattern of objects that are no calls: the first key is none of a call's keys, or there is no key."""
     keys = "|".join(f'{re.escape(key)}"' for key in (*family.names, *family.arguments, *family.ids, "type"))
     return re.compile(rf'\s*+\{{\s*+(?:\}}|"(?!{keys})\w*+(?!\w|\Z))')
 
@@ -320,7 +320,7 @@ def _outside_head(pattern: str) -> re.Pattern[str]:
 
 
 def _text(literal: str) -> str:
-    """Return the text of a JSON string or number; empty if it is malformed."""
+    """Return the text of a JSON string or number; empty for a malformed literal."""
     try:
         value = json.loads(literal)
     except ValueError:

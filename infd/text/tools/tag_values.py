@@ -3,8 +3,8 @@
 A family is a `TagValues`, a row of a table. The parser translates values into JSON while the model writes them. Strings
 are emitted as they come; other values, whose type the tool's schema states (`typed`), once they are complete.
 
-A value ends at its closing mark, so it may hold other marks. Where the closing mark is missing, the value ends at the
-mark that ends the call if the mark that ends the section follows.
+A value ends at its closing mark, so the value may contain other marks. A value without a closing mark ends at the mark
+that ends the call, if the mark that ends the section follows.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class TagValuesParser(MarkedCalls):
         if possible and not pending.startswith(ends) and len(pending) <= _HEAD_CHARACTERS:
             return False
         self._pending = pending.removeprefix(family.call_end)
-        asides.append_arguments("}")  # also where the mark is missing
+        asides.append_arguments("}")  # even if the mark is missing
         self._state = self._closing
         return True
 
@@ -179,7 +179,7 @@ class TagValuesParser(MarkedCalls):
         return True
 
     def _undecided(self, asides: Asides) -> bool:
-        """Wait until the value can only be a string, or can only be known once it is complete."""
+        """Wait until the value is certainly a string, or its type can be decided only at the value's end."""
         end, after = self._value_end(self._pending)
         if not typed.may_be_typed(self._pending[:end], self._types):
             self._begin_string(asides)
@@ -202,7 +202,7 @@ class TagValuesParser(MarkedCalls):
         return True
 
     def _value_end(self, text: str) -> tuple[int, int | None]:
-        """Return the end of the value, and where the text after its mark begins; None if the value goes on."""
+        """Return the end of the value, and the index after its closing mark; None if the value may continue."""
         family = self._family
         place, after = text.find(family.value_end), len(family.value_end)
         at = text.find(family.call_end) if self._unclosed is not None else -1
@@ -239,7 +239,7 @@ class TagValuesParser(MarkedCalls):
 
 @cache
 def _patterns(family: TagValues) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str] | None]:
-    """Return the patterns of a call's beginning, of a parameter's, and of the end of a call within a value."""
+    """Return patterns of the beginning of a call, the beginning of a parameter, and an end of a call within a value."""
     unclosed = None
     if family.closes:
         unclosed = re.compile(_pattern((family.call_end, SPACE, family.closes)).replace(r"\s*+", r"\s{0,8}+"))
@@ -266,5 +266,5 @@ def _pattern(parts: Parts, optional: tuple[str, ...] = ()) -> str:
 
 
 def _beginnings(text: str) -> str:
-    """Return a pattern of the text's beginnings, the empty one too."""
+    """Return a pattern of all prefixes of a text, including the empty prefix."""
     return "|".join(re.escape(text[:end]) for end in range(len(text) - 1, -1, -1))

@@ -1,6 +1,6 @@
 """Types of a parameter's value, for syntaxes that write values without quotes: 7 may be a number or a string.
 
-A value is a string unless the tool's schema states another type that the value has; so no value is lost.
+A value becomes a string, which loses no text, unless the tool's schema allows another type of which it is a literal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Types = frozenset[str]  # of JSON Schema, without "integer" where "number" is al
 
 STRING: Final[Types] = frozenset({"string"})
 ANY: Final[Types] = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-_DEPTH: Final = 16  # of references and alternatives
+_DEPTH: Final = 16  # most levels of references and alternatives, and most alternatives
 _LITERAL_CHARACTERS: Final = 2**14  # longer Python literals stay strings
 _WORDS: Final = {"True": "true", "False": "false", "None": "null"}  # some templates print values as Python does
 _BEGINNING: Final = re.compile(r"\s{0,64}+(?:(?P<bracket>[\[{])|[\w.+-]{0,64}+\s{0,64}+\Z)")
@@ -24,7 +24,7 @@ _BRACKETED: Final = {"{": "object", "[": "array"}
 
 
 def types_of(parameters: dict[str, Any], key: str) -> Types:
-    """Return the types that a tool's schema allows for the value of a parameter; STRING where it states none."""
+    """Return the types that a tool's schema allows for a parameter's value; STRING if the schema allows every type."""
     properties = parameters.get("properties")
     schema = properties.get(key) if isinstance(properties, dict) else None
     if schema is None:
@@ -34,7 +34,7 @@ def types_of(parameters: dict[str, Any], key: str) -> Types:
 
 
 def may_be_typed(text: str, types: Types) -> bool:
-    """Return whether a value that begins with `text` may have another type than string, of `types`."""
+    """Return whether a value that begins with `text` may be of a type in `types` other than string."""
     found = _BEGINNING.match(text)
     return found is not None and (found["bracket"] is None or _BRACKETED[found["bracket"]] in types)
 
@@ -42,7 +42,7 @@ def may_be_typed(text: str, types: Types) -> bool:
 def to_json(text: str, types: Types, *, quoted: bool = False) -> str:
     """Return the JSON text of a value.
 
-    quoted  whether a string is written as JSON too
+    quoted  whether the model writes strings as JSON, with quotes
     """
     words = text.strip()
     literal = _WORDS.get(words, words)
@@ -56,7 +56,7 @@ def to_json(text: str, types: Types, *, quoted: bool = False) -> str:
 
 
 def _types(schema: Any, root: dict[str, Any], depth: int) -> Types:
-    """Return the types that a schema allows. What cannot be resolved allows all."""
+    """Return the types that a schema allows; all types for a schema that cannot be resolved."""
     if not isinstance(schema, dict) or not depth:
         return ANY
     found = ANY
@@ -119,7 +119,7 @@ def _referred(reference: str, root: dict[str, Any]) -> Any:
 
 
 def _python(text: str) -> tuple[str, Any]:
-    """Return JSON text and value of a list or dict that is written as a literal of Python; empty text if it is none."""
+    """Return JSON text and value of a list or dict that is written in Python's syntax; empty text for any other."""
     if text[:1] not in ("{", "[") or len(text) > _LITERAL_CHARACTERS:
         return "", None
     try:

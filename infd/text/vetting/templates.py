@@ -13,7 +13,7 @@ from jinja2 import nodes
 LONGEST: Final = 2**16  # maximum characters; the largest known templates have some 30,000, and 4,000 nodes
 MOST_NODES: Final = 6000  # the compiler's time is quadratic in the number of nodes
 LARGEST_NUMBER: Final = 2**53
-LARGEST_ARGUMENT: Final = 2**10  # maximum width or count
+LARGEST_ARGUMENT: Final = 2**10  # maximum of a number, or of a text's length, among a filter's constant arguments
 MOST_DIGITS: Final = 64
 
 _NONE, _FALSE = nodes.Const(None), nodes.Const(False)
@@ -114,7 +114,7 @@ def _filter_is_paid_for(name: object, args: list[nodes.Expr], named: dict[str, n
                 flags += separators.items
             elif separators is not _NONE:
                 return False
-            # Escaping to ASCII may lengthen a text many times.
+            # `costs.py` charges nothing for ASCII escapes, which may make a text twelve times as long.
             return not args and not named and _small(spaces, *flags) and getattr(ascii, "value", None) is False
     return name in _FILTERS and _small(*args, *named.values())
 
@@ -127,7 +127,7 @@ def _tests(args: list[nodes.Expr]) -> bool:
 
 
 def _small(*values: nodes.Expr, most: int = LARGEST_ARGUMENT) -> bool:
-    """Return whether all values are small constants."""
+    """Return whether all values are constants: flags, None, and numbers and lengths of texts of at most `most`."""
     for value in values:
         match value:
             case nodes.Neg(node=nodes.Const(value=int() | float() as number)):

@@ -188,7 +188,7 @@ def _growth(steps: list[dict[str, Any]]) -> int:
             case {"type": "Replace", "content": str(new)}:
                 growth *= 1 + len(new)
             case {"type": "Precompiled"}:
-                growth *= 18  # length of Unicode's longest decomposition; longer forms are rare in such a table
+                growth *= 18  # Unicode's longest decomposition; few tables contain longer forms
             case {"type": str(kind)}:
                 growth *= _GROWTH.get(kind, 1)
     return growth
