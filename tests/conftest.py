@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.e2e.process import Daemon
+from tests.grammar.engines import engine
 from tests.native import built, library
 from tests.tiny import tiny
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["built", "library", "tiny"]
+__all__ = ["built", "engine", "library", "tiny"]
 
 if not torch.cuda.is_available():
     # Triton reads the variable when a kernel is defined, its own kernels included; transformers imports triton.

@@ -89,8 +89,7 @@ class Daemon:
         self.loading = self._stage(f"loading {self.names[0]}")
         self._reading = asyncio.Event()  # set when the device thread begins to read weights
         self.executor = executor or components.executor(config, environment, self.directory, self._on_read)
-        self.trial = Trial()
-        self.grammars = GrammarService(config.grammar, self.offload, self.trial, self.metrics)
+        self.grammars = GrammarService(config.grammar, self.offload, Trial(), self.metrics)
         self.engine = Engine(config, self.executor, self.metrics, grammars=self.grammars, names=self.names)
         self.http = HttpServer(self.engine, config, self.metrics, self.keys, self.offload)
         self.admin_socket = environment.admin_socket(config)
@@ -120,7 +119,7 @@ class Daemon:
             await self._close(self.admin.close())
             await self._close(self.engine.close())
             self.worker.close()
-            self.trial.close()
+            self.grammars.close()
             self.offload.close()
             self.notifier.close()
             self._ignore_signals()

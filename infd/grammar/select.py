@@ -10,6 +10,8 @@ from infd.errors import ConfigError
 from infd.grammar.binding import Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from infd.grammar.protocol import Compiler, Vocabulary
     from infd.grammar.trial import Trial
 
@@ -19,11 +21,13 @@ class Selection(Struct, frozen=True):
 
     name      name and version of the library
     rejected  name of each other library -> reason against it
+    close     ends the worker processes of the library
     """
 
     compiler: Compiler
     name: str
     rejected: dict[str, str]
+    close: Callable[[], None]
 
 
 def select(engine: str, vocabulary: Vocabulary, trial: Trial) -> Selection:
@@ -38,12 +42,14 @@ def select(engine: str, vocabulary: Vocabulary, trial: Trial) -> Selection:
             from infd.grammar.xgrammar import XgrammarCompiler
             from infd.grammar.xgrammar_trial import XgrammarTrial
 
-            chosen = XgrammarCompiler(vocabulary, XgrammarTrial())
-            return Selection(chosen, f"xgrammar {chosen.version}", {"llguidance": "grammar.engine names xgrammar"})
+            compilations = XgrammarTrial()
+            chosen = XgrammarCompiler(vocabulary, compilations)
+            rejected = {"llguidance": "grammar.engine names xgrammar"}
+            return Selection(chosen, f"xgrammar {chosen.version}", rejected, compilations.close)
         from infd.grammar.llguidance import LlguidanceCompiler
 
         compiler = LlguidanceCompiler(vocabulary, trial)
     except Unavailable as error:
         raise ConfigError(f"grammar.engine: {error}") from error
-    rejected = "not named by grammar.engine; it compiles slower and keeps fewer kinds of constraints"
-    return Selection(compiler, f"llguidance {compiler.version}", {"xgrammar": rejected})
+    rejected = {"xgrammar": "not named by grammar.engine; it compiles slower and keeps fewer kinds of constraints"}
+    return Selection(compiler, f"llguidance {compiler.version}", rejected, trial.close)

@@ -116,6 +116,13 @@ class GrammarService:
         self._selecting = self._offload.grammars(self._select, vocabulary)
         self._selecting.add_done_callback(_report)
 
+    def close(self) -> None:
+        """End the worker processes and their tasks."""
+        self._trial.close()
+        selecting = self._selecting
+        if selecting is not None and selecting.done() and not selecting.cancelled() and not selecting.exception():
+            selecting.result().close()
+
     async def compile(self, constraint: Constraint) -> Grammar:
         if (cached := self._cache.get(constraint)) is not None:
             self._cache.move_to_end(constraint)

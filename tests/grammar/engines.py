@@ -7,6 +7,7 @@ keeps what a function returns, for each engine apart. INFD_TEST_GRAMMAR_ENGINE n
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from infd.grammar.llguidance import LlguidanceCompiler
 from infd.grammar.xgrammar import XgrammarCompiler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from infd.grammar.protocol import Compiler, Grammar, Limits, Vocabulary
     from infd.request import Constraint
@@ -26,6 +27,18 @@ if TYPE_CHECKING:
 ENGINES = ("llguidance", "xgrammar")
 NAMED = os.environ.get("INFD_TEST_GRAMMAR_ENGINE")
 PRESENT: ContextVar[str] = ContextVar("PRESENT", default=NAMED or ENGINES[0])
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of the engine with which the module's tests run."""
+    if NAMED is not None and request.param != NAMED:
+        pytest.skip(f"INFD_TEST_GRAMMAR_ENGINE is {NAMED}")
+    if importlib.util.find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    before = PRESENT.set(request.param)
+    yield request.param
+    PRESENT.reset(before)
 
 
 def compiler(vocabulary: Vocabulary, trial: Any = None) -> Compiler:

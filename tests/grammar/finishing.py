@@ -1,6 +1,8 @@
-"""Finish a cut answer along a shortest path of bytes.
+"""Finish a cut answer along a shortest path, which the engine's matcher must accept.
 
-A breadth-first search over matchers of single bytes. Matchers do not compare, so prefixes of equal length with equal
+The shortest end by the constraint's rules comes first, see `shortest`. A constraint in Lark has no rules, and some
+schemas are kept by llguidance only; other cuts have no end by the rules if an engine left the rules. Their ends are
+searched breadth-first, over matchers of single bytes. Matchers do not compare, so prefixes of equal length with equal
 masks count as one state, and the first of them goes on. A search that tries one byte for each mask that follows comes
 first; only if it finds no end does a second try every byte. Masks cannot show progress within free text (`.*abc` allows
 every byte throughout), so `words` are tried whole, from every state.
@@ -8,13 +10,17 @@ every byte throughout), so `words` are tried whole, from every state.
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from infd.errors import GrammarFailed
+from infd.grammar import constraint_rules
 from infd.grammar.protocol import Limits, Vocabulary
 from tests.grammar import engines
+from tests.grammar.shortest import ShortestEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,20 +46,38 @@ class Finisher:
         tokens = [*(bytes([byte]) for byte in range(256)), b""]
         self._compiler = engines.compiler(Vocabulary(tokens, frozenset(), frozenset({END}), 257, lambda text: []))
         self._row = np.empty((1, self._compiler.vocabulary.words), dtype=np.int32)
+        self.found: Counter[str] = Counter()  # ends, by how they were found
 
-    def shortest_end(self, constraint: Constraint, cut: bytes, words: Sequence[bytes] = ()) -> bytes | None:
-        """Return the fewest bytes that complete an answer; None if the search found none.
+    def shortest_end(
+        self, constraint: Constraint, cut: bytes, words: Sequence[bytes] = (), alike: Constraint | None = None
+    ) -> bytes | None:
+        """Return the fewest bytes that complete an answer; None if none were found.
 
         words  texts that the constraint may require within free text
+        alike  a constraint of the same texts that has rules
 
         Raises GrammarFailed if no answer begins with `cut`.
         """
         matcher = self._compiler.compile(constraint, Limits()).matcher()
         matcher.advance(list(cut))
+        end = _by_rules(constraint if alike is None else alike, cut)
+        if end is not None and self._is_end(matcher, end):
+            self.found["by rules"] += 1
+            return end
+        self.found["without rules" if end is None else "against rules"] += 1
         for thorough in (False, True):
             if (found := self._search(matcher.copy(), words, thorough)) is not None:
+                self.found["by search"] += 1
                 return found
+        self.found["without end"] += 1
         return None
+
+    def _is_end(self, matcher: Matcher, end: bytes) -> bool:
+        if matcher.validate(list(end)) < len(end):
+            return False
+        ahead = matcher.copy()
+        ahead.advance(list(end))
+        return ahead.accepting
 
     def _search(self, matcher: Matcher, words: Sequence[bytes], thorough: bool) -> bytes | None:
         if (first := self._mask(matcher)) is None:
@@ -99,6 +123,19 @@ class Finisher:
         """Return the matcher's mask; None if a limit is reached."""
         (failure,) = self._compiler.fill([matcher], self._row)
         return self._row.tobytes() if failure is None else None
+
+
+def _by_rules(constraint: Constraint, cut: bytes) -> bytes | None:
+    """Return the shortest end by the constraint's rules; None if it has none, or none that begin with `cut`."""
+    try:
+        return _ends(constraint).of(cut)
+    except GrammarFailed:
+        return None
+
+
+@lru_cache(maxsize=16)
+def _ends(constraint: Constraint) -> ShortestEnd:
+    return ShortestEnd(constraint_rules.write(constraint, Limits(), lambda mark: None))
 
 
 def _candidates(mask: bytes, thorough: bool) -> Iterable[int]:

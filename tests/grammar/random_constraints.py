@@ -35,6 +35,7 @@ class Case(Struct, frozen=True):
     constraint: Constraint
     judge: Callable[[str], None]
     words: tuple[bytes, ...] = ()  # that free text may have to contain
+    alike: Constraint | None = None  # a constraint of the same texts that both engines keep
     tokens: int = 500  # of an answer at most, because the judge takes cubic time
 
 
@@ -312,14 +313,16 @@ def _judge_of(grammar: str) -> Callable[[str], None]:
 
 
 def _lark(draw: random.Random) -> Case:
-    in_lark, _ = _rules(draw)
+    in_lark, in_gbnf = _rules(draw)
+    alike: Constraint | None = Ebnf("\n".join(in_gbnf))
     if draw.random() < 0.4:
+        alike = None
         in_lark[0] += " WORD"
         in_lark += ["WORD: /[a-z]+/ | NUMBER", "NUMBER: /[0-9]+/"]
         if draw.random() < 0.5:
             in_lark.append("%ignore / +/")
     grammar = "\n".join(in_lark)
-    return Case(Lark(grammar), _judge_of(grammar), tokens=30)
+    return Case(Lark(grammar), _judge_of(grammar), tokens=30, alike=alike)
 
 
 def _ebnf(draw: random.Random) -> Case:
@@ -333,7 +336,8 @@ def _ambiguous(draw: random.Random) -> Case:
     def judge(answer: str) -> None:
         assert grammar.derives(answer), "not derived"
 
-    return Case(Ebnf(grammar.in_gbnf()) if draw.random() < 0.5 else Lark(grammar.in_lark()), judge, tokens=40)
+    alike = Ebnf(grammar.in_gbnf())
+    return Case(alike if draw.random() < 0.5 else Lark(grammar.in_lark()), judge, tokens=40, alike=alike)
 
 
 # Structural tags
