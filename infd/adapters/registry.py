@@ -113,6 +113,10 @@ class Adapters:
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
+    def __getitem__(self, name: str) -> str:
+        """Return the directory of the adapter loaded as `name`."""
+        return self._entries[name].path
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 

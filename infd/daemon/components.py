@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
+from infd.daemon.fingerprint import fingerprint
 from infd.errors import CheckpointError, ConfigError
 from infd.grammar.protocol import Vocabulary
 from infd.http.served_model import SamplingDefaults, ServedModel
@@ -18,13 +19,14 @@ from infd.text.tokenizer import Tokenizer
 from infd.untrusted import read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
     from concurrent.futures import Future
     from pathlib import Path
 
     from infd.apart.client import Worker
     from infd.config import Config, Environment, HubAccess, ModelConfig
     from infd.engine.executor import Executor
+    from infd.http.served_model import Adapters
     from infd.hub.fetch import Hub
     from infd.runner.pulse import Pulse
     from infd.runner.start.assembly import Loaded
@@ -32,12 +34,16 @@ if TYPE_CHECKING:
 
 
 class Language(Struct, frozen=True):
-    """A checkpoint's text components: tokenizer, chat template, markup syntax and sampling defaults."""
+    """A checkpoint's text components: tokenizer, chat template, markup syntax and sampling defaults.
+
+    fingerprint  changes with the checkpoint's weights and with infd's version
+    """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     syntax: Syntax
     defaults: SamplingDefaults
+    fingerprint: str
 
     @classmethod
     def load(cls, directory: Path, model: ModelConfig, worker: Worker) -> Language:
@@ -50,7 +56,8 @@ class Language(Struct, frozen=True):
         tokenizer = Tokenizer.load(directory, worker)
         template = ChatTemplate.load(tokenizer, model.chat_template or None, worker)
         syntax = Syntax.choose(tokenizer, template, reasoning_name=model.reasoning_parser, tools_name=model.tool_parser)
-        return cls(tokenizer, template, syntax, SamplingDefaults.read(tokenizer.files.generation_config))
+        defaults = SamplingDefaults.read(tokenizer.files.generation_config)
+        return cls(tokenizer, template, syntax, defaults, fingerprint(directory))
 
     def vocabulary(self, capacity: Capacity) -> Vocabulary | None:
         """Return the vocabulary for grammars, None if the tokenizer's decoder has no table."""
@@ -66,7 +73,7 @@ class Language(Struct, frozen=True):
             drop_space=tokenizer.drops_space,
         )
 
-    def serve(self, names: tuple[str, ...], capacity: Capacity, adapters: Collection[str]) -> ServedModel:
+    def serve(self, names: tuple[str, ...], capacity: Capacity, adapters: Adapters) -> ServedModel:
         """Return the model's names, limits and text components, for the HTTP server."""
         return ServedModel(
             names=names,
@@ -78,6 +85,7 @@ class Language(Struct, frozen=True):
             syntax=self.syntax,
             defaults=self.defaults,
             adapters=adapters,
+            fingerprint=self.fingerprint,
         )
 
 

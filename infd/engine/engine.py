@@ -82,6 +82,7 @@ class Engine:
         self.admission = Admission(config.server, self.core, budget, gate, self.adapters, grammars, telemetry)
         memory = ModelMemory(executor, self.core, self.adapters, self.lifecycle)
         self.control = LifecycleControl(config.server, self.lifecycle, self.core, self.admission, memory, telemetry)
+        self._memory = memory
         self._running: asyncio.Task[None] | None = None
         metrics.gauges = self.gauges
 
@@ -90,6 +91,11 @@ class Engine:
     async def load(self) -> Capacity:
         """Load the model; return the capacity that remains on the device. Raises StartError."""
         return await self.core.load()
+
+    @property
+    def weights_generation(self) -> int:
+        """The number of times that operators have replaced the weights."""
+        return self._memory.weights_generation
 
     @property
     def loaded(self) -> bool:

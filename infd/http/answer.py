@@ -26,6 +26,7 @@ class ChoiceDelta(Struct):
 
     logprobs     log-probabilities of each token if requested, else empty
     stop_reason  the stop string, or the id among the request's stop_token_ids, that finished the choice
+    end_id       the token id that finished the choice: one of stop_token_ids, or the model's
     prompt       the prompt's report, in a choice's first delta if the choice repeats its prompt
     aside        thoughts and tool calls, removed from `text`
     error        the error of a choice that failed while other choices have not; `finish` is then ERROR
@@ -40,6 +41,12 @@ class ChoiceDelta(Struct):
     prompt: PromptReport | None = None
     aside: Aside | None = None
     error: RequestError | None = None
+    end_id: int | None = None
+
+    @property
+    def matched(self) -> str | int | None:
+        """The stop string or token id that finished the choice."""
+        return self.end_id if self.stop_reason is None else self.stop_reason
 
 
 class PromptReport(Struct):
@@ -161,6 +168,7 @@ class Answer:
         if stop_id is not None and self._include_stop_id:
             reply.feed([stop_id])
         delta = ChoiceDelta(index, reply.finish(), new.token_ids, new.logprobs, new.finish, stop_id)
+        delta.end_id = new.stop_id
         if reply.stop_reason is not None:  # the last bytes may complete a stop string
             delta.finish, delta.stop_reason = FinishReason.STOP, reply.stop_reason
         if reply.reading is not None:

@@ -13,7 +13,7 @@ from infd.http.apis.chat import CHAT
 from infd.http.apis.completions import COMPLETIONS
 from infd.http.connection import STALL_S, Connection
 from infd.http.connections import Connections
-from infd.http.routes import health, metrics, models, tokens, unknown
+from infd.http.routes import description, health, metrics, models, tokens, unknown
 from infd.http.routes.generating import answering
 from infd.http.routes.render import rendering
 from infd.http.service import ERRORS, SERVICE, Service
@@ -38,6 +38,7 @@ SHUTDOWN_S: Final = 0.5
 FIRST_REQUEST_S: Final = 0.2
 CHECK_S: Final = 0.005
 
+# By path. Each path is served without its prefix /v1 too, as llama.cpp's clients expect.
 APIS: Final[dict[str, Api[Any]]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
 
 
@@ -54,13 +55,17 @@ def application(service: Service) -> web.Application:
         ],
     )
     app[SERVICE] = service
-    app[ERRORS] = {path: api.errors for path, api in APIS.items()}
+    apis = {path: api for long, api in APIS.items() for path in (long, long.removeprefix("/v1"))}
+    app[ERRORS] = {path: api.errors for path, api in apis.items()}
     app.on_response_prepare.append(middleware.finish_headers)
     routes = [
-        *(web.post(path, answering(api)) for path, api in APIS.items()),
+        *(web.post(path, answering(api)) for path, api in apis.items()),
         *(web.post(f"{path}/render", rendering(api)) for path, api in APIS.items()),
         web.get("/v1/models", models.list_models),
         web.get("/v1/models/{id:.+}", models.show_model),
+        web.get("/models", models.list_models),
+        web.get("/props", description.props),
+        web.get("/tokenizer_info", description.tokenizer_info),
         web.post("/tokenize", tokens.tokenize),
         web.post("/detokenize", tokens.detokenize),
         web.get("/livez", health.live),

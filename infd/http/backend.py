@@ -31,3 +31,8 @@ class Backend:
             state = State.STARTING if lifecycle.state is State.READY else lifecycle.state
             raise NotReady(state.value, lifecycle.reason)
         return self.served
+
+    def fingerprint(self) -> str:
+        """Return a string that changes with the weights in use and with infd's version."""
+        generation = self.engine.weights_generation
+        return self.model().fingerprint + (f"_{generation}" if generation else "")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from infd.errors import Internal, NotReady, RequestError, Unauthorized, UnknownVersion, without_frames
+from infd.errors import Internal, NotReady, Overloaded, RequestError, Unauthorized, UnknownVersion, without_frames
 from infd.http.formats.openai import OPENAI_ERRORS
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ def count(error: RequestError, metrics: Metrics) -> None:
     """Count a refused request by its reason. An internal error is not a refusal."""
     if error.status < Internal.status or error.status in (NotReady.status, UnknownVersion.status):
         metrics.rejected[reason(error)] = metrics.rejected.get(reason(error), 0) + 1
+    if error.status in (Overloaded.status, NotReady.status):
+        metrics.turned_away[reason(error)] = metrics.turned_away.get(reason(error), 0) + 1
 
 
 def reason(error: RequestError) -> str:

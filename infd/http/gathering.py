@@ -91,6 +91,7 @@ class _Choice:
         self._asides: list[Aside | None] = []
         self._finish: FinishReason | None = None
         self._stop_reason: str | int | None = None
+        self._end_id: int | None = None
         self._error: RequestError | None = None
         self._prompt: PromptReport | None = None
         self._encoded_logprobs: dict[str, Pieces] = {}
@@ -104,7 +105,8 @@ class _Choice:
         self._texts.append(delta.text)
         self._token_ids += delta.token_ids
         self._asides.append(delta.aside)
-        self._finish, self._stop_reason, self._error = delta.finish, delta.stop_reason, delta.error
+        self._finish, self._error = delta.finish, delta.error
+        self._stop_reason, self._end_id = delta.stop_reason, delta.end_id
         if delta.prompt is not None:
             self._prompt = self._prompt_waiting = delta.prompt
         if delta.logprobs:
@@ -137,5 +139,6 @@ class _Choice:
             self._prompt,
             joined(self._asides),
             self._error,
+            self._end_id,
         )
         return WholeChoice(delta, self._encoded_logprobs)

@@ -64,7 +64,10 @@ async def generate(
         prompts = await read_prompts(generation, served, backend.offload)
         answer = await _queue(generation, prompts, served, ticket, exchange, backend)
         prompt_ids = [prompt.ids for prompt in prompts]
-        format = format_of(Accepted(ticket, model, served.tokenizer, prompt_ids, answer.marked_up))
+        accepted = Accepted(
+            ticket, model, served.tokenizer, prompt_ids, answer.marked_up, fingerprint=backend.fingerprint()
+        )
+        format = format_of(accepted)
         exchange.errors = format
         if events is None:
             return await _copy_deltas(answer, _Body(answer, format, generation, backend.offload), direct=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 # A string, or a run of brackets. The quantifiers are possessive: a body without a closing quote causes no backtracking.
 _STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]+|[\]}]+', re.DOTALL)
-_PATH: Final = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
+_PATH: Final = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _STEP: Final = re.compile(r"[^.\[\]]+")
 _LONG_QUOTE: Final = re.compile(r"(['`])(.{100}).+\1", re.DOTALL)
 _MISSING: Final = re.compile(r"required field `(?P<field>[^`]+)`|unknown field `(?P<unknown>[^`]+)`")
@@ -32,7 +32,7 @@ def decode(data: bytes | bytearray, decoder: msgspec.json.Decoder[T], depth_limi
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        message, param = _describe(str(error), decoder.type)
+        message, param = _describe(str(error), decoder.type, data)
         raise InvalidRequest(message, param=param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
@@ -54,11 +54,13 @@ def exceeds_depth(data: bytes | bytearray, limit: int) -> bool:
     return False
 
 
-def _describe(error: str, body: object) -> tuple[str, str | None]:
+def _describe(error: str, body: object, data: bytes | bytearray) -> tuple[str, str | None]:
     """Split msgspec's error message about a body of type `body` into a sentence and the dotted path of the value."""
     path = ""
     if match := _PATH.search(error):
         path = match["path"].removesuffix("[...]")
+        if match["key"]:
+            path = f"{path}.{shorten(_wrong_key(data, path))}"
         error = error[: match.start()]
     if missing := _MISSING.search(error):
         field = shorten(missing["field"] or missing["unknown"])
@@ -67,6 +69,15 @@ def _describe(error: str, body: object) -> tuple[str, str | None]:
         error += f"; there are {', '.join(map(str, known))}"
     error = _LONG_QUOTE.sub(r"\1\2...\1", error)
     return (f"{path}: {error}" if path else error), path or None
+
+
+def _wrong_key(data: bytes | bytearray, path: str) -> str:
+    """Return the key that msgspec refused in the object at `path`. The keys of all our mappings are token ids."""
+    found: Any = msgspec.json.decode(data)
+    for step in _STEP.findall(path):
+        found = found[int(step) if isinstance(found, list) else step]
+    keys: list[str] = list(found)
+    return next((key for key in keys if not key.isdecimal()), None) or max(keys, key=int)
 
 
 @cache  # type_info(ChatRequest) takes two milliseconds

@@ -126,12 +126,8 @@ def sampling_params(
     """Return the request's sampling parameters, with the model's defaults for missing fields. Raises InvalidRequest."""
     defaults = served.defaults
     temperature = defaults.temperature if fields.temperature is None else fields.temperature
-    if choices > 1 and (temperature == 0 or max_tokens == 0):
-        zero_field = "temperature" if temperature == 0 else "max_tokens"
-        raise InvalidRequest(
-            f"at {zero_field} 0 all answers would be equal: request one answer",
-            param=choices_param,
-        )
+    if choices > 1 and max_tokens == 0:
+        raise InvalidRequest("with max_tokens 0 no answer is generated: request one answer", param=choices_param)
     min_tokens = fields.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", param="min_tokens")

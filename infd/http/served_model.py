@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
@@ -11,7 +11,7 @@ from infd.errors import CheckpointError, ModelNotFound
 from infd.text.syntax import Syntax
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Iterator, Mapping
 
     from infd.text.chat import ChatTemplate
     from infd.text.tokenizer import Tokenizer
@@ -39,6 +39,14 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
             raise CheckpointError(f"generation_config.json: {error}") from error
 
 
+class Adapters(Protocol):
+    """The directories of the loaded adapters, by name."""
+
+    def __contains__(self, name: object) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __getitem__(self, name: str) -> str: ...
+
+
 class ServedModel(Struct, frozen=True, kw_only=True):
     """The served model: its names, limits, tokenizer and template.
 
@@ -47,7 +55,8 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     max_model_len  context length: tokens of prompt and answer together
     vocab_size     token ids are 0..vocab_size - 1
     syntax         markup of thoughts and tool calls in the model's answers
-    adapters       names of the loaded adapters; requests may use these names too
+    adapters       directories of the loaded adapters by name; requests may use these names too
+    fingerprint    changes with the weights and with infd's version
     """
 
     names: tuple[str, ...]
@@ -58,7 +67,8 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     template: ChatTemplate
     syntax: Syntax = Syntax()
     defaults: SamplingDefaults = SamplingDefaults()
-    adapters: Collection[str] = ()
+    adapters: Adapters = {}
+    fingerprint: str = ""
 
     def name(self, requested: str | None) -> str:
         """Return the model name that answers report: `requested`, or the base model's. Raises ModelNotFound."""

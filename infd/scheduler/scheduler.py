@@ -205,6 +205,7 @@ class Scheduler:
     def preempt(self, seq: Sequence) -> None:
         """Send a running sequence back to the queue, to free its pages for another sequence."""
         self._requeue(seq)
+        seq.preemptions += 1
         self.preemptions += 1
 
     def forget_prefixes(self, root: Callable[[Sequence], bytes], *, preempting: bool) -> int:

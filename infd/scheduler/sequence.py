@@ -40,6 +40,7 @@ class Sequence:
         "limit",
         "min_tokens",
         "place",
+        "preemptions",
         "prefix_root",
         "prompt_cached",
         "prompt_logprobs",
@@ -73,7 +74,7 @@ class Sequence:
         self.tokens = list(request.prompt)
         self.limit = self.prompt_tokens = len(self.tokens)
         self.prefix_root = prefix_root
-        self.seed = self.min_tokens = 0
+        self.seed = self.min_tokens = self.preemptions = 0
         self.end_ids: frozenset[int] = frozenset()
         self.scoring = False
         for want in request.wants:

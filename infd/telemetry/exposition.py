@@ -94,6 +94,7 @@ SERIES = (
         "request_prefill_kv_computed_tokens",
     ),
     _Series("request_max_tokens", "request_max_tokens", "max_tokens of a request.", "request_params_max_tokens"),
+    _Series("request_preemptions", "request_preemptions", "Preemptions of a choice.", "request_num_preemptions"),
     _Series("request_choices", "request_choices", "n of a request.", "request_params_n"),
     _Series("step_tokens", "step_tokens", "Tokens computed in a step."),
     _Series(
@@ -163,6 +164,8 @@ class _Scrape:
         usage = gauges.pages_referenced / gauges.pages if gauges.pages else 0.0
         ended = dict(metrics.terminal)
         ended["abort"] += ended.pop("disconnect") + ended.pop("slow_reader")
+        refused = _by("reason", metrics.turned_away, model)
+        yield _counter("vllm:admission_rejections", "Requests refused because of load or state.", refused)
         yield _gauge("vllm:num_requests_running", "Sequences that run.", [(model, gauges.running)])
         yield _gauge("vllm:num_requests_waiting", "Sequences that wait.", [(model, gauges.waiting)])
         yield _gauge("vllm:kv_cache_usage_perc", "Share of pages in use, 0 to 1.", [(model, usage)])

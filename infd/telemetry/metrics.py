@@ -43,6 +43,7 @@ DURATION_S = (
 LAG_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 MASK_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 CHOICES = (1, 2, 5, 10, 20, 50, 100)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -113,6 +114,7 @@ class Metrics:
         self.prefix_hits = 0  # looked-up prompt tokens that the cache contained
         self.terminal = dict.fromkeys(("stop", "length", "abort", "error", "disconnect", "slow_reader"), 0)
         self.rejected: dict[str, int] = {}
+        self.turned_away: dict[str, int] = {}  # refusals because of load or state, of which a retry may succeed
         self.adapter_requests: dict[str, int] = {}  # ended requests, by adapter
         self.connections = 0  # open HTTP connections
         self.dropped = dict.fromkeys(("slow_headers", "slow_reader", "crowded"), 0)
@@ -143,6 +145,7 @@ class Metrics:
         self.request_computed_tokens = Histogram(TOKENS)
         self.request_max_tokens = Histogram(TOKENS)
         self.request_choices = Histogram(CHOICES)
+        self.request_preemptions = Histogram(PREEMPTIONS)
         self.loop_lag = Histogram(LAG_S)
 
         self.gauges: Callable[[], Gauges] = Gauges

@@ -137,8 +137,8 @@ class ApartTokenizer:
     def id_of(self, token: str) -> int | None:
         return self._ids.get(token)
 
-    def has(self, token_id: int) -> bool:
-        return 0 <= token_id < len(self._tokens) and self._tokens[token_id] is not None
+    def token(self, token_id: int) -> str | None:
+        return self._tokens[token_id] if 0 <= token_id < len(self._tokens) else None
 
 
 class ApartTemplate:

@@ -106,6 +106,11 @@ class ChatTemplate:
         """Return whether the model has a template."""
         return bool(self._sources)
 
+    @property
+    def source(self) -> str | None:
+        """The text of the template of conversations without tools; None if the model has none."""
+        return self._sources.get("default")
+
     def render(
         self,
         messages: Sequence[Message],

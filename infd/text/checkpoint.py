@@ -40,6 +40,7 @@ class TextFiles(Struct, frozen=True, kw_only=True):
     added_tokens       tokens to add to a vocabulary that lacks them, by id; each as its JSON object
     split_special      whether special tokens in a text are encoded as ordinary characters
     templates          chat templates by name, usually "default" only
+    tokenizer_config   tokenizer_config.json, with special_tokens_map.json in older checkpoints
     generation_config  generation_config.json, unchanged
     end_ids            ids that end an answer according to the configuration files
     """
@@ -50,6 +51,7 @@ class TextFiles(Struct, frozen=True, kw_only=True):
     added_tokens: dict[int, dict[str, Any]]
     split_special: bool
     templates: dict[str, str]
+    tokenizer_config: dict[str, Any] = {}
     generation_config: dict[str, Any]
     end_ids: frozenset[int]
 
@@ -80,6 +82,7 @@ class TextFiles(Struct, frozen=True, kw_only=True):
                 added_tokens={int(token_id): dict(token) for token_id, token in (added or {}).items()},
                 split_special=bool(tokenizer_config.get("split_special_tokens", False)),
                 templates=_templates(directory, tokenizer_config),
+                tokenizer_config=tokenizer_config,
                 generation_config=generation_config,
                 end_ids=_end_ids(generation_config) | _end_ids(_object(directory / "config.json")),
             )

@@ -45,7 +45,7 @@ class Backend(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
     def id_of(self, token: str) -> int | None: ...
-    def has(self, token_id: int) -> bool: ...
+    def token(self, token_id: int) -> str | None: ...
 
 
 class Library:
@@ -119,8 +119,8 @@ class Library:
     def id_of(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
 
-    def has(self, token_id: int) -> bool:
-        return self._backend.id_to_token(token_id) is not None
+    def token(self, token_id: int) -> str | None:
+        return self._backend.id_to_token(token_id)
 
     def objection(self) -> str | None:
         """Return the first added token that makes the library panic over some texts, with the reason, or None.
@@ -224,7 +224,11 @@ class Tokenizer:
 
     def has(self, token_id: int) -> bool:
         """Return whether the vocabulary has a token with this id."""
-        return self._backend.has(token_id)
+        return self._backend.token(token_id) is not None
+
+    def token(self, token_id: int) -> str | None:
+        """Return a token as the vocabulary writes it, such as "Ġthe" or "<0x0A>"; None for an id without a token."""
+        return self._backend.token(token_id)
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes that an id adds within a text; special tokens are written out.

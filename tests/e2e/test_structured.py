@@ -217,6 +217,14 @@ def test_each_of_several_choices_is_constrained(daemon: Daemon):
     assert len(set(texts)) > 1
 
 
+def test_several_answers_at_temperature_zero_are_equal(daemon: Daemon):
+    status, body = post(daemon, question(n=3, temperature=0, max_tokens=12))
+
+    assert status == 200
+    assert len({choice["message"]["content"] for choice in body["choices"]}) == 1
+    assert body["system_fingerprint"].startswith("fp_")
+
+
 def test_infd_chat_prints_an_answer_that_satisfies_a_schema(daemon: Daemon, tmp_path: Path):
     file = tmp_path / "schema.json"
     file.write_text(json.dumps(SCHEMA))

@@ -62,7 +62,7 @@ def test_a_chunk_cut_around_its_text_is_the_chunk_encoded_whole(text: str):
 
     assert quick == whole
     assert quick["choices"] == [{"index": 1, "delta": {"content": text}, "logprobs": None, "finish_reason": None}]
-    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
     assert quick["usage"] is None
 
     completion = completion_format()
@@ -79,7 +79,7 @@ def test_a_chunk_cut_around_its_thought_is_the_chunk_encoded_whole(text: str):
 
     assert quick == decoded(format._event(thinking))[0]
     assert quick["choices"][0]["delta"] == {"reasoning_content": text, "reasoning": text}
-    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": None, "refusal": None}
 
 
 def test_an_event_holds_no_line_break_but_its_end():
@@ -118,6 +118,7 @@ def test_the_last_event_has_the_finish_reason():
             "logprobs": None,
             "finish_reason": "stop",
             "stop_reason": "###",
+            "matched_stop": "###",
         }
     ]
 
@@ -134,7 +135,8 @@ def test_usage_comes_last_if_asked_for_and_in_every_event_if_asked_for():
 
     (closing,) = decoded([last.last_events().removesuffix(DONE)])
     assert (closing["choices"], closing["usage"]) == ([], usage)
-    assert [event["usage"] for event in decoded(every.events(part("a")))] == [usage, usage]
+    before = usage | {"completion_tokens": 7, "total_tokens": 10}
+    assert [event["usage"] for event in decoded(every.events(part("a")))] == [before, usage]
     assert chat_format().last_events() == DONE
 
 

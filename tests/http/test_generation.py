@@ -38,6 +38,7 @@ async def test_a_completion_is_the_models_text(endpoint: Endpoint):
             "logprobs": None,
             "finish_reason": "length",
             "stop_reason": None,
+            "matched_stop": None,
             "token_ids": ids,
             "prompt_token_ids": PROMPT,
         }
@@ -59,7 +60,7 @@ async def test_a_chat_answers_the_rendered_conversation(endpoint: Endpoint):
     (choice,) = body["choices"]
     assert body["object"] == "chat.completion"
     assert body["id"].startswith("chatcmpl-")
-    assert choice["message"] == {"role": "assistant", "content": text}
+    assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
     assert choice["finish_reason"] == "length"
     assert body["usage"]["prompt_tokens"] == len(prompt)
 

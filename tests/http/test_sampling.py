@@ -160,7 +160,6 @@ def test_everything_at_its_bound_passes():
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"temperature": 0, "n": 2}, "n"),
         ({"min_tokens": 11}, "min_tokens"),
         ({"logit_bias": {str(VOCAB): 1}}, "logit_bias"),
         ({"stop_token_ids": [VOCAB]}, "stop_token_ids"),
@@ -183,11 +182,6 @@ def test_defaults_come_from_the_models_generation_config():
 
     assert {name: getattr(left_out, name) for name in defaults} == defaults
     assert (said.temperature, said.top_k, said.top_p, said.min_p, said.repetition_penalty) == (0, 0, 1, 0, 1)
-
-
-def test_a_model_that_is_greedy_by_default_refuses_several_answers():
-    with pytest.raises(InvalidRequest):
-        params({"temperature": 0}, n=2)
 
 
 def test_a_temperature_near_zero_stays_away_from_infinity():

@@ -153,7 +153,7 @@ async def test_where_no_tool_may_be_called_nothing_is_a_call(fields: dict[str, A
         (choice,) = (await both(endpoint, **fields, **NO_THOUGHT))["choices"]
         _, prompt = await endpoint.post(f"{CHAT}/render", {"messages": USER, **fields})
 
-    assert choice["message"] == {"role": "assistant", "content": CALL}
+    assert choice["message"] == {"role": "assistant", "content": CALL, "refusal": None}
     assert choice["finish_reason"] == "stop"
     assert "weather" not in prompt["prompt"].replace("What is the weather", "")
 
@@ -162,7 +162,7 @@ async def test_a_hidden_thought_is_counted_but_not_shown():
     async with speaking("<think>hm</think>Yes.") as endpoint:
         body = await both(endpoint, include_reasoning=False)
 
-    assert body["choices"][0]["message"] == {"role": "assistant", "content": "Yes."}
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "Yes.", "refusal": None}
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 

@@ -29,6 +29,7 @@ class ModelMemory:
         self._adapters = adapters
         self._lifecycle = lifecycle
         self._changing = asyncio.Lock()
+        self.weights_generation = 0  # loads of other weights since the start
 
     @property
     def changing(self) -> bool:
@@ -76,6 +77,7 @@ class ModelMemory:
         """Load the weights of another checkpoint. Raises WrongState unless steps are held, StartError."""
         async with self._changing:
             self._require_held_steps()
+            self.weights_generation += 1  # a failed load changes weights too
             await self._executor.load_weights(path)
             # Frozen sequences keep pages computed by the old weights; no other sequence may share these pages.
             self._core.forget_prefixes(preempting=False)

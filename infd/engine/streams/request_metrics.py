@@ -51,6 +51,7 @@ class RequestMetrics:
         metrics.e2e.observe(now - choice.admitted)
         metrics.request_prompt_tokens.observe(seq.prompt_tokens)
         metrics.request_generation_tokens.observe(seq.generated)
+        metrics.request_preemptions.observe(seq.preemptions)
         metrics.request_max_tokens.observe(seq.limit - seq.prompt_tokens)
         if choice.first is not None and choice.started is not None:
             metrics.decode.observe(choice.last - choice.first)

@@ -37,9 +37,10 @@ ENTRY_BYTES: Final = 128
 class Accepted(Struct, frozen=True):
     """The properties of a queued generation that its format reports.
 
-    model      model name that the answer reports
-    prompts    token ids of each prompt
-    marked_up  whether thoughts or tool calls are parsed out of the answers; content may then be missing
+    model        model name that the answer reports
+    prompts      token ids of each prompt
+    marked_up    whether thoughts or tool calls are parsed out of the answers; content may then be missing
+    fingerprint  changes with the weights and with infd's version
     """
 
     ticket: Ticket
@@ -47,6 +48,7 @@ class Accepted(Struct, frozen=True):
     tokenizer: Tokenizer
     prompts: Sequence[tuple[int, ...]]
     marked_up: bool = False
+    fingerprint: str = ""
 
 
 class Errors(Protocol):
@@ -97,12 +99,16 @@ def split_chunk(chunk: Struct) -> list[bytes]:
     return event(msgspec.json.encode(chunk)).split(msgspec.json.encode(TEXT_PLACEHOLDER))
 
 
-def usage(ticket: Ticket, thought_tokens: int = 0) -> Usage:
-    """Return the request's present usage. Includes `thought_tokens` unless 0."""
+def usage(ticket: Ticket, thought_tokens: int = 0, unsent: int = 0) -> Usage:
+    """Return the request's present usage. Includes `thought_tokens` unless 0.
+
+    unsent  delivered tokens that no event so far has sent
+    """
+    generated = ticket.generated_tokens - unsent
     return Usage(
         prompt_tokens=ticket.prompt_tokens,
-        completion_tokens=ticket.generated_tokens,
-        total_tokens=ticket.prompt_tokens + ticket.generated_tokens,
+        completion_tokens=generated,
+        total_tokens=ticket.prompt_tokens + generated,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=ticket.cached_tokens),
         completion_tokens_details=CompletionTokensDetails(reasoning_tokens=thought_tokens) if thought_tokens else UNSET,
     )

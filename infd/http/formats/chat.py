@@ -57,7 +57,7 @@ class ChatFormat(OpenAIErrors):
     def __init__(self, request: ChatRequest, accepted: Accepted) -> None:
         options = request.stream_options
         self._include_usage = bool(options and options.include_usage)
-        self._running_usage = bool(options and options.continuous_usage_stats)
+        self._running_usage = bool(options and options.include_usage and options.continuous_usage_stats)
         self._logprobs = bool(request.logprobs)
         self._prompt_logprobs = request.prompt_logprobs or 0
         self._show_ids = bool(request.return_token_ids)
@@ -67,6 +67,7 @@ class ChatFormat(OpenAIErrors):
         self._id = f"chatcmpl-{accepted.ticket.id}"
         self._created = int(time.time())
         self._model = accepted.model
+        self._fingerprint = accepted.fingerprint
         self._only_text = not (self._logprobs or self._show_ids or self._running_usage)
         self._empty_content = None if accepted.marked_up else ""  # content of a message without text
         self._show_thoughts = request.include_reasoning is not False
@@ -112,6 +113,7 @@ class ChatFormat(OpenAIErrors):
             id=self._id,
             created=self._created,
             model=self._model,
+            system_fingerprint=self._fingerprint,
             choices=placeholder("choices"),
             usage=usage(self._ticket, self._thought_tokens),
             timings=timings(self._ticket),
@@ -128,15 +130,15 @@ class ChatFormat(OpenAIErrors):
             logprobs=self._logprobs_placeholder(),
             finish_reason=self._finish_reason(delta) or "",
             stop_reason=delta.stop_reason,
+            matched_stop=delta.matched,
             token_ids=delta.token_ids if self._show_ids else UNSET,
             error=UNSET if delta.error is None else detail(delta.error),
         )
         return substitute(choice, arrays(whole.encoded_logprobs))
 
     def _opening_event(self, delta: ChoiceDelta) -> Pieces:
-        chunk = self._chunk(
-            ChatChunkChoice(index=delta.index, delta=ChatDelta(role="assistant", content=self._empty_content))
-        )
+        opening = ChatDelta(role="assistant", content=self._empty_content, refusal=None)
+        chunk = self._chunk(ChatChunkChoice(index=delta.index, delta=opening), unsent=len(delta.token_ids))
         encoded = self._encode_prompt_logprobs(delta)
         if self._show_ids:
             chunk.prompt_token_ids = list(self._prompt)
@@ -155,7 +157,7 @@ class ChatFormat(OpenAIErrors):
             choice.token_ids = delta.token_ids
         if delta.finish is not None:
             choice.finish_reason = self._finish_reason(delta)
-            choice.stop_reason = delta.stop_reason
+            choice.stop_reason, choice.matched_stop = delta.stop_reason, delta.matched
             choice.error = UNSET if delta.error is None else detail(delta.error)
         return framed(substitute(self._chunk(choice), arrays(encoded)))
 
@@ -206,16 +208,17 @@ class ChatFormat(OpenAIErrors):
                 chat_delta.tool_calls = [_call_delta(call) for call in delta.aside.calls]
         return chat_delta
 
-    def _chunk(self, choice: ChatChunkChoice | None) -> ChatChunk:
+    def _chunk(self, choice: ChatChunkChoice | None, unsent: int = 0) -> ChatChunk:
         chunk_usage: Usage | UnsetType | None = UNSET
         if self._running_usage:
-            chunk_usage = usage(self._ticket, self._thought_tokens)
+            chunk_usage = usage(self._ticket, self._thought_tokens, unsent)
         elif self._include_usage:
             chunk_usage = None
         return ChatChunk(
             id=self._id,
             created=self._created,
             model=self._model,
+            system_fingerprint=self._fingerprint,
             choices=[] if choice is None else [choice],
             usage=chunk_usage,
         )

@@ -57,7 +57,7 @@ class CompletionFormat(OpenAIErrors):
     def __init__(self, request: CompletionRequest, accepted: Accepted) -> None:
         options = request.stream_options
         self._include_usage = bool(options and options.include_usage)
-        self._running_usage = bool(options and options.continuous_usage_stats)
+        self._running_usage = bool(options and options.include_usage and options.continuous_usage_stats)
         self._logprobs = request.logprobs
         self._prompt_logprobs = request.prompt_logprobs
         self._show_ids = bool(request.return_token_ids)
@@ -69,6 +69,7 @@ class CompletionFormat(OpenAIErrors):
         self._id = f"cmpl-{accepted.ticket.id}"
         self._created = int(time.time())
         self._model = accepted.model
+        self._fingerprint = accepted.fingerprint
         self._only_text = self._logprobs is None and not (self._show_ids or self._running_usage)
         self._begun: set[int] = set()
         self._reports: dict[int, EncodedReport] = {}  # encoded reports by prompt
@@ -133,7 +134,7 @@ class CompletionFormat(OpenAIErrors):
                 text_offset=placeholder("text_offset"),
                 token_logprobs=placeholder("token_logprobs"),
                 tokens=placeholder("tokens"),
-                top_logprobs=placeholder("top_logprobs") if self._logprobs else None,
+                top_logprobs=placeholder("top_logprobs"),
             )
         if self._show_ids:
             choice.token_ids = token_ids
@@ -144,7 +145,7 @@ class CompletionFormat(OpenAIErrors):
             choice.prompt_logprobs = placeholder("prompt_logprobs")
         if delta.finish is not None:
             choice.finish_reason = delta.finish.value
-            choice.stop_reason = delta.stop_reason
+            choice.stop_reason, choice.matched_stop = delta.stop_reason, delta.matched
             choice.error = UNSET if delta.error is None else detail(delta.error)
         return choice
 
@@ -172,7 +173,12 @@ class CompletionFormat(OpenAIErrors):
         elif self._include_usage:
             chunk_usage = None
         return CompletionResponse(
-            id=self._id, created=self._created, model=self._model, choices=choices, usage=chunk_usage
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            system_fingerprint=self._fingerprint,
+            choices=choices,
+            usage=chunk_usage,
         )
 
     def _encode_lists(self, tokens: Iterable[Token], offset: int) -> tuple[dict[str, Pieces], int]:
@@ -181,8 +187,7 @@ class CompletionFormat(OpenAIErrors):
         for block in batched(tokens, PIECE_TOKENS):
             values, offset = self._logprob_lists(block, offset)
             for name, pieces in lists.items():
-                if (column := getattr(values, name)) is not None:
-                    add(pieces, column)
+                add(pieces, getattr(values, name))
         return lists, offset
 
     def _logprob_lists(self, tokens: Iterable[Token], offset: int) -> tuple[CompletionLogprobs, int]:
@@ -210,6 +215,6 @@ class CompletionFormat(OpenAIErrors):
             text_offset=offsets,
             token_logprobs=chosen,
             tokens=names,
-            top_logprobs=likely if self._logprobs else None,
+            top_logprobs=likely,
         )
         return lists, offset

@@ -32,10 +32,11 @@ async def show_model(request: web.Request) -> web.StreamResponse:
 
 def _card(served: ServedModel, name: str) -> ModelCard:
     base = served.names[0]
+    adapter = None if name in served.names else served.adapters[name]
     return ModelCard(
         id=name,
         created=served.created,
-        root=base,
-        parent=None if name in served.names else base,
+        root=base if adapter is None else adapter,
+        parent=None if adapter is None else base,
         max_model_len=served.max_model_len,
     )

@@ -11,7 +11,6 @@ from infd.errors import InvalidRequest
 from infd.http import send
 from infd.http.body import read
 from infd.http.conversation import final_text, template_messages, template_tools
-from infd.http.formats.base import readable
 from infd.http.generation import Conversation
 from infd.http.prompt import SHORT_CHARACTERS, check_length, decode, encode, render
 from infd.http.sampling import check_ids
@@ -52,9 +51,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
         ids = await encode(body.prompt or "", served, service.offload, add_special_tokens=special)
 
     def encoded() -> bytes:
-        piece, strings = served.tokenizer.piece, None
-        if body.return_token_strs:
-            strings = [readable(piece(token_id)) for token_id in ids]
+        strings = [served.tokenizer.token(token_id) for token_id in ids] if body.return_token_strs else None
         return msgspec.json.encode(
             TokenizeResponse(count=len(ids), max_model_len=served.max_model_len, tokens=list(ids), token_strs=strings)
         )

@@ -80,6 +80,7 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     mm_processor_kwargs: UnsupportedField = ABSENT
     modalities: UnsupportedField = ABSENT
     prediction: UnsupportedField = ABSENT
+    verbosity: UnsupportedField = ABSENT
     web_search_options: UnsupportedField = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -87,6 +88,7 @@ class ChatRequest(OpenAIRequest, kw_only=True):
         "echo": (False,),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
+        "verbosity": ("medium",),
     }
 
 
@@ -97,6 +99,7 @@ class ReplyMessage(Struct, kw_only=True):
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    refusal: None = None  # models refuse in their content
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ReplyCall] | UnsetType = UNSET
@@ -128,8 +131,9 @@ class ChatLogprobs(Struct, kw_only=True):
 class ChatChoice(Struct, kw_only=True):
     """One choice.
 
-    stop_reason  the stop string or token id that finished the choice
-    error        reason why the choice failed; finish_reason is then "error"
+    stop_reason   the stop string or token id that finished the choice
+    matched_stop  SGLang's name; the model's own end id too
+    error         reason why the choice failed; finish_reason is then "error"
     """
 
     index: int
@@ -137,6 +141,7 @@ class ChatChoice(Struct, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: str | int | None
+    matched_stop: str | int | None
     token_ids: list[int] | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
 
@@ -148,6 +153,7 @@ class ChatResponse(Struct, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings | UnsetType = UNSET
@@ -160,6 +166,7 @@ class ChatDelta(Struct, kw_only=True):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
+    refusal: UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ReplyCallDelta] | UnsetType = UNSET
@@ -173,6 +180,7 @@ class ChatChunkChoice(Struct, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    matched_stop: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
 
@@ -184,6 +192,7 @@ class ChatChunk(Struct, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET

@@ -37,14 +37,15 @@ class CompletionLogprobs(Struct, kw_only=True):
     text_offset: list[int]
     token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float] | None] | None
+    top_logprobs: list[dict[str, float] | None]
 
 
 class CompletionChoice(Struct, kw_only=True):
     """One choice, or its new part.
 
-    stop_reason  the stop string or token id that finished the choice
-    error        reason why the choice failed; finish_reason is then "error"
+    stop_reason   the stop string or token id that finished the choice
+    matched_stop  SGLang's name; the model's own end id too
+    error         reason why the choice failed; finish_reason is then "error"
     """
 
     index: int
@@ -52,6 +53,7 @@ class CompletionChoice(Struct, kw_only=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    matched_stop: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -65,6 +67,7 @@ class CompletionResponse(Struct, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
+    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET

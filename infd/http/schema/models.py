@@ -8,7 +8,11 @@ from msgspec import Struct
 
 
 class ModelCard(Struct, kw_only=True):
-    """A name that requests may send as `model`."""
+    """A name that requests may send as `model`.
+
+    root    an adapter's directory; else the model's first name
+    parent  the model's first name for an adapter
+    """
 
     id: str
     object: Literal["model"] = "model"

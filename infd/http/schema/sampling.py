@@ -52,7 +52,7 @@ class GenerationFields(Struct, kw_only=True):
 
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}\Z")] | None = None  # echoed as X-Request-Id
-    cache_salt: str | None = None
+    cache_salt: Annotated[str, Meta(min_length=1)] | None = None
 
 
 class OpenAIRequest(GenerationFields, kw_only=True):
@@ -63,6 +63,15 @@ class OpenAIRequest(GenerationFields, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     stop: StopString | list[StopString] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None
+
+    # Read and ignored: these fields cannot change an answer.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    # Other servers' names; `ALIASES` has ours.
+    repeat_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    min_new_tokens: Annotated[int, Meta(ge=0)] | None = None
 
     # Constraints of the text, under OpenAI's and other servers' names; see http/constraints.py.
     response_format: ResponseFormat | None = None
@@ -80,17 +89,42 @@ class OpenAIRequest(GenerationFields, kw_only=True):
     guided_decoding_backend: UnsupportedField = ABSENT
     guided_whitespace_pattern: UnsupportedField = ABSENT
     grammar_lazy: UnsupportedField = ABSENT  # llama.cpp: the grammar applies after a trigger
+    kv_transfer_params: UnsupportedField = ABSENT
     length_penalty: UnsupportedField = ABSENT
     logits_processors: UnsupportedField = ABSENT
+    lora: UnsupportedField = ABSENT  # llama.cpp: adapters by number; here `model` names the adapter
+    lora_path: UnsupportedField = ABSENT  # SGLang
+    n_probs: UnsupportedField = ABSENT
+    repeat_last_n: UnsupportedField = ABSENT
     return_tokens_as_token_ids: UnsupportedField = ABSENT
+    separate_reasoning: UnsupportedField = ABSENT
+    stop_regex: UnsupportedField = ABSENT
     thinking_token_budget: UnsupportedField = ABSENT
+    truncation_side: UnsupportedField = ABSENT
     use_beam_search: UnsupportedField = ABSENT
 
     SUPPORTED: ClassVar[frozenset[str]] = frozenset({"guided_json", "json_schema", "structural_tag"})
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         "grammar_lazy": (False,),
+        "kv_transfer_params": ({},),
         "length_penalty": (1, 1.0),
         "logits_processors": ([],),
+        "lora": ([],),
+        "n_probs": (0,),
+        "repeat_last_n": (-1,),
         "return_tokens_as_token_ids": (False,),
+        "separate_reasoning": (True,),
+        "stop_regex": ("", []),
+        "truncation_side": ("left",),
         "use_beam_search": (False,),
     }
+    ALIASES: ClassVar[dict[str, str]] = {"repeat_penalty": "repetition_penalty", "min_new_tokens": "min_tokens"}
+
+    def __post_init__(self) -> None:
+        for alias, name in self.ALIASES.items():
+            value = getattr(self, alias)
+            if value is None:
+                continue
+            if getattr(self, name) not in (None, value):
+                raise ValueError(f"{alias} and {name} mean the same: send one of them")
+            setattr(self, name, value)

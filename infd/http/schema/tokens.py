@@ -26,12 +26,15 @@ class TokenizeRequest(Struct, kw_only=True):
 
 
 class TokenizeResponse(Struct, kw_only=True):
-    """The token ids, their number, and the model's context length."""
+    """The token ids, their number, and the model's context length.
+
+    token_strs  the tokens as the vocabulary writes them, each byte of a character for itself
+    """
 
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | None
+    token_strs: list[str | None] | None
 
 
 class RenderedPrompt(Struct, kw_only=True):
