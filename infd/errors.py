@@ -142,7 +142,16 @@ class GrammarFailed(RequestError):
 
 
 class TooSlow(GrammarFailed):
-    """A constraint was not compiled within its limit of time."""
+    """A constraint was not compiled, or its fault not located, within a limit of time."""
+
+
+class GrammarInterrupted(RequestError):
+    """The worker process that read the constraint ended for no reason of the constraint; another replaces it."""
+
+    status, type, code, retry_after_s = 503, "service_unavailable_error", "grammar_interrupted", 1
+
+    def __init__(self) -> None:
+        super().__init__("the process that compiled this request's constraint ended: send the request again")
 
 
 class Unsupported(RequestError):

@@ -10,13 +10,16 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+GRAMMAR_THREADS: Final = 4
 
 
 class _Call:
@@ -30,11 +33,11 @@ class _Call:
 
 
 class Offload:
-    """Six thread pools for work that would block the event loop.
+    """Thread pools for work that would block the event loop.
 
     `__call__`  long tokenizations and files, on `threads` threads
     `short`     tasks of about 50 ms, on one thread, so that ordinary texts never wait behind seconds of work
-    `grammars`  compilation of grammars, on two threads; those that prove slow, on one more, so that others do not wait
+    `grammars`  compilation of grammars, on GRAMMAR_THREADS threads; the caller names the thread
     `masks`     token masks of steps with grammars, on one thread, so that no other work delays a step
     `apart`     calls to the worker process (`apart/`), on one thread, because the worker runs one task at a time; a
                 call whose caller was cancelled is dropped, or interrupted while it runs once another call waits
@@ -44,8 +47,10 @@ class Offload:
         """interrupt: ends the task that the worker runs. Called on the event loop's thread."""
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="infd-offload")
         self._short = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-short")
-        self._grammars = ThreadPoolExecutor(2, thread_name_prefix="infd-offload-grammars")
-        self._slow_grammars = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-slow-grammars")
+        self._grammars = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"infd-offload-grammars-{thread}")
+            for thread in range(GRAMMAR_THREADS)
+        ]
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-masks")
         self._apart = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-apart")
         self._interrupt = interrupt
@@ -61,13 +66,9 @@ class Offload:
         """Run `work`, known to take about 50 ms at most, on the thread for short work."""
         return await asyncio.get_running_loop().run_in_executor(self._short, partial(work, *args, **kwargs))
 
-    def grammars(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
-        """Run `work` on a thread for grammars, after the work queued earlier."""
-        return asyncio.get_running_loop().run_in_executor(self._grammars, partial(work, *args, **kwargs))
-
-    def slow_grammars(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
-        """Run `work` on the thread for slow grammars, after that thread's queued work."""
-        return asyncio.get_running_loop().run_in_executor(self._slow_grammars, partial(work, *args, **kwargs))
+    def grammars(self, thread: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
+        """Run `work` on thread number `thread` of those for grammars, after that thread's queued work."""
+        return asyncio.get_running_loop().run_in_executor(self._grammars[thread], partial(work, *args, **kwargs))
 
     def masks(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
         """Run `work` on the thread for masks, after that thread's queued work."""
@@ -91,7 +92,7 @@ class Offload:
 
     def close(self) -> None:
         """Cancel queued work; do not wait for running work."""
-        for pool in (self._pool, self._short, self._grammars, self._slow_grammars, self._masks, self._apart):
+        for pool in (self._pool, self._short, *self._grammars, self._masks, self._apart):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, call: _Call) -> Any:

@@ -45,6 +45,12 @@ class Worker:
         self._closed = False
         self.reasons: dict[str, str] = {}
 
+    def start(self) -> None:
+        """Start the process before its first task, unless it runs. Takes milliseconds. Raises TextFailed if closed."""
+        with self._lock:
+            if self._process is None:
+                self._start()
+
     def ask(self, task: Struct, reply: type[R], *, seconds: float) -> R:
         """Run a task, for at most `seconds`, and return the result.
 

@@ -16,8 +16,6 @@ from ctypes import POINTER, byref, c_bool, c_char_p, c_int32, c_size_t, c_uint8,
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from infd.errors import InfdError
 
 if TYPE_CHECKING:
@@ -135,14 +133,14 @@ class Library:
 
         tokens  by id; a token that begins with byte 0xFF is special: text never matches it
         """
-        lengths = np.fromiter(map(len, tokens), dtype=np.uint32, count=len(tokens))
+        lengths = (c_uint32 * len(tokens))(*map(len, tokens))
         content = b"".join(tokens)
         extra = (c_uint32 * len(end_ids))(*end_ids)
         init = _TokenizerInit(
             struct_size=ctypes.sizeof(_TokenizerInit),
             vocab_size=len(tokens),
             tok_eos=end_ids[0] if end_ids else NO_TOKEN,
-            token_lens=lengths.ctypes.data,
+            token_lens=ctypes.cast(lengths, c_void_p),
             token_bytes=ctypes.cast(c_char_p(content), c_void_p),
             use_approximate_greedy_tokenize_fn=True,  # required, but unused without forced tokens
             tok_eos_extra=extra if len(end_ids) > 1 else None,

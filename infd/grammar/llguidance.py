@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from infd.errors import GrammarFailed
+from infd.errors import GrammarFailed, TooSlow
 from infd.grammar import markup, writing
 from infd.grammar.binding import Handle, Library, error_of
 from infd.grammar.locating import locate
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # With this fuel a compilation takes at most about 20 ms, a mask at most 15 ms and usually 0.02 ms. A matcher creates
 # lexer states as its answer grows: `.*a.{200}` creates 50 for each token; 20,000 states take 10 MiB.
-_FUEL: Final = {
+FUEL: Final = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
@@ -71,11 +71,15 @@ class LlguidanceCompiler:
         if self._trial is None:
             written = writing.write(constraint, limits, marks).written()
         else:
-            written = self._trial(constraint, limits, marks, _FUEL)
+            written = self._trial(constraint, limits, marks, FUEL)
         try:
             compiled, first = self._compile(written.grammars)
-        except GrammarFailed:
-            if (located := self._locate(constraint, limits)) is not None:
+        except GrammarFailed as error:
+            try:
+                located = self._locate(constraint, limits)
+            except TooSlow:  # a longer limit may find the path
+                raise TooSlow(str(error), code=error.code) from None
+            if located is not None:
                 raise located from None
             self._check_arguments(written)
             raise
@@ -92,7 +96,7 @@ class LlguidanceCompiler:
         """Return the error of the first schema that llguidance refuses alone, with its path; None if there is none."""
         if self._trial is None:
             return locate(constraint, limits, lambda grammar: self._compile([grammar]))
-        return self._trial.locate(constraint, limits, _FUEL)
+        return self._trial.locate(constraint, limits, FUEL)
 
     def _check_arguments(self, written: Written) -> None:
         """Raise GrammarFailed with the `param` of the first tool whose arguments llguidance refuses, if any."""
@@ -110,7 +114,7 @@ class LlguidanceCompiler:
         share.
         """
         text = writing.listed(grammars)
-        handle = self._library.matcher(self._handle, text, _FUEL)
+        handle = self._library.matcher(self._handle, text, FUEL)
         matcher = LlguidanceMatcher(self._library.functions, handle, self._handle, self._ends)
         if (error := matcher.error()) is not None:
             raise refused(error)

@@ -5,18 +5,22 @@ once the model is served; constraints that arrive earlier wait for the compiler.
 constraints share one compilation, which is dropped from the queue once all these requests are cancelled. Refusals are
 cached like grammars, so that a costly refusal is not computed again.
 
-Two threads compile at a time. They abandon a constraint that takes more than QUICK_S of processor time, and a third
-thread compiles that constraint again, within the whole limit of time. So n costly constraints delay another constraint
-by about n times QUICK_S / 2. Each of the three threads uses a worker process with limited memory, see `trial`.
+Four threads compile, each with a limit of processor time (LIMITS_S). A constraint that exceeds a thread's limit moves
+to the next thread, so that a constraint waits only for others that took as long. A constraint that looks cheap begins
+on the first thread, any other on the second: costly constraints do not delay cheap ones. Of 500 real-world schemas
+half take 2 ms, nine in ten 34 ms, and all 0.45 s. All writing is done by worker processes, see `trial`, of limited
+memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 import msgspec
 
@@ -44,7 +48,16 @@ R = TypeVar("R")
 _LOG = logging.getLogger("infd.grammar")
 _REFUSAL_BYTES = 2000
 _COSTLY_S = 0.02  # a longer compilation may have freed much memory
-QUICK_S = 0.1  # processor time; ordinary schemas take milliseconds
+
+# Limits of processor time of a compilation, by thread for grammars.
+LIMITS_S: Final = (0.02, 0.05, 0.25, Limits().seconds)
+
+# What may make a short constraint costly, in its JSON text, whose schemas are texts within texts: kinds of constraint,
+# keywords that combine languages, and counted repetition.
+_COSTLY: Final = re.compile(
+    rb'"type":"(lark|ebnf|structural_tag)"|\\"(allOf|pattern|patternProperties|multipleOf)\\"|\{[0-9]'
+)
+_SHORT_BYTES: Final = 4096
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -92,8 +105,7 @@ class GrammarService:
         self._trial = trial
         self._config = config
         self._offload = offload
-        self._limits = Limits()
-        self._quick_limits = Limits(seconds=QUICK_S)
+        self._limits = [Limits(seconds=seconds) for seconds in LIMITS_S]
         self._selecting: Future[Selection] | None = None
         self._compiling: dict[Constraint, Compilation] = {}
         self._cache: OrderedDict[Constraint, tuple[Grammar | Refusal, int]] = OrderedDict()
@@ -113,7 +125,7 @@ class GrammarService:
 
         vocabulary  returns the model's vocabulary; None if the model's tokens have no text of their own
         """
-        self._selecting = self._offload.grammars(self._select, vocabulary)
+        self._selecting = self._offload.grammars(0, self._select, vocabulary)
         self._selecting.add_done_callback(_report)
 
     def close(self) -> None:
@@ -162,35 +174,42 @@ class GrammarService:
     def _start(self, selection: Selection, constraint: Constraint) -> Compilation:
         """Queue a constraint to be compiled, for one request."""
         compilation = self._compiling[constraint] = Compilation(asyncio.get_running_loop().create_future())
-        result = compilation.result
-
-        def quick() -> None:
-            work = self._offload.grammars(_compile, selection, constraint, self._quick_limits, compilation)
-            work.add_done_callback(quick_done)
-
-        def quick_done(done: Future[Result | None]) -> None:
-            if _succeeded(done) and (quick_result := done.result()) is not None and quick_result.late:
-                self._metrics.grammar_compile_s += quick_result.seconds
-                slow = self._offload.slow_grammars(_compile, selection, constraint, self._limits, compilation)
-                slow.add_done_callback(slow_done)
-            else:
-                slow_done(done)
-
-        def slow_done(done: Future[Result | None]) -> None:
-            if _succeeded(done) and done.result() is None and compilation.requests:
-                quick()  # a request arrived after the work was dropped
-                return
-            del self._compiling[constraint]
-            if done.cancelled():
-                result.cancel()
-            elif (error := done.exception()) is not None:
-                result.set_exception(error)
-                result.exception()  # all requests that waited may have been cancelled
-            elif (compiled := done.result()) is not None:
-                result.set_result(self._keep(constraint, compiled))
-
-        quick()
+        self._submit(selection, constraint, compilation, 0 if looks_cheap(constraint) else 1)
         return compilation
+
+    def _submit(self, selection: Selection, constraint: Constraint, compilation: Compilation, thread: int) -> None:
+        work = self._offload.grammars(thread, _compile, selection, constraint, self._limits[thread], compilation)
+        work.add_done_callback(partial(self._on_done, selection, constraint, compilation, thread))
+
+    def _on_done(
+        self,
+        selection: Selection,
+        constraint: Constraint,
+        compilation: Compilation,
+        thread: int,
+        done: Future[Result | None],
+    ) -> None:
+        """Give the requests that wait their result or error, unless the constraint is queued once more."""
+        result = compilation.result
+        try:
+            compiled = done.result()
+            if compiled is None:
+                if compilation.requests:  # a request arrived after the work was dropped
+                    self._submit(selection, constraint, compilation, thread)
+                    return
+                result.cancel()
+            elif compiled.late and thread + 1 < len(self._limits):
+                self._metrics.grammar_compile_s += compiled.seconds
+                self._submit(selection, constraint, compilation, thread + 1)
+                return
+            else:
+                result.set_result(self._keep(constraint, compiled))
+        except asyncio.CancelledError:
+            result.cancel()
+        except Exception as error:
+            result.set_exception(error)
+            result.exception()  # all requests that waited may have been cancelled
+        del self._compiling[constraint]
 
     def _keep(self, constraint: Constraint, result: Result) -> Grammar | Refusal:
         """Put a result into the cache. Called on the event loop."""
@@ -203,6 +222,12 @@ class GrammarService:
             self._cached_bytes -= evicted
         self._metrics.grammar_cache_bytes = self._cached_bytes
         return result.grammar
+
+
+def looks_cheap(constraint: Constraint) -> bool:
+    """Return whether a constraint probably compiles within milliseconds. Takes microseconds."""
+    text = msgspec.json.encode(constraint)
+    return len(text) <= _SHORT_BYTES and _COSTLY.search(text) is None
 
 
 def _compile(selection: Selection, constraint: Constraint, limits: Limits, compilation: Compilation) -> Result | None:
@@ -222,10 +247,6 @@ def _compile(selection: Selection, constraint: Constraint, limits: Limits, compi
     if seconds > _COSTLY_S:
         trim()
     return Result(found, size, seconds, late)
-
-
-def _succeeded(done: Future[Result | None]) -> bool:
-    return not done.cancelled() and done.exception() is None
 
 
 def _unless_refused(result: Grammar | Refusal) -> Grammar:

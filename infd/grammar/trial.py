@@ -7,7 +7,11 @@ n to write the message of the refusal.
 
 A worker consists of two processes: the parent loads the library and forks the child, which writes constraints one after
 another. The kernel ends the child at the limit of time, or if memory or stack runs out; then the parent replies for the
-child and forks again, within milliseconds. A further worker is started if all workers are busy.
+child and forks again, within milliseconds.
+
+A worker starts in 0.15 s and takes 17 MiB. No worker starts before the first constraint: most daemons never serve
+constraints. After the first constraint a spare worker is kept, so that no constraint waits for the start of a worker
+while costly constraints keep the other workers busy.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from mmap import mmap
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +34,7 @@ from msgspec import Struct
 from infd.apart import wire
 from infd.apart.child import serve
 from infd.apart.client import Worker
-from infd.errors import Fault, GrammarFailed, TextFailed, TooSlow
+from infd.errors import Fault, GrammarFailed, GrammarInterrupted, ServerStopped, TextFailed, TooSlow
 from infd.grammar.locating import locate
 from infd.grammar.protocol import Limits  # noqa: TC001 (msgspec reads annotations)
 from infd.grammar.refusal import refused
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
 MODULE: Final = "infd.grammar.trial"
 MEMORY: Final = 2**30  # most bytes of private writable memory of a fork (RLIMIT_DATA)
 _PR_SET_PDEATHSIG: Final = 1
+WORKERS: Final = 4  # after which no spare is started: the daemon compiles at most four constraints at a time
 NICE: Final = 10  # the event loop and the device precede the workers
 CLOCK_S: Final = 30.0  # most wall-clock time of a task; a busy machine may not schedule a worker for seconds
 
@@ -92,14 +97,13 @@ class Trial:
     def __call__(self, constraint: Constraint, limits: Limits, marks: dict[str, int], fuel: dict[str, int]) -> Written:
         """Write a constraint.
 
-        Raises GrammarFailed, and TooSlow for a constraint that takes more than `limits.seconds`.
+        Raises GrammarFailed, TooSlow for a constraint that takes more than `limits.seconds`, and GrammarInterrupted.
         """
         outcome = self._outcome(Write(constraint, limits, marks, fuel))
         if outcome.written is not None:
             return outcome.written
         if outcome.late:
-            message = f"compiling the constraint took more than {limits.seconds:g} s"
-            raise TooSlow(message, code="grammar_too_large")
+            raise _too_slow(limits)
         if outcome.fault is None:
             raise GrammarFailed("compiling the constraint takes too much memory", code="grammar_too_large")
         failure = outcome.fault.error()
@@ -108,20 +112,34 @@ class Trial:
         raise TextFailed(f"a constraint failed in its worker: {outcome.fault.message}")
 
     def locate(self, constraint: Constraint, limits: Limits, fuel: dict[str, int]) -> GrammarFailed | None:
-        """Return the error of the first schema that llguidance refuses alone, with its path; None if none is found."""
+        """Return the error of the first schema that llguidance refuses alone, with its path; None if none is found.
+
+        Raises TooSlow for a search that takes more than `limits.seconds`, and GrammarInterrupted.
+        """
         outcome = self._outcome(Locate(constraint, limits, fuel))
+        if outcome.late:
+            raise _too_slow(limits)
         failure = None if outcome.fault is None else outcome.fault.error()
         return failure if isinstance(failure, GrammarFailed) else None
 
     def _outcome(self, task: Write | Locate) -> Outcome:
         try:
-            with self._worker() as worker:
+            with self.worker() as worker:
                 return worker.ask(task, Outcome, seconds=CLOCK_S)
+        except TextFailed as error:
+            if self._closed:
+                raise ServerStopped from error
+            raise GrammarInterrupted from error
         except UnicodeEncodeError as error:
             raise GrammarFailed("the constraint is not valid Unicode", code="invalid_grammar") from error
 
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the workers' processes, those of workers that started first in front."""
+        return [worker.pid for worker in self._workers if worker.pid is not None]
+
     def close(self) -> None:
-        """Stop the processes and their tasks. Later tasks raise TextFailed."""
+        """Stop the processes and their tasks. These tasks and later ones raise ServerStopped."""
         with self._lock:
             self._closed = True
             workers = list(self._workers)
@@ -129,21 +147,35 @@ class Trial:
             worker.close()
 
     @contextmanager
-    def _worker(self) -> Iterator[Worker]:
-        """Acquire the worker that became idle last; start a worker if none is idle. Leaving the block releases it."""
+    def worker(self) -> Iterator[Worker]:
+        """Acquire the worker that became idle last, or another; on leaving, start a spare if no worker is idle."""
         with self._lock:
             if self._closed:
-                raise TextFailed("the workers of constraints are stopped")
-            if self._idle:
-                worker = self._idle.pop()
-            else:
-                worker = Worker(MODULE)
-                self._workers.append(worker)
+                raise ServerStopped
+            worker = self._idle.pop() if self._idle else self._added()
         try:
             yield worker
         finally:
-            with self._lock:
-                self._idle.append(worker)
+            self._return(worker)
+
+    def _return(self, worker: Worker) -> None:
+        with self._lock:
+            if not self._closed and not self._idle and len(self._workers) < WORKERS:
+                spare = self._added()
+                with suppress(OSError):  # the first task of the spare starts it, or reports the error
+                    spare.start()
+                self._idle.append(spare)
+            self._idle.append(worker)
+
+    def _added(self) -> Worker:
+        worker = Worker(MODULE)
+        self._workers.append(worker)
+        return worker
+
+
+def _too_slow(limits: Limits) -> TooSlow:
+    message = f"compiling the constraint took more than {limits.seconds:g} s"
+    return TooSlow(message, code="grammar_too_large")
 
 
 class _Tasks:

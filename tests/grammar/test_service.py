@@ -6,18 +6,18 @@ import asyncio
 import json
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from infd.config import GrammarConfig
-from infd.errors import GrammarFailed, Unsupported
-from infd.grammar.service import GrammarService
+from infd.errors import GrammarFailed, TooSlow, Unsupported
+from infd.grammar.service import LIMITS_S, GrammarService, looks_cheap
 from infd.grammar.trial import Trial
 from infd.grammar.writing import Written, write
-from infd.offload import Offload
-from infd.request import Choice, JsonObject, JsonSchema, Regex
+from infd.offload import GRAMMAR_THREADS, Offload
+from infd.request import AfterThought, Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag, Thought
 from infd.telemetry.metrics import Metrics
 from tests.grammar import vocabularies
 
@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 
 
 class Untried(Trial):
-    """Writes in this process."""
+    """Writes in this process. `failing`: the error of each constraint."""
+
+    failing: Exception | None = None
 
     def __call__(self, constraint: Constraint, limits: Limits, marks: dict[str, int], fuel: dict[str, int]) -> Written:
+        if self.failing is not None:
+            raise self.failing
         return write(constraint, limits, marks).written()
 
     def locate(self, constraint: Constraint, limits: Limits, fuel: dict[str, int]) -> None:
-        pass
-
-    def start(self) -> None:
         pass
 
 
@@ -48,8 +49,8 @@ def offload() -> Iterator[Offload]:
     offload.close()
 
 
-def service(offload: Offload, metrics: Metrics, cache_bytes: int = 2**24) -> GrammarService:
-    grammars = GrammarService(GrammarConfig(cache_bytes=cache_bytes), offload, Untried(), metrics)
+def service(offload: Offload, metrics: Metrics, cache_bytes: int = 2**24, trial: Trial | None = None) -> GrammarService:
+    grammars = GrammarService(GrammarConfig(cache_bytes=cache_bytes), offload, trial or Untried(), metrics)
     grammars.serve(lambda: vocabularies.byte_level(0))
     return grammars
 
@@ -114,7 +115,7 @@ async def test_a_constraint_that_no_request_waits_for_is_not_compiled(offload: O
     metrics, blocked = Metrics(), threading.Event()
     grammars = service(offload, metrics)
     await grammars.compile(Regex("a"))
-    blockers = [offload.grammars(blocked.wait, 10) for _ in range(2)]
+    blocker = offload.grammars(0, blocked.wait, 10)
     left = [asyncio.ensure_future(grammars.compile(Regex("b" * number))) for number in range(1, 50)]
     await asyncio.sleep(0)
     for task in left:
@@ -123,7 +124,7 @@ async def test_a_constraint_that_no_request_waits_for_is_not_compiled(offload: O
     returned = asyncio.ensure_future(grammars.compile(Regex("b")))
     await asyncio.sleep(0)
     blocked.set()
-    await asyncio.gather(*blockers)
+    await blocker
 
     assert (await returned).matcher()
     assert metrics.grammar_compiles == 2
@@ -133,40 +134,132 @@ async def test_a_request_that_arrives_when_its_constraint_was_just_dropped_gets_
     grammars = service(offload, Metrics())
     await grammars.compile(Regex("a"))
     blocked, passed = threading.Event(), threading.Event()
-    blockers = [offload.grammars(blocked.wait, 10) for _ in range(2)]
+    blocker = offload.grammars(0, blocked.wait, 10)
     left = asyncio.ensure_future(grammars.compile(Regex("b")))
     await asyncio.sleep(0)
     left.cancel()
     await asyncio.gather(left, return_exceptions=True)
-    passing = offload.grammars(passed.set)
+    passing = offload.grammars(0, passed.set)
     blocked.set()
     passed.wait(10)  # a thread has dropped the work, and the event loop has not run since
 
     assert (await grammars.compile(Regex("b"))).matcher()
-    await asyncio.gather(*blockers, passing)
+    await asyncio.gather(blocker, passing)
 
 
-async def test_a_costly_constraint_delays_no_other(offload: Offload):
-    trial, ended = Trial(), []
-    grammars = GrammarService(GrammarConfig(), offload, trial, Metrics())
-    grammars.serve(lambda: vocabularies.byte_level(0))
+# Takes the whole of any limit of time: llguidance's message of refusal takes time exponential in the patterns.
+PATTERNS = [{"pattern": f".*{a}.*{b}"} for a in "abcdef" for b in "uvwxyz"]
+ENDLESS = JsonSchema(json.dumps({"allOf": PATTERNS}))
 
-    async def compile_and_note(name: str, constraint: Constraint) -> None:
-        with suppress(GrammarFailed):
-            await grammars.compile(constraint)
-        ended.append(name)
 
-    # Each takes the whole limit of time: llguidance's message of refusal takes time exponential in the patterns.
-    patterns = [{"pattern": f".*{a}.*{b}"} for a in "abcdef" for b in "uvwxyz"]
-    costly = [JsonSchema(json.dumps({"$comment": str(number), "allOf": patterns})) for number in range(2)]
-    await grammars.compile(JsonObject())
-    async with asyncio.TaskGroup() as group:
-        for constraint in costly:
-            group.create_task(compile_and_note("costly", constraint))
-        group.create_task(compile_and_note("small", Regex("a+")))
-    trial.close()
+async def test_costly_constraints_delay_no_cheap_one(offload: Offload):
+    grammars, blocked = service(offload, Metrics()), threading.Event()
+    costly = JsonSchema('{"allOf": [{"type": "string"}]}')
+    assert not looks_cheap(costly)
+    blockers = [offload.grammars(thread, blocked.wait, 60) for thread in range(1, GRAMMAR_THREADS)]
+    waiting = asyncio.ensure_future(grammars.compile(costly))
 
-    assert ended == ["small", "costly", "costly"]
+    assert (await grammars.compile(JsonSchema('{"type": "string"}'))).matcher()
+    assert not waiting.done()
+    blocked.set()
+    assert (await waiting).matcher()
+    await asyncio.gather(*blockers)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "cheap"),
+    [
+        (JsonObject(), True),
+        (JsonSchema('{"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}}'), True),
+        (Regex("[a-z]+@[a-z]+"), True),
+        (Choice(("yes", "no")), True),
+        (Regex("(a{1,9}){1,9}"), False),
+        (ENDLESS, False),
+        (JsonSchema('{"patternProperties": {"a": {}}}'), False),
+        (JsonSchema('{"multipleOf": 7}'), False),
+        (Choice(("a" * 5000,)), False),
+        (Lark('start: "a"'), False),
+        (Ebnf('root ::= "a"'), False),
+        (StructuralTag("{}"), False),
+        (AfterThought(Thought("<think>", "</think>"), Lark('start: "a"')), False),
+    ],
+)
+def test_a_constraint_looks_cheap_if_it_is_short_and_combines_no_languages(constraint: Constraint, cheap: bool):
+    assert looks_cheap(constraint) is cheap
+
+
+async def test_a_constraint_that_exceeds_every_limit_passes_through_all_threads_and_is_refused(
+    offload: Offload, monkeypatch: pytest.MonkeyPatch
+):
+    tried: list[tuple[str, float]] = []
+
+    class Slow(Untried):
+        def __call__(self, constraint: Constraint, limits: Limits, *_: object) -> Written:
+            tried.append((threading.current_thread().name, limits.seconds))
+            raise TooSlow(f"more than {limits.seconds:g} s", code="grammar_too_large")
+
+    metrics = Metrics()
+    grammars = service(offload, metrics, trial=Slow())
+    for _ in range(2):
+        with pytest.raises(GrammarFailed, match="more than 1 s") as failed:
+            await grammars.compile(Regex("a+"))
+    assert failed.value.code == "grammar_too_large"
+    assert [limit for _, limit in tried] == [*LIMITS_S]
+    assert len({thread for thread, _ in tried}) == GRAMMAR_THREADS
+    assert metrics.grammar_compiles == 1
+
+
+async def test_a_constraint_that_exceeds_a_limit_is_compiled_within_a_longer_one(offload: Offload):
+    class Slow(Untried):
+        def __call__(self, constraint: Constraint, limits: Limits, *rest: Any) -> Written:
+            if limits.seconds < 0.2:
+                raise TooSlow("more", code="grammar_too_large")
+            return super().__call__(constraint, limits, *rest)
+
+    grammars = service(offload, Metrics(), trial=Slow())
+    assert (await grammars.compile(Regex("a+"))).matcher()
+
+
+async def test_an_exception_in_a_compilation_answers_every_request_that_waits_and_is_not_kept(offload: Offload):
+    trial = Untried()
+    trial.failing = RuntimeError("out of luck")
+    grammars = service(offload, Metrics(), trial=trial)
+    results = await asyncio.gather(*(grammars.compile(Regex("a+")) for _ in range(3)), return_exceptions=True)
+    assert [str(each) for each in results] == ["out of luck"] * 3
+
+    trial.failing = None
+    assert (await grammars.compile(Regex("a+"))).matcher()
+
+
+async def test_work_that_cannot_be_queued_answers_its_requests(offload: Offload):
+    class Slow(Untried):
+        def __call__(self, *_: object) -> Written:
+            offload.close()
+            raise TooSlow("more", code="grammar_too_large")
+
+    grammars = service(offload, Metrics(), trial=Slow())
+    with pytest.raises(RuntimeError, match="shutdown"):
+        await grammars.compile(Regex("a+"))
+
+
+async def test_a_closed_service_cancels_the_requests_that_wait(offload: Offload):
+    grammars, begun, blocked = service(offload, Metrics()), threading.Event(), threading.Event()
+    await grammars.compile(Regex("a"))
+
+    def block() -> None:
+        begun.set()
+        blocked.wait(10)
+
+    blocker = offload.grammars(0, block)
+    waiting = asyncio.ensure_future(grammars.compile(Regex("b")))
+    await asyncio.sleep(0)
+    begun.wait(10)
+    offload.close()
+    blocked.set()
+    await blocker
+
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 async def test_the_cache_keeps_to_its_bytes_and_drops_the_least_used(offload: Offload):
