@@ -190,7 +190,6 @@ TABLE: list[tuple[str, Any, int, str | None, str | None]] = [
     (CHAT, {"messages": []}, 400, "messages", None),
     (CHAT, {"messages": [USER], "tools": []}, 400, "tools", None),
     (CHAT, {"messages": [USER], "stream_options": {}}, 400, "stream_options", None),
-    (CHAT, {"messages": [USER], "n": 2, "temperature": 0}, 400, "n", None),
     (CHAT, {"messages": [USER], "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs.messages", None),
     (CHAT, {"messages": [USER], "chat_template": "{{ 1 }}"}, 400, "chat_template", "unsupported"),
     (
