@@ -21,7 +21,7 @@ class Selection(Struct, frozen=True):
 
     name      name and version of the library
     rejected  name of each other library -> reason against it
-    close     ends the worker processes of the library
+    close     ends the worker processes that the selection has started
     """
 
     compiler: Compiler
@@ -52,4 +52,4 @@ def select(engine: str, vocabulary: Vocabulary, trial: Trial) -> Selection:
     except Unavailable as error:
         raise ConfigError(f"grammar.engine: {error}") from error
     rejected = {"xgrammar": "not named by grammar.engine; it compiles slower and keeps fewer kinds of constraints"}
-    return Selection(compiler, f"llguidance {compiler.version}", rejected, trial.close)
+    return Selection(compiler, f"llguidance {compiler.version}", rejected, lambda: None)
