@@ -97,6 +97,7 @@ class Thought(Struct, frozen=True):
     inside    whether the prompt has opened the thought; if not, the model may open a thought
     newlines  most newlines between the closing mark and the answer; part of neither thought nor answer
     marks     parts of the marks that may be single tokens of the vocabulary; empty: both marks
+    after     text between the closing mark and an answer of any kind
     """
 
     opening: str
@@ -104,6 +105,7 @@ class Thought(Struct, frozen=True):
     inside: bool = False
     newlines: int = 2
     marks: tuple[str, ...] = ()
+    after: str = ""
 
 
 class AfterThought(Struct, frozen=True, tag="after_thought"):
@@ -111,6 +113,23 @@ class AfterThought(Struct, frozen=True, tag="after_thought"):
 
     thought: Thought
     answer: Constraint
+
+
+class Header(Struct, frozen=True):
+    """The text that a model writes before an answer without calls.
+
+    marks  as in CallSyntax
+    """
+
+    text: str
+    marks: tuple[str, ...]
+
+
+class Headed(Struct, frozen=True, tag="headed"):
+    """The constrained answer follows a header. answer: None means any text without the header's marks."""
+
+    header: Header
+    answer: Plain | None
 
 
 class CallSyntax(Struct, frozen=True):
@@ -124,17 +143,27 @@ class CallSyntax(Struct, frozen=True):
                $key once, then $value, then a mark; strings are written without quotes. Empty: an object
     document   the syntax of an argument that is not a string: its value is JSON. Empty: `parameter`
     excluded   texts that end a call too, so that no string of an argument may contain them
+    between    text between two calls; None: an answer holds one call at most
+    separator  text between two arguments
+    quoted     whether `$value` is JSON for strings too; keys are then identifiers
+    constants  texts for true, false and null in place of JSON, where an argument may be nothing else
+    otherwise  pattern of answers without calls, where a call can only be the beginning of the answer; they contain none
+               of `marks`. Empty: text may precede and follow calls
     """
 
     call: str
     trigger: str
     marks: tuple[str, ...]
     begin: str = ""
-    between: str = "\n"
+    between: str | None = "\n"
     end: str = ""
     parameter: str = ""
     document: str = ""
     excluded: tuple[str, ...] = ()
+    separator: str = ""
+    quoted: bool = False
+    constants: tuple[str, str, str] = ("true", "false", "null")
+    otherwise: str = ""
 
 
 class ToolSchema(Struct, frozen=True):
@@ -167,11 +196,11 @@ class Calls(Struct, frozen=True, tag="calls"):
 class Continuation(Struct, frozen=True, tag="continuation"):
     """The constrained answer continues the prompt's text: decoding drops no space at the answer's start."""
 
-    answer: Plain | Calls | AfterThought
+    answer: Plain | Calls | Headed | AfterThought
 
 
 Plain = JsonSchema | JsonObject | Regex | Choice | Lark | Ebnf | StructuralTag
-Constraint = Plain | Calls | AfterThought | Continuation
+Constraint = Plain | Calls | Headed | AfterThought | Continuation
 
 
 class Generate(Struct, frozen=True, tag="generate"):

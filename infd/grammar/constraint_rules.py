@@ -28,7 +28,7 @@ from infd.grammar.rules import (
     trimmed,
 )
 from infd.grammar.schema.rewriting import prepare
-from infd.request import AfterThought, Calls, Choice, Ebnf, JsonObject, JsonSchema, Regex, StructuralTag
+from infd.request import AfterThought, Calls, Choice, Ebnf, Headed, JsonObject, JsonSchema, Regex, StructuralTag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
@@ -69,6 +69,10 @@ class _Writer:
     def constraint(self, constraint: Constraint) -> Expression:
         limits = self._limits
         match constraint:
+            case Headed(header, plain):
+                named = {} if plain is None else {"headed": self.constraint(plain)}
+                name = None if plain is None else "headed"
+                return self._added(markup.headed(header, name, self._token_of), named)
             case AfterThought(thought, answer):
                 after = self.constraint(answer)
                 return self._added(markup.after_thought(thought, "after", self._token_of), {"after": after})
@@ -81,7 +85,7 @@ class _Writer:
                         )
                 written: Many[Any] = expressions
                 if constraint.syntax.parameter:
-                    written = parameters.parameters(tools, limits, self._document)
+                    written = parameters.parameters(tools, limits, constraint.syntax, self._document)
                 others = {} if otherwise is None else {"otherwise": self.constraint(otherwise)}
                 name = None if otherwise is None else "otherwise"
                 return self._added(markup.calls(constraint, written, name, self._token_of), others)

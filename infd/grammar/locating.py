@@ -9,7 +9,7 @@ from infd.grammar import arguments, bounds
 from infd.grammar.schema.faults import located
 from infd.grammar.schema.rewriting import prepare_part
 from infd.grammar.writing import encoded, with_options
-from infd.request import AfterThought, Calls, JsonSchema
+from infd.request import AfterThought, Calls, Headed, JsonSchema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,8 @@ def locate(constraint: Constraint, limits: Limits, compile_: Compile) -> Grammar
     match constraint:
         case AfterThought(_, answer):
             return locate(answer, limits, compile_)
+        case Headed(_, plain):
+            return None if plain is None else locate(plain, limits, compile_)
         case JsonSchema(schema, lenient=False, coerce_one_of=False):
             return _located(bounds.read_json(schema, limits), limits, compile_)
         case Calls(_, tools, _, _, otherwise):

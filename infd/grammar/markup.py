@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from infd.errors import GrammarFailed
 from infd.grammar.arguments import named as named_tool
-from infd.grammar.parameters import Parameter
 from infd.grammar.rules import (
+    EMPTY,
     ROOT,
     Alternatives,
     Characters,
@@ -28,17 +28,17 @@ from infd.grammar.rules import (
     Without,
     ranges_of,
 )
-from infd.request import AfterThought, Calls
+from infd.request import AfterThought, Calls, Headed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Many
     from typing import Any
 
-    from infd.grammar.parameters import Parameters
+    from infd.grammar.parameters import Parameter, Parameters
     from infd.grammar.protocol import Vocabulary
     from infd.grammar.rules import Expression, Rules
-    from infd.request import CallSyntax, Constraint, Thought
+    from infd.request import CallSyntax, Constraint, Header, Thought
 
     TokenOf = Callable[[str], int | None]
 
@@ -51,6 +51,8 @@ def _characters(*pairs: tuple[str, str]) -> Characters:
     return Characters(ranges_of([(ord(low), ord(high)) for low, high in pairs]))
 
 
+_WORD: Final = _characters(("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"))
+_IDENTIFIER: Final = Sequence((_characters(("A", "Z"), ("_", "_"), ("a", "z")), Repeated(_WORD, 0, 63)))
 _KEY: Final = Repeated(_characters(("-", "."), ("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z")), 1, 64)
 
 # The variable parts of a call's syntax, by their names in CallSyntax.
@@ -95,10 +97,23 @@ def after_thought(thought: Thought, answer: str, token_of: TokenOf) -> Rules:
     if thought.newlines:
         rules["NEWLINES"] = Pattern(rf"\n{{1,{thought.newlines}}}")
         inside += (Repeated(Reference("NEWLINES"), 0, 1),)
+    inside += _spelled(thought.after, thought.marks, token_of)
     if not thought.inside:
         opening = _spelled(thought.opening, thought.marks or (thought.opening,), token_of)
         inside = (Repeated(Sequence((*opening, *inside)), 0, 1),)
     return {ROOT: Sequence((*inside, Reference(answer))), **rules}
+
+
+def headed(header: Header, answer: str | None, token_of: TokenOf) -> Rules:
+    """Return the rules of a header followed by an answer.
+
+    answer    name of the answer's grammar; None: any text without the header's marks
+    token_of  as in `after_thought`
+    """
+    written = _spelled(header.text, header.marks, token_of)
+    if answer is not None:
+        return {ROOT: Sequence((*written, Reference(answer)))}
+    return {ROOT: Sequence((*written, Reference("REST"))), "REST": Without(header.marks)}
 
 
 def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: TokenOf) -> Rules:
@@ -127,32 +142,63 @@ def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: 
         with named_tool(tool):
             rules |= _parameters(rule, argument, syntax, token_of) if syntax.parameter else {rule: Document(argument)}
     rules["called"] = Sequence((Alternatives(tuple(named)), *spelled(tail)))
-    further = Sequence((*spelled(syntax.between + head), Reference("called")))
-    several = (Repeated(further, 0, None),) if called.parallel else ()
+    parallel = called.parallel and syntax.between is not None
+    further = Sequence((*spelled((syntax.between or "") + head), Reference("called")))
+    several = (Repeated(further, 0, None),) if parallel else ()
     rules["calls"] = Sequence((Reference("called"), *several, *spelled(syntax.end)))
     begun = Sequence((*spelled(first), Reference("calls")))
     if called.required:
         return {ROOT: begun, **rules}
     if otherwise is not None:
         return {ROOT: Alternatives((begun, Reference(otherwise))), **rules}
+    if syntax.otherwise:
+        text = Without(syntax.marks, (syntax.otherwise,)) if syntax.marks else Pattern(syntax.otherwise)
+        return {ROOT: Alternatives((begun, Reference("REST"))), **rules, "REST": text}
     to_call, free = _text_to(syntax.trigger, "free", token_of)
     begun = Sequence((*to_call, *spelled(first.removeprefix(syntax.trigger)), Reference("calls")))
     rules |= {**free, "REST": Without((syntax.trigger,))}
-    return {ROOT: Sequence((Repeated(begun, 0, None if called.parallel else 1), Reference("REST"))), **rules}
+    return {ROOT: Sequence((Repeated(begun, 0, None if parallel else 1), Reference("REST"))), **rules}
 
 
 def _parameters(rule: str, parameters: Parameters, syntax: CallSyntax, token_of: TokenOf) -> Rules:
     """Return the rule `rule` of arguments that the syntax writes separately, and the rules to which it refers."""
     rules: Rules = {}
-    parts: list[Expression] = []
+    parts: list[tuple[Expression, int, int | None]] = []  # with the least and most repetitions
     for number, parameter in enumerate(parameters.named):
         written = Alternatives(tuple(_parameter(f"{rule}_{number}", parameter, syntax, token_of, rules)))
-        parts.append(written if parameter.required else Repeated(written, 0, 1))
-    if parameters.other:
-        any_text = Parameter("", required=False, free=True)
-        written = Alternatives(tuple(_parameter(f"{rule}_other", any_text, syntax, token_of, rules)))
-        parts.append(Repeated(written, 0, None))
-    return {rule: Sequence(tuple(parts)), **rules}
+        parts.append((written, int(parameter.required), 1))
+    if parameters.other is not None:
+        written = Alternatives(tuple(_parameter(f"{rule}_other", parameters.other, syntax, token_of, rules)))
+        parts.append((written, 0, None))
+    return {rule: _separated(rule, parts, _spelled(syntax.separator, syntax.marks, token_of), rules), **rules}
+
+
+def _separated(
+    rule: str, parts: Many[tuple[Expression, int, int | None]], separator: tuple[Expression, ...], rules: Rules
+) -> Expression:
+    """Return the expression of parts of which some may be absent, with a separator between those present.
+
+    parts  each with the least and the most number of repetitions
+
+    Adds two rules for each part to `rules`: the parts from there on, as the first ones, and behind others. So their
+    number is linear in the number of parts, where listing the parts present is exponential.
+    """
+    if not separator:
+        return Sequence(
+            tuple(Repeated(part, least, most) if (least, most) != (1, 1) else part for part, least, most in parts)
+        )
+    first: Expression = EMPTY
+    behind: Expression = EMPTY
+    for number in range(len(parts) - 1, -1, -1):
+        part, least, most = parts[number]
+        again = Sequence((*separator, part))
+        rest = (Repeated(again, 0, None),) if most is None else ()
+        begun = Sequence((part, *rest, behind))
+        followed = Sequence((again if least else Repeated(again, 0, most), behind))
+        rules[f"{rule}_{number}_first"] = begun if least else Alternatives((begun, first))
+        rules[f"{rule}_{number}_behind"] = followed
+        first, behind = Reference(f"{rule}_{number}_first"), Reference(f"{rule}_{number}_behind")
+    return first
 
 
 def _parameter(
@@ -170,14 +216,14 @@ def _parameter(
     def around(written: str) -> tuple[tuple[Expression, ...], str]:
         before, _, after = written.partition("$key")
         middle, _, tail = after.partition("$value")
-        key = Text(parameter.key) if parameter.key else _KEY
+        key = Text(parameter.key) if parameter.key else _IDENTIFIER if syntax.quoted else _KEY
         return (*spelled(before), key, *spelled(middle)), tail
 
     begun, tail = around(syntax.parameter)
     mark = tail.strip()
     marks = (mark, *syntax.excluded)
     for text in parameter.texts:
-        if any(each in text for each in marks):
+        if not syntax.quoted and any(each in text for each in marks):
             raise GrammarFailed(f"a string with {mark} in it", code="unsupported_grammar")
     if parameter.texts:
         yield Sequence((*begun, Alternatives(tuple(map(Text, parameter.texts))), *spelled(tail)))
@@ -231,6 +277,8 @@ def _mark(mark: str, token_of: TokenOf) -> Expression:
 
 def _marks_of(constraint: Constraint) -> set[str]:
     match constraint:
+        case Headed(header, answer):
+            return set(header.marks) | (set() if answer is None else _marks_of(answer))
         case AfterThought(thought, answer):
             return {thought.opening, thought.closing, *thought.marks} | _marks_of(answer)
         case Calls(syntax, _, _, _, otherwise):

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from infd.grammar.protocol import Limits
-    from infd.request import ToolSchema
+    from infd.request import CallSyntax, ToolSchema
 
 _DEPTH: Final = 16  # most levels of references and alternatives
 _UNREADABLE: Final = re.compile(r'[<>"]|\A\s|\s\Z|\A\Z')
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _UNNAMED: Final = ("additionalProperties", "unevaluatedProperties")  # ignored: the grammar lists the arguments
 _STATED: Final = frozenset({"$schema", "$defs", "type", "properties", "required", *_UNNAMED})
 _TEXTS: Final = ("minLength", "maxLength", "pattern", "format")
@@ -52,14 +53,16 @@ class Parameter(Struct, frozen=True):
 class Parameters(Struct, frozen=True):
     """The arguments of one tool, in the order of its schema.
 
-    other  whether arguments of any name are allowed, because the schema names none
+    other  how others are written, of any key, where the schema names none; None: there are no others
     """
 
     named: tuple[Parameter, ...]
-    other: bool = False
+    other: Parameter | None = None
 
 
-def parameters(tools: Sequence[ToolSchema], limits: Limits, document: Callable[[Any, Limits], Any]) -> list[Parameters]:
+def parameters(
+    tools: Sequence[ToolSchema], limits: Limits, syntax: CallSyntax, document: Callable[[Any, Limits], Any]
+) -> list[Parameters]:
     """Return each tool's arguments. `arguments.prepared` has checked the schemas.
 
     document  rewrites the schema of a value for the engine
@@ -76,18 +79,31 @@ def parameters(tools: Sequence[ToolSchema], limits: Limits, document: Callable[[
             if further not in (True, False, {}) and not stated.get("properties"):
                 _refuse("a schema of arguments without names")
             root = prepare({**stated, "additionalProperties": False})  # the grammar lists the arguments
-            read = _Reader(root, limits, document).all()
-            found.append(Parameters(read, other=not read and further is not False))
+            reader = _Quoted if syntax.quoted else _Reader
+            reading = reader(root, limits, document, syntax.constants)
+            read = reading.all()
+            found.append(Parameters(read, None if read or further is False else reading.any()))
     return found
 
 
 class _Reader:
     """Reads the prepared schema of one tool's arguments."""
 
-    def __init__(self, root: dict[str, Any], limits: Limits, document: Callable[[Any, Limits], Any]) -> None:
+    def __init__(
+        self,
+        root: dict[str, Any],
+        limits: Limits,
+        document: Callable[[Any, Limits], Any],
+        constants: tuple[str, str, str],
+    ) -> None:
         self._root = root
         self._limits = limits
         self._document = document
+        self._constants = constants
+
+    def any(self) -> Parameter:
+        """Return a parameter of any value."""
+        return Parameter("", required=False, free=True)
 
     def all(self) -> tuple[Parameter, ...]:
         root = self._root
@@ -184,6 +200,28 @@ class _Reader:
 
     def _referred(self, reference: str) -> Any:
         return self._root["$defs"][reference.removeprefix("#/$defs/")]
+
+
+class _Quoted(_Reader):
+    """Reads schemas of arguments whose strings are quoted, so that every value is JSON."""
+
+    def any(self) -> Parameter:
+        return Parameter("", required=False, documents=(self._document({}, self._limits),))
+
+    def _parameter(self, key: str, schema: Any, *, required: bool) -> Parameter | None:
+        if schema is False:
+            return None if not required else _refuse("arguments that have no value")
+        if _IDENTIFIER.match(key) is None:
+            _refuse(f"the name {key!r}")
+        true, false, null = self._constants
+        match schema:
+            case {"type": ["boolean"], **others} if not others:
+                return Parameter(key, required, texts=(true, false))
+            case {"type": ["null"], **others} if not others:
+                return Parameter(key, required, texts=(null,))
+        definitions = {"$defs": self._root["$defs"]} if "$defs" in self._root else {}
+        stated = {} if schema is True else schema
+        return Parameter(key, required, documents=(self._document({**definitions, **stated}, self._limits),))
 
 
 def _types(schema: dict[str, Any]) -> list[str]:

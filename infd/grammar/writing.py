@@ -22,6 +22,7 @@ from infd.request import (
     Constraint,
     Continuation,
     Ebnf,
+    Headed,
     JsonObject,
     JsonSchema,
     Lark,
@@ -85,6 +86,9 @@ def write(constraint: Constraint, limits: Limits, marks: Mapping[str, int]) -> D
     match constraint:
         case Continuation(answer):
             return write(answer, limits, marks)
+        case Headed(header, plain):
+            draft, name = (Draft([], []), None) if plain is None else (write(plain, limits, marks), "headed")
+            return draft.behind(markup.headed(header, name, marks.get), name)
         case AfterThought(thought, answer):
             draft = write(answer, limits, marks)
             return draft.behind(markup.after_thought(thought, "after", marks.get), "after")
@@ -101,7 +105,7 @@ def write(constraint: Constraint, limits: Limits, marks: Mapping[str, int]) -> D
             ]
             written: Sequence[Any] = schemas
             if constraint.syntax.parameter:
-                written = parameters.parameters(tools, limits, _schema)
+                written = parameters.parameters(tools, limits, constraint.syntax, _schema)
             return draft.behind(markup.calls(constraint, written, name, marks.get), name)
         case _:
             grammar = _grammar(constraint, limits)

@@ -18,7 +18,7 @@ from infd.http.formats.base import ENTRY_BYTES, Accepted
 from infd.http.gathering import Gathering
 from infd.http.generation import Conversation
 from infd.http.prompt import bad_word_ids, read_prompts, text_of
-from infd.request import AfterThought, Calls, Continuation, Generate, Request, Score
+from infd.request import AfterThought, Calls, Continuation, Generate, Headed, Request, Score
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
 
@@ -273,12 +273,19 @@ def _wants(
     return tuple(wants)
 
 
-def _constraint(generation: Generation, prompt: Prompt, served: ServedModel) -> Plain | Calls | AfterThought | None:
+def _constraint(
+    generation: Generation, prompt: Prompt, served: ServedModel
+) -> Plain | Calls | Headed | AfterThought | None:
     """Return the constraint of thought, calls and content generated after a prompt. Raises Unsupported."""
-    constraint: Plain | Calls | None = None if generation.constrained is None else generation.constrained.constraint
+    plain = None if generation.constrained is None else generation.constrained.constraint
     conversation = generation.input
     if not isinstance(conversation, Conversation):
-        return constraint
+        return plain
+    continued = conversation.continued or ""
+    header = served.syntax.header(prompt.end, continued)
+    constraint: Plain | Calls | Headed | None = plain
+    if header is not None and (plain is not None or conversation.constrained_calls is not None):
+        constraint = Headed(header, plain)
     if (calls := conversation.constrained_calls) is not None:
         syntax = served.syntax.grammar
         if syntax is None:
@@ -287,7 +294,7 @@ def _constraint(generation: Generation, prompt: Prompt, served: ServedModel) -> 
         constraint = Calls(syntax, calls.tools, calls.required, calls.parallel, otherwise)
     if constraint is None:
         return None
-    thought = served.syntax.thought(prompt.end, conversation.continued or "")
+    thought = served.syntax.thought(prompt.end, continued)
     return constraint if thought is None else AfterThought(thought, constraint)
 
 

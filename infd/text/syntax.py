@@ -23,7 +23,7 @@ from infd.text.tools.offered import Offered
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infd.request import CallSyntax, Thought
+    from infd.request import CallSyntax, Header, Thought
     from infd.text.answers.base import AnswerSyntax
     from infd.text.chat import ChatTemplate, Message
     from infd.text.markup import Parser
@@ -96,6 +96,10 @@ class Syntax(Struct, frozen=True):
         """Return how an answer marks its thought; None if the answer cannot contain a thought. See ReasoningSyntax."""
         thinking = self.whole or self.reasoning
         return None if thinking is None else thinking.thought(prompt[-PROMPT_END:], continued)
+
+    def header(self, prompt: str, continued: str = "") -> Header | None:
+        """Return the text before a constrained answer without calls; None: no text. See AnswerSyntax."""
+        return None if self.whole is None else self.whole.header(prompt[-PROMPT_END:], continued)
 
     def start(
         self, prompt: str, continued: str = "", *, offered: Offered | None = None, most_calls: int | None = None

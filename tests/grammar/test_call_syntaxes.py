@@ -12,8 +12,8 @@ import pytest
 
 from infd.errors import GrammarFailed
 from infd.grammar.protocol import Limits, Vocabulary
-from infd.request import Calls, CallSyntax, ToolSchema
-from infd.text import tools
+from infd.request import AfterThought, Calls, CallSyntax, Headed, Regex, ToolSchema
+from infd.text import answers, tools
 from infd.text.markup import Reading
 from infd.text.tools.offered import Offered
 from tests.grammar import engines
@@ -21,6 +21,7 @@ from tests.grammar.vocabularies import walk
 
 if TYPE_CHECKING:
     from infd.grammar.protocol import Compiler
+    from infd.request import Constraint
 
 pytestmark = pytest.mark.usefixtures("engine")
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -32,9 +33,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "get.all-2": {"type": "object", "properties": {}, "additionalProperties": False},
 }
-TOOLS = tuple(ToolSchema(name, json.dumps(schema), name) for name, schema in SCHEMAS.items())
-OFFERED = Offered({tool.name: tool.parameters.encode() for tool in TOOLS})
-FORCED = [name for name, syntax in tools.SYNTAXES.items() if syntax.grammar is not None]
+IDENTIFIERS = json.loads(json.dumps(SCHEMAS).replace("b c", "b_c"))  # for syntaxes whose keys are identifiers
+FORCED = list(tools.SYNTAXES)  # every syntax has a grammar
 
 
 @engines.each
@@ -46,17 +46,27 @@ def compiler(marks: tuple[str, ...]) -> Compiler:
     )
 
 
+def schemas(name: str) -> dict[str, dict[str, Any]]:
+    """Return the schemas of tools that calls of a syntax can name."""
+    grammar = tools.SYNTAXES[name].grammar
+    assert grammar is not None
+    return IDENTIFIERS if grammar.quoted else SCHEMAS
+
+
 def drawn(marks: tuple[str, ...], name: str, draw: random.Random) -> tuple[str, list[tuple[str, Any]]]:
     """Return the content and the calls of a random answer, empty if the answer does not end within 900 tokens."""
     grammar = tools.SYNTAXES[name].grammar
     assert grammar is not None
     compiled = compiler(marks)
-    matcher = compiled.compile(Calls(grammar, TOOLS, required=True), Limits()).matcher()
+    offered = schemas(name)
+    stated = tuple(ToolSchema(tool, json.dumps(schema), tool) for tool, schema in offered.items())
+    matcher = compiled.compile(Calls(grammar, stated, required=True), Limits()).matcher()
     tokens = walk(compiled, matcher, draw, 900, ends=0.2)
     if tokens[-1] not in compiled.vocabulary.end_ids:
         return "", []
     text = b"".join(compiled.vocabulary.tokens[token] for token in tokens[:-1]).decode()
-    reading = Reading(calls=tools.SYNTAXES[name].start(OFFERED))
+    parsed = Offered({tool: json.dumps(schema).encode() for tool, schema in offered.items()})
+    reading = Reading(calls=tools.SYNTAXES[name].start(parsed))
     content = reading.feed(text) + reading.finish()
     aside = reading.take()
     assert aside is not None, text
@@ -73,8 +83,9 @@ def test_forced_calls_are_read_as_calls_of_offered_tools(name: str, spelled: boo
         finished += bool(calls)
         assert not content.strip()
         for called, arguments in calls:
-            assert set(arguments) <= set(SCHEMAS[called]["properties"])
-            assert set(arguments) >= set(SCHEMAS[called].get("required", ()))
+            schema = schemas(name)[called]
+            assert set(arguments) <= set(schema["properties"])
+            assert set(arguments) >= set(schema.get("required", ()))
     assert finished
 
 
@@ -219,3 +230,117 @@ def test_what_text_without_quotes_cannot_keep_is_refused_by_name(schema: dict[st
         accepted((), {"type": "object", **schema})
     assert failed.value.code == "unsupported_grammar"
     assert failed.value.param == "tools[0]"
+
+
+PYTHON = tools.SYNTAXES["pythonic"].grammar
+CALLED = Calls(PYTHON, (ToolSchema("get", json.dumps({**STATED, "additionalProperties": False}), "tools[0]"),), True)
+
+
+def allows(constraint: Constraint, text: str, marks: tuple[str, ...] = ()) -> bool:
+    matcher = compiler(marks).compile(constraint, Limits()).matcher()
+    parts = re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]
+    tokens = [token for part in parts for token in ([256 + marks.index(part)] if part in marks else part.encode())]
+    if matcher.validate(tokens) < len(tokens):
+        return False
+    matcher.advance(tokens)
+    return matcher.accepting
+
+
+@pytest.mark.parametrize(
+    ("written", "allowed"),
+    [
+        ('[get(a=1, c="x")]', True),
+        ('[get(a=1, b="7", c="(])\\n\\"", d=[true, false])]', True),
+        ('[get(a=1, c=""), get(a=-2, c="y", d=null)]', True),
+        ("[get(a=1)]", False),
+        ('[get(a=1c="x")]', False),
+        ('[get(c="x", a=1)]', False),
+        ('[get(, a=1, c="x")]', False),
+        ('[get(a=1, c="x",)]', False),
+        ("[get(a=1, c='x')]", False),
+        ('[get(a=1.5, c="x")]', False),
+        ('[get(a=1, c="x"), ]', False),
+        ('get(a=1, c="x")', False),
+    ],
+)
+def test_calls_of_python_have_commas_between_the_arguments_present(written: str, allowed: bool):
+    assert allows(CALLED, written) == allowed
+
+
+def test_arguments_that_may_all_be_absent_are_separated_wherever_they_begin():
+    kinds = {"a": {"type": "boolean"}, "b": {"type": "null"}, "c": {"type": "integer"}}
+    schema = {"type": "object", "properties": kinds, "additionalProperties": False}
+    calls = Calls(PYTHON, (ToolSchema("f", json.dumps(schema), "tools[0]"),), True, parallel=False)
+    written = {"a": "True", "b": "None", "c": "7"}
+    for present in range(8):
+        chosen = [f"{key}={value}" for place, (key, value) in enumerate(written.items()) if present >> place & 1]
+        assert allows(calls, f"[f({', '.join(chosen)})]")
+    for refused in ("f(b=None, a=True)", "f(a=true)", "f(a=False c=1)", "f(a=False,)", "f(a=1)"):
+        assert not allows(calls, f"[{refused}]")
+    anything = Calls(PYTHON, (ToolSchema("f", "{}", "tools[0]"),), True)
+    assert allows(anything, "[f(), f(a=1), f(a=true, b_2={}, c=[1])]")
+    assert not allows(anything, "[f(a-b=1)]")
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("", True),
+        ("Paris [1] is", True),
+        ("\n1, [2] and [get(a=1)]", True),
+        ("[1, 2]", False),
+        ('[get(a=1, c="x")]', True),
+        ('[get(a=1, c="x")] Done.', False),
+        ("[get(b", False),
+        (" [ other()]", False),
+        ("a<|python_start|>", False),
+    ],
+)
+@pytest.mark.parametrize("marks", [(), ("<|python_start|>", "<|python_end|>")])
+def test_an_answer_that_does_not_begin_as_a_call_may_be_any_text(text: str, allowed: bool, marks: tuple[str, ...]):
+    strict = Calls(CALLED.syntax, CALLED.tools, required=False)
+    assert allows(strict, text, marks) == allowed
+
+
+HARMONY = answers.SYNTAXES["harmony"]
+ASKED = "<|start|>user<|message|>hi<|end|><|start|>assistant"
+THINKS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+CALL = "<|channel|>commentary to=functions.get <|constrain|>json<|message|>"
+FINAL = "<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("spelled", [True, False])
+@pytest.mark.parametrize("thinks", [True, False])
+def test_harmony_forces_a_call_in_its_own_channel_and_an_answer_in_another(required: bool, spelled: bool, thinks: bool):
+    thought, header = HARMONY.thought(ASKED, ""), HARMONY.header(ASKED, "")
+    assert thought is not None
+    assert header is not None
+    assert HARMONY.grammar is not None
+    stated = (ToolSchema("get", json.dumps({**STATED, "additionalProperties": False}), "tools[0]"),)
+    otherwise = None if required else Headed(header, Regex("[0-9]+"))
+    calls = AfterThought(thought, Calls(HARMONY.grammar, stated, required, otherwise=otherwise))
+    marks = () if spelled else HARMONY.marks
+    begun = THINKS if thinks else ""
+    assert allows(calls, begun + CALL + '{"a": 1, "c": "<|call|>"}', ()) or not spelled
+    assert allows(calls, begun + CALL + '{"a": 1, "c": "x"}', marks)
+    assert not allows(calls, begun + CALL + '{"a": 1}', marks)
+    assert not allows(calls, begun + CALL.replace("get", "set") + '{"a": 1, "c": "x"}', marks)
+    assert allows(calls, f"{begun}{FINAL}42", marks) == (not required)
+    assert not allows(calls, f"{begun}{FINAL}x", marks)
+    assert not allows(calls, f"{begun}42", marks)
+    assert not allows(calls, f'{begun}{CALL}{{"a": 1, "c": "x"}}<|call|><|start|>assistant{CALL}{{}}', marks)
+    answer = AfterThought(thought, Headed(header, None))
+    assert allows(answer, f"{begun}{FINAL}Any text.", marks)
+    assert not allows(answer, f"{begun}{FINAL}Any{CALL}", marks)
+
+
+def test_a_forced_answer_of_harmony_is_read_as_it_was_forced():
+    reading = Reading(HARMONY.start(ASKED, "", Offered({"get": b"{}"})))
+    content = reading.feed(THINKS + CALL + '{"a": 1, "c": "x"}') + reading.finish()
+    aside = reading.take()
+    assert aside is not None
+    assert (content, aside.thought) == ("", "Hm.")
+    assert [(call.name, call.arguments) for call in aside.calls] == [("get", '{"a": 1, "c": "x"}')]
+    assert HARMONY.header(f"{ASKED}{FINAL}", "") is None
+    assert HARMONY.header(ASKED, "Fo") is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from infd.request import CallSyntax, Thought
+    from infd.request import CallSyntax, Header, Thought
     from infd.text.chat import ChatTemplate
     from infd.text.markup import ThoughtParser
     from infd.text.tools.offered import Offered
@@ -29,6 +29,12 @@ class AnswerSyntax(Protocol):
 
     def thought(self, prompt: str, continued: str) -> Thought | None:
         """See ReasoningSyntax."""
+
+    def header(self, prompt: str, continued: str) -> Header | None:
+        """Return the text that the model writes before a constrained answer without calls; None: no text.
+
+        prompt, continued  as in `thought`
+        """
 
     def start(self, prompt: str, continued: str, offered: Offered | None) -> ThoughtParser:
         """Start parsing an answer. offered: tools that the model may call; None: a call is content."""

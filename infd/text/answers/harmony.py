@@ -15,13 +15,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from infd.request import Thought
+from infd.request import CallSyntax, Header, Thought
 from infd.text.tools.scan import ObjectScan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from infd.request import CallSyntax
     from infd.text.chat import ChatTemplate
     from infd.text.markup import Asides
     from infd.text.tools.offered import Offered
@@ -49,7 +48,12 @@ class Harmony:
     """See AnswerSyntax."""
 
     marks = MARKS
-    grammar: CallSyntax | None = None
+    grammar: CallSyntax | None = CallSyntax(
+        call=f"{CHANNEL}commentary to={NAMESPACE}$name {CONSTRAIN}json{MESSAGE}$arguments",
+        between=None,  # <|call|> ends the answer
+        trigger=CHANNEL,
+        marks=MARKS,
+    )
 
     def matches(self, template: ChatTemplate) -> bool:
         return template.mentions(THOUGHT_HEADER) and template.mentions(START)
@@ -59,7 +63,13 @@ class Harmony:
         inside = bool(opened) and _channel(header) == THOUGHTS
         if continued.strip() or (opened and not inside):
             return None
-        return Thought(THOUGHT_HEADER, f"{END}{START}assistant{FINAL_HEADER}", inside=inside, newlines=0)
+        return Thought(THOUGHT_HEADER, END, inside=inside, newlines=0, marks=MARKS, after=f"{START}assistant")
+
+    def header(self, prompt: str, continued: str) -> Header | None:
+        header, opened, _ = prompt.rpartition(START)[2].partition(MESSAGE)
+        if continued.strip() or (opened and _channel(header) != THOUGHTS):
+            return None
+        return Header(FINAL_HEADER, MARKS)
 
     def start(self, prompt: str, continued: str, offered: Offered | None) -> HarmonyParser:
         header, opened, _ = prompt.rpartition(START)[2].partition(MESSAGE)

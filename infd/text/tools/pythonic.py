@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from infd.request import CallSyntax
 from infd.text.tools.marked import MarkedCalls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infd.request import CallSyntax
     from infd.text.markup import Asides
     from infd.text.tools.offered import Offered
 
 _HEAD_CHARACTERS: Final = 512
 _WORD_CHARACTERS: Final = 256  # longer words are strings: they are not scanned again with every token
 _BARE: Final = " "  # the `_quote` of a string without quotes
-_NAME: Final = r"[A-Za-z_][\w.:/-]*+"
+_NAME: Final = r"\w[\w.:/-]*+"
 _HEAD: Final = re.compile(rf"\s*+(?P<name>{_NAME})\(\s*+(?:(?=\))|(?=[A-Za-z_]\w*+\s*+=(?=[^=])))")
 _COULD_BE_A_HEAD: Final = re.compile(rf"\s*+(?:\Z|{_NAME}(?:\Z|\(\s*+(?:\Z|[A-Za-z_]\w*+\s*+(?:\Z|=\Z))))", re.DOTALL)
 _KEY: Final = re.compile(r"\s*+,?+\s*+(?P<key>[A-Za-z_]\w*+)\s*+=\s*+(?=\S)")
@@ -33,8 +34,9 @@ _WORD: Final = re.compile(r"""[^\s()\[\]{},:'"]++""")
 _PLAIN: Final = re.compile(r"""[^'"\\]++""")
 _ESCAPE: Final = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^xuU])", re.DOTALL)
 _ESCAPE_CHARACTERS: Final = 10
-_ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
+_ESCAPED: Final = {"/": "/", "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
 _WORDS: Final = {"True": "true", "False": "false", "None": "null"}
+_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 _CLOSING: Final = {"(": "]", "[": "]", "{": "}"}
 
 
@@ -171,7 +173,7 @@ class PythonicParser(MarkedCalls):
         return True
 
 
-_NAME_BEGINS: Final = re.compile(r"[A-Za-z_]")
+_NAME_BEGINS: Final = re.compile(r"\w")
 
 
 class Literal:
@@ -305,17 +307,47 @@ def _unescaped(escape: str) -> str:
     kind = escape[1]
     if kind in "xuU":
         number = int(escape[2:], 16)
-        return chr(number) if number <= 0x10FFFF else escape
+        return chr(number) if number <= sys.maxunicode else escape
     return _ESCAPED.get(kind, kind if kind in "\\'\"" else escape)
 
 
 def _encoded(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    """Return a part of a JSON string. Surrogates, of which a model that thinks in JSON makes pairs, stay escapes."""
+    return json.dumps(text, ensure_ascii=_SURROGATE.search(text) is not None)[1:-1]
 
+
+def _forced(begin: str, between: str, end: str, *marks: str, trigger: str = "", otherwise: str = "") -> CallSyntax:
+    """Return how calls are forced. JSON is Python but for its constants, which the parser reads in JSON too."""
+    return CallSyntax(
+        begin=begin,
+        call="$name($arguments)",
+        between=between,
+        end=end,
+        parameter="$key=$value",
+        separator=", ",
+        quoted=True,
+        constants=("True", "False", "None"),
+        trigger=trigger or marks[0],
+        marks=marks,
+        otherwise=otherwise,
+    )
+
+
+_START, _END = "<|tool_call_start|>", "<|tool_call_end|>"
+_CALLS, _CALLED = "<function_calls>", "</function_calls>"
+_PYTHON = ("<|python_start|>", "<|python_end|>")
+_NO_CALL: Final = r"\s*(?:[^\s\[](?s:.)*)?"  # llguidance's lexer decides by the first character
 
 FAMILIES: Final[Mapping[str, Pythonic]] = {
-    "lfm2": Pythonic(opens=("<|tool_call_start|>",), closes=("<|tool_call_end|>",)),
-    "olmo3": Pythonic(opens=("<function_calls>",), closes=("</function_calls>",), listed=False),
-    "pythonic": Pythonic(opens=("<|python_start|>",), closes=("<|python_end|>",), bare=True),
+    "lfm2": Pythonic(opens=(_START,), closes=(_END,), grammar=_forced(f"{_START}[", ", ", f"]{_END}", _START, _END)),
+    "olmo3": Pythonic(
+        opens=(_CALLS,), closes=(_CALLED,), listed=False, grammar=_forced(_CALLS, "\n", _CALLED, _CALLS, _CALLED)
+    ),
+    "pythonic": Pythonic(
+        opens=_PYTHON[:1],
+        closes=_PYTHON[1:],
+        bare=True,
+        grammar=_forced("[", ", ", "]", *_PYTHON, trigger="[", otherwise=_NO_CALL),
+    ),
 }
 ALIASES: Final[Mapping[str, str]] = {"llama4_pythonic": "pythonic", "toolace": "pythonic"}

@@ -36,6 +36,10 @@ def transcripts(begin: str, between: str, end: str, *, bare: bool = False) -> di
             f"{begin}f(a={LONG}, b=[{LONG}], c={LONG}){end}",
             Message(calls=(("f", f'{{"a": "{LONG}", "b": ["{LONG}"], "c": "{LONG}"}}'),)),
         ),
+        "escapes of JSON": (
+            f'{begin}f(a="\\ud83d\\ude42 \\u00e9\\/", b="\\ud83d"){end}',
+            Message(calls=(("f", '{"a": "\\ud83d\\ude42 é/", "b": "\\ud83d"}'),)),
+        ),
         "an empty value": (f"{begin}f(a=, b=2){end}", Message(calls=(("f", '{"a": null, "b": 2}'),))),
     }
     if not bare:
