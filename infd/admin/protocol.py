@@ -361,7 +361,7 @@ class Event(Struct, rename={"message": "told"}):
     kind     state, verb (a verb's caller and arguments), rest (the verb's result), weights, adapter, step, request
     message  for people; named `told` in JSON
     facts    values that depend on `kind`
-    dropped  events before this one that were discarded unread
+    dropped  number of earlier events that were discarded unread
     """
 
     seq: int

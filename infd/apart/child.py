@@ -54,7 +54,7 @@ def serve(tasks: Any, run: Callable[[Any], Any]) -> None:
 
 
 def _signal_at_end_of_input() -> None:
-    """Let the kernel kill this process at the end of standard input, on which no data arrives."""
+    """Make the kernel kill this process at the end of standard input, which never carries data."""
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([0], [], [], 0)[0]:  # standard input has ended already

@@ -29,7 +29,7 @@ _LOG: Final = logging.getLogger("infd.apart")
 
 
 class Worker:
-    """A worker process that runs one task at a time. `ask` blocks: not for the event loop's thread.
+    """A worker process that runs one task at a time. `ask` blocks, so the event loop's thread must not call `ask`.
 
     reasons  components (tokenizer, chat templates) that run in the process, each with the reason, for operators
     """
@@ -41,7 +41,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._repeated: dict[type[Struct], wire.TaskMessage] = {}
-        self._interrupted = False  # the process has been killed, but may not have exited yet
+        self._interrupted = False  # whether the process was killed; it may not have exited yet
         self._closed = False
         self.reasons: dict[str, str] = {}
 

@@ -176,7 +176,7 @@ class Daemon:
 
     async def _read_language(self) -> components.Language:
         # The device thread imports torch, then reads weights. Loading the tokenizer would compete with the import for
-        # the interpreter lock; reading weights needs no lock.
+        # the GIL; reading weights releases the GIL.
         await self._reading.wait()
         return await self.offload(components.Language.load, self.directory.result(), self.config.model, self.worker)
 
@@ -233,7 +233,7 @@ class Daemon:
             "cache_dtype": str(self.engine.describe().get("cache_dtype", "")),
         }
         # Nearly all present objects live until exit, so freeze() exempts them from collection. The imports' garbage,
-        # 1 MB in 13,000 objects, is exempted too, because collecting it would hold the interpreter lock for 0.2 s.
+        # 1 MB in 13,000 objects, is exempted too, because its collection would hold the GIL for 0.2 s.
         gc.freeze()
         # Reference counting frees most objects, so a young collection every 700 allocations would free little.
         gc.set_threshold(20_000, 20, 20)

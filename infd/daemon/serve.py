@@ -20,8 +20,8 @@ from infd.telemetry import log
 if TYPE_CHECKING:
     from infd.config import Config, Environment
 
-# Time for which each of the device thread's many short calls waits for the interpreter lock while the event loop is
-# busy. Python's default is 5 ms.
+# Time for which each of the device thread's many short calls waits for the GIL while the event loop is busy. Python's
+# default is 5 ms.
 SWITCH_INTERVAL_S = 0.0005
 
 

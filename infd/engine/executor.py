@@ -43,7 +43,7 @@ class Executor(Protocol):
 
     @property
     def sleep_refusal(self) -> str:
-        """Why memory cannot be released; empty if it can."""
+        """Reason why memory cannot be released; empty if `sleep` is possible."""
 
     async def load(self, lost: Callable[[DeviceLost], None] | None = None) -> Capacity:
         """Load the model and allocate the cache. Raises StartError. Called once, on the event loop.
@@ -67,7 +67,7 @@ class Executor(Protocol):
     async def wake(self, parts: Collection[MemoryPart]) -> None:
         """Restore `parts`: the cache empty, the weights from host memory or their files.
 
-        If it raises StartError, no part is restored, and `wake` may be called again.
+        After a StartError no part is restored, and `wake` may be called again.
         """
 
     async def load_weights(self, path: str) -> None:
@@ -79,7 +79,7 @@ class Executor(Protocol):
     async def read_adapter(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:
         """Read the adapter at `adapter.path` in another thread, and check it against the loaded model.
 
-        Its weights stay in host memory until `forget_adapter`; later plans may load them into a slot.
+        The adapter's weights stay in host memory until `forget_adapter`; later plans may load the weights into a slot.
 
         root  directory that must contain `adapter.path`; None: no restriction
         room  most bytes of host memory that the adapter may take

@@ -1,4 +1,4 @@
-"""The answer to one generation, which decodes arriving token ids to text."""
+"""The answer to one generation: new token ids of its choices, converted to deltas of text."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PromptReport(Struct):
 
 
 class Answer:
-    """An async iterator: each item is the list of deltas since the previous item.
+    """An async iterator whose items are lists: the deltas since the previous item.
 
     Raises the error of a failed choice; GrammarFailed and NothingAllowed only after all choices have failed.
 
@@ -169,7 +169,7 @@ class Answer:
             reply.feed([stop_id])
         delta = ChoiceDelta(index, reply.finish(), new.token_ids, new.logprobs, new.finish, stop_id)
         delta.end_id = new.stop_id
-        if reply.stop_reason is not None:  # the last bytes may complete a stop string
+        if reply.stop_reason is not None:  # the end of the text completed a stop string
             delta.finish, delta.stop_reason = FinishReason.STOP, reply.stop_reason
         if reply.reading is not None:
             delta.aside = reply.reading.take()

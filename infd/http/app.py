@@ -113,7 +113,7 @@ class HttpServer:
             # Accepted sockets inherit the buffer size.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             if listening.family != socket.AF_UNIX:
-                # Bounds the transmission of a response's last bytes after the server has closed the connection.
+                # Bounds the time to send a response's last bytes after the server has closed the connection.
                 listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
             create = loop.create_unix_server if listening.family == socket.AF_UNIX else loop.create_server
             self._listeners.append(

@@ -4,8 +4,8 @@ The server first closes a connection for writing only: for LINGER_S it reads and
 input. TCP answers bytes that arrive at a closed socket with a reset, and a reset discards a response that the client
 has not read yet.
 
-A client that closes its side between requests, or after a whole request, counts as disconnected. A client that closes
-its side within a request gets a 400.
+A client that closes its sending side between requests, or after a whole request, counts as disconnected. A client that
+closes its sending side within a request gets a 400.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         self._linger_bytes = LINGER_BYTES  # remaining bytes to read and drop
         self._arriving: StreamReader | None = None  # body of the newest request, until complete
         self._answered = False  # whether the newest request was answered before its body was complete
-        self._refused = False  # further input is dropped, not parsed
-        self._ended = False  # the client has closed its side
+        self._refused = False  # whether further input is dropped instead of parsed
+        self._ended = False  # whether the client has closed its sending side
         self._stream: asyncio.Transport | None = None  # set until connection_lost; `transport` may be None earlier
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -233,7 +233,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         stream = self._stream
         if stream is None or stream.is_closing():
             return
-        self._refused = self._force_close = True  # aiohttp ends its task, and does not close the transport
+        self._refused = self._force_close = True  # makes aiohttp end its task, with the transport left open
         self.mark_busy()
         self.mark_idle()
         if self._ended or self._linger_bytes < 0:
@@ -250,7 +250,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         if self._linger_deadline is not None:
             self._stream.close()
         else:
-            self._stream.pause_reading()  # the error response is not sent yet
+            self._stream.pause_reading()  # until the error response is sent
 
     def _expire_headers(self, iterations: int) -> None:
         """Drop the connection unless a request begins within `iterations` more iterations of the event loop."""

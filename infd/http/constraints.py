@@ -76,7 +76,7 @@ class ConstrainedCalls(Struct, frozen=True):
 
 
 def constrained_calls(request: ChatRequest, answer: Constrained | None) -> ConstrainedCalls | None:
-    """Return the constraint of a request's calls, by tool_choice, strict tools or `answer`; None: unconstrained.
+    """Return the constraint that tool_choice, strict tools or `answer` set on a request's calls; None: unconstrained.
 
     answer  the constraint of an answer without calls
 

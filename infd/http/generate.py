@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from infd.request import Constraint, Plain, TokenLogprobs, Want
     from infd.text.markup import Reading
 
-CONTEXT_TOKENS: Final = 8  # tokens of the prompt that decoding needs: more than the tokens of any character
+# A continued text is decoded together with this many preceding tokens: a character may span a few tokens.
+CONTEXT_TOKENS: Final = 8
 # Encoding the log-probabilities of this many tokens, each with 20 alternatives, takes about 4 ms.
 SHORT_LOGPROBS: Final = 128
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from infd.http.schema.sampling import GenerationFields, OpenAIRequest
     from infd.http.served_model import ServedModel
 
-# Lower temperatures sample the same tokens, but the division of logits would overflow to infinity.
+# At a lower temperature, sampling would select equal tokens, but dividing the logits would overflow to infinity.
 MIN_TEMPERATURE: Final = 1e-3
 # Upper bound of seeds: adding a choice's index must not overflow.
 SEED_LIMIT: Final = 2**62
@@ -45,7 +45,7 @@ def check(request: OpenAIRequest, limits: LimitsConfig) -> None:
 
 
 def check_fields(fields: GenerationFields, stop_strings: Sequence[str], limits: LimitsConfig) -> None:
-    """Refuse values above the configured limits, in the fields that all APIs share. Raises InvalidRequest."""
+    """Check the fields that all APIs share against the configured limits. Raises InvalidRequest."""
     if fields.truncate_prompt_tokens == 0:
         raise InvalidRequest("a prompt has at least one token", param="truncate_prompt_tokens")
     if len(fields.bad_words or ()) > limits.bad_words:
@@ -71,7 +71,7 @@ def refuse_unsupported(
 
     neutral        accepted values, by field
     extra_neutral  further accepted values, by field
-    supported      fields of the same type that are supported
+    supported      fields of type UnsupportedField that are supported nevertheless
     path           path of `fields` in the request, for errors
     """
     for name in fields.__struct_fields__:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class SamplingDefaults(Struct, frozen=True, kw_only=True):
     """Defaults for sampling parameters that a request omits, from the model's generation_config.json.
 
-    infd ignores the file's max_new_tokens: only the request and the context length limit the length of an answer.
+    max_new_tokens is ignored: as in OpenAI's API, only the request and the context length limit an answer.
     """
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
@@ -31,7 +31,7 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, generation_config: Mapping[str, Any]) -> SamplingDefaults:
-        """Read generation_config.json. Raises CheckpointError."""
+        """Convert the content of generation_config.json; null means absent. Raises CheckpointError."""
         given = {name: value for name, value in generation_config.items() if value is not None}
         try:
             return msgspec.convert(given, cls)

@@ -46,7 +46,7 @@ class Streams:
     async def beat(self) -> None:
         """Call `beat` of every stream."""
         for stream in self:
-            # The stream's handler gets a ConnectionError too, and ends the request.
+            # A lost connection also raises ConnectionError in the stream's handler, which ends the request.
             with suppress(ConnectionError):
                 await stream.beat()
 
@@ -71,11 +71,11 @@ class EventStream:
         self.begun = False
         self._request = request
         self._registry = registry
-        self._beginning = asyncio.Lock()  # handler and timer may both begin the response
+        self._beginning = asyncio.Lock()  # so that of handler and timer only one begins the response
         self._idle_beats = 0
         self._lagging = False
         self._transport: asyncio.Transport | None = None
-        self._direct: asyncio.Transport | None = None  # set after headers and a first chunk are sent
+        self._direct: asyncio.Transport | None = None  # set once the headers and a first chunk are sent
 
     def __enter__(self) -> EventStream:
         return self
@@ -126,7 +126,7 @@ class EventStream:
         await self.response.write_eof()
 
     async def beat(self) -> None:
-        """Count a beat; send the headers after BEATS_TO_HEADERS without an event, a comment after BEATS_TO_PING."""
+        """Send the headers after BEATS_TO_HEADERS calls without an event, and later a ping after BEATS_TO_PING."""
         self._idle_beats += 1
         if self._idle_beats < (BEATS_TO_PING if self.begun else BEATS_TO_HEADERS):
             return

@@ -1,4 +1,4 @@
-"""A replacement for a library's progress bars, which reports to a callback instead of drawing."""
+"""Progress bars for a hub's library that call a function instead of drawing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reporting(progress: Progress | None) -> type[tqdm]:
             super().__init__(*args, **{**kwargs, "file": io.StringIO(), "disable": False})  # type: ignore[no-untyped-call]
 
         def display(self, *_: Any, **__: Any) -> None:
-            # Some bars count files. A library may count bytes twice: on arrival and on writing.
+            # Bars that count files are ignored. A library may use two bars for bytes: one for arrival, one for writing.
             if progress is not None and self.unit == "B" and self.n and self.total:
                 progress(int(self.n), int(self.total))
 

@@ -48,7 +48,7 @@ class Hub(Protocol):
     """One model on a hub, at one revision."""
 
     def snapshot(self, patterns: Sequence[str], progress: Progress | None = None) -> Path:
-        """Return the directory of the files that match `patterns`, fetching missing ones.
+        """Fetch the missing files that match `patterns`; return the directory of all files that match.
 
         patterns  fnmatch patterns of paths within the repository
         progress  called with (bytes fetched, bytes to fetch), from any thread

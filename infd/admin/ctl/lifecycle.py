@@ -101,9 +101,9 @@ def wake(client: AdminClient, tags: str | None, wait: bool, timeout_s: float | N
 def load_weights(client: AdminClient, path: str, wait: bool, timeout_s: float | None, as_json: bool) -> None:
     """Replace the served weights by the checkpoint in directory PATH, while infd is paused or asleep.
 
-    PATH must be beneath model.weights_root (by default the parent of the model's directory) and hold the same tensors
-    in the same shapes. infd drops cached prefixes; frozen requests keep their cached tokens unless `infdctl
-    reset-prefix-cache --running` follows.
+    PATH must be beneath model.weights_root (by default the parent of the model's directory). Its tensors must have the
+    names and shapes of the served tensors. infd drops cached prefixes; frozen requests keep their cached tokens unless
+    `infdctl reset-prefix-cache --running` follows.
     """
     _transition(client, "load-weights", {"path": path}, wait=wait, timeout_s=timeout_s, as_json=as_json)
 

@@ -147,7 +147,7 @@ class Admission:
     async def _submit(self, ticket: Ticket, requests: Many[Request], watchers: Watchers) -> Choices:
         """Prepare and queue a ticket's requests; see `Ticket.submit`."""
         names = {request.adapter for request in requests} or {None}
-        # Holding one adapter while waiting for another could deadlock.
+        # Tickets that each hold an adapter while they wait for the other ticket's adapter would deadlock.
         assert len(names) == 1, "the requests of one ticket ask for one adapter"
         adapter = AdapterNeed(self._adapters, names.pop())
         constraints = {request.constraint for request in requests if request.constraint is not None}

@@ -50,13 +50,13 @@ class QueueBudget:
         return Reservation(choices, tokens)
 
     def release(self, reservation: Reservation) -> None:
-        """Free the places that a reservation still holds. Idempotent."""
+        """Release a reservation. Idempotent."""
         self.reserved_choices -= reservation.choices
         self.queued_tokens -= reservation.tokens
         reservation.choices = reservation.tokens = 0
 
     def exchange(self, reservation: Reservation, choices: int, tokens: int) -> None:
-        """Release a reservation for choices that are queued next, with `enqueue`. Raises Overloaded."""
+        """Release a reservation if choices with `tokens` fit; `enqueue` then counts each choice. Raises Overloaded."""
         assert choices <= reservation.choices, "more choices than reserved, or submitted twice"
         self._require_tokens(tokens, beside=self.queued_tokens - reservation.tokens)
         self.release(reservation)
@@ -66,7 +66,7 @@ class QueueBudget:
         self.queued_tokens += tokens
 
     def dequeue(self, tokens: int) -> None:
-        """Stop counting the prompt of a choice that was planned for the first time, or ended before that."""
+        """Stop counting the prompt of a choice: its first step is planned, or it has ended without a step."""
         self.queued_tokens -= tokens
 
     def _require_tokens(self, tokens: int, beside: int) -> None:

@@ -37,7 +37,7 @@ class ModelMemory:
 
     @property
     def sleep_refusal(self) -> str:
-        """Why memory cannot be released; empty if it can."""
+        """Reason why memory cannot be released; empty if `release` is possible."""
         return self._executor.sleep_refusal
 
     @property
@@ -61,7 +61,7 @@ class ModelMemory:
             try:
                 return await self._executor.sleep(level)
             finally:
-                # Prefixes are also forgotten if this sleep failed, or an earlier sleep released the cache.
+                # Without the cache's memory no prefix is valid, even if this sleep failed.
                 if MemoryPart.CACHE in self.released:
                     self._core.forget_prefixes(preempting=True)
 

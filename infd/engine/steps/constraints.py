@@ -151,7 +151,7 @@ class Constraints:
             filled = np.empty((len(going), self._words), dtype=np.int32)
             _fill_rows(grammars, filled, going)
             for (row, each), bits in zip(going, filled, strict=True):
-                each.advance(each.read)  # a mask of end ids alone completes the answer, whatever min_tokens says
+                each.advance(each.read)  # a mask of end ids alone completes the answer, even below min_tokens
                 if not each.over:
                     mask[row] = bits
         ended = [Ended(each.seq, each.failure) for _, each, _ in work if each.over]
@@ -164,7 +164,7 @@ def _fill_rows(grammars: Grammars, rows: npt.NDArray[np.int32], going: list[tupl
     try:
         failures = grammars.fill([each.matcher for _, each in going], rows)
     except Exception as error:
-        if len(going) > 1:  # each row alone, to find the choice at fault
+        if len(going) > 1:  # fill each row alone, to find the choice at fault
             for i, each in enumerate(going):
                 _fill_rows(grammars, rows[i : i + 1], [each])
             return

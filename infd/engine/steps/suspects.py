@@ -45,5 +45,5 @@ class Suspects:
         return None
 
     def clear_group(self) -> None:
-        """Clear the current group, because no step can be planned for it alone."""
+        """Clear the current group: call this if no step can be planned for these sequences alone."""
         self._groups.pop()

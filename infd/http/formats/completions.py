@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class EncodedReport(Struct):
     """A PromptReport, encoded once for all choices of the prompt.
 
-    remaining   choices that have not repeated the report yet
+    remaining   number of choices that have not repeated the report yet
     elements    encoded elements of JSON arrays, by name
     characters  total length of the prompt tokens' texts
     """

@@ -46,7 +46,7 @@ class StructuredOutputs(Struct, kw_only=True):
     json_object: bool | None = None
     structural_tag: Raw = ABSENT
     disable_any_whitespace: bool | None = None
-    disable_fallback: bool | None = None  # vLLM: use no second grammar library; infd never does
+    disable_fallback: bool | None = None  # vLLM: use no second grammar library; infd never falls back
     disable_additional_properties: UnsupportedField = ABSENT
     whitespace_pattern: UnsupportedField = ABSENT
 
