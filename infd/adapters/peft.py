@@ -1,9 +1,9 @@
 """Read PEFT's adapter_config.json, and refuse features that infd does not compute.
 
-infd refuses fields that would change the result, by name. The tensors decide
-which modules an adapter changes: infd never runs a regular expression in
-`target_modules`, and refuses regular expressions in `rank_pattern` and
-`alpha_pattern`.
+`_NEUTRAL` lists the fields of unsupported features, and the values with which
+they have no effect; any other value is refused. The adapter's tensors decide
+which modules change: infd never runs a regular expression in `target_modules`,
+and refuses regular expressions in `rank_pattern` and `alpha_pattern`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MOST_RANK = 256
 CONFIG_BYTES = 2**20
 
-# Values with which a field has no effect.
+# By field of an unsupported feature, the values with which the field has no effect.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "bias": (None, "none"),

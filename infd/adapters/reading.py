@@ -77,7 +77,7 @@ class AdapterReader:
         stamp: tuple[tuple[int, ...], ...],
     ) -> HostWeights:
         shapes = [shape for each in changes.values() for change in each for shape in (change.a.shape, change.b.shape)]
-        # An upper bound: stacked factors share one alignment, but the sum counts an alignment for each.
+        # An upper bound: stacked factors share one alignment, but the sum counts an alignment for each factor.
         size = sum(prod(shape) * self._dtype.itemsize + ALIGNMENT for shape in shapes)
         if size > room:
             raise AdapterTooLarge(size, room)

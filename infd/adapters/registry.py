@@ -136,7 +136,7 @@ class Adapters:
     # Called by operators' verbs
 
     async def load(self, name: str, path: str, *, root: str | None = None, in_place: bool = False) -> bool:
-        """Load the adapter in directory `path` as `name`; return False if the same adapter is loaded already.
+        """Load the adapter in directory `path` as `name`; return False if `name` is already loaded from `path`.
 
         root      directory that must contain the adapter; see files.locate
         in_place  replace the adapter loaded as `name`; running requests keep the replaced generation

@@ -5,8 +5,8 @@ Steps start strictly in order: forward, permission to sample, sample. On a GPU b
 arrives before the report is launched at once, so that the GPU is not idle between steps. A step with permission samples
 before the previous step is read.
 
-A failed step fails every later step that was issued before the event loop rolled the failure back. Those plans rely on
-tokens and pages that the failed step never produced, so they must not run.
+A failed step fails every later step that was issued before the event loop rolled the failure back: the plans of these
+steps rely on tokens and pages that the failed step never produced.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class DeviceThread:
     def serve(self, runner: Runner, idle: Callable[[], bool] = lambda: False, quiet: Event | None = None) -> None:
         """Run steps until `inbox` receives None or a beat raises Stopped. Raises Stopped.
 
-        idle   does a short piece of idle work; returns whether more may be pending
+        idle   does a short piece of idle work; returns whether more work may be pending
         quiet  set while no step is in flight
         """
         quiet = quiet or Event()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from infd.scheduler.plan import StepPlan
 
 STEP_TOKENS = 2048
-SEED_FACTOR, POSITION_FACTOR = 0x9E3779B1, 0x85EBCA77  # odd and large: neighbours have distant hashes
+SEED_FACTOR, POSITION_FACTOR = 0x9E3779B1, 0x85EBCA77  # odd and large: neighbouring positions have distant hashes
 
 
 class Sizes(Protocol):

@@ -62,7 +62,7 @@ class RemoteStep:
 
 
 class RemoteExecutor:
-    """Implements Executor by a worker process."""
+    """Implements Executor with a worker process."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class RemoteExecutor:
             await self._watching
 
     async def _call(self, command: Callable[[int], wire.Command]) -> Any:
-        """Send a command with a `call` number; return the value of its Returned. Raises the fault of its Raised."""
+        """Send a command with a `call` number. Return the value of wire.Returned; raise the fault of wire.Raised."""
         if self._connection is None or self._lost is not None:
             raise self._lost or DeviceLost("the device's process is not running")
         call = next(self._numbers)

@@ -25,11 +25,11 @@ class Waiter(Generic[T]):
     def __init__(
         self, wait: Callable[[T], None], report: Callable[[T, Exception | None], None], begin: Callable[[], None]
     ) -> None:
-        """Start no thread yet; all functions run on the waiter's thread.
+        """Set up; `add` starts the waiter's thread, on which all functions run.
 
         wait    called with each step; returns when the step has ended
         report  called after `wait` with the step, and the exception of `wait` or None
-        begin   called first
+        begin   called when the thread starts
         """
         self._wait = wait
         self._report = report

@@ -138,7 +138,7 @@ class Raised(Struct, tag=True):
 
 
 class Beat(Struct, tag=True):
-    """The pulse or the facts have changed."""
+    """The pulse or the state has changed."""
 
     pulse: int
     state: State
@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit from asyncio's
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are no asyncio.Transport
 
     def data_received(self, data: bytes) -> None:
         for message in self._reader.feed(data):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PassAdapters(Protocol):
-    """The LoRA adapters of a pass, by token. A pass without adapters has None instead."""
+    """The LoRA adapters of a pass, by token. In a pass without adapters, Batch.adapters is None."""
 
     def add(self, y: Tensor, x: Tensor, target: Target) -> None:
         """Add the adapters' x A^T B^T of `target` to y [T, outputs], in place; x [T, inputs]."""
@@ -43,7 +43,7 @@ class Batch(Struct, kw_only=True):
     beat: Callable[[], None] = _unwatched  # called between layers: counts progress; raises to abort the pass
     adapters: PassAdapters | None = None
     sampled: SampledBatch | None = None  # None: the model returns hidden states of all tokens
-    # [T] int64: the length of each token's prompt if its rotary angles depend on that length, else 0.
+    # [T] int64: the length of each token's prompt if the token's rotary angles depend on the length, else 0.
     prompts: Tensor | None = None
     angles: Sequence[Tensor] | None = None  # by rope: tables that replace the model's in this pass (layers/rope.py)
 
@@ -55,7 +55,7 @@ class SampledBatch(Struct):
     alone: only the head reads the last layer's output.
     """
 
-    tokens: Tensor  # [W] int64: indices into the pass, ascending; the last is repeated as padding to least_rows
+    tokens: Tensor  # [W] int64: indices into the pass, ascending; the last index is repeated as padding to least_rows
     attention: AttentionPlan  # of the last layer's page group, one span per token
     adapters: PassAdapters | None = None
 
@@ -108,8 +108,8 @@ class Model(Protocol):
     def page_tensors(self, page_tokens: int) -> Sequence[PageTensor]:
         """Return the tensors of one page slot, equal for every layer.
 
-        A page has as many slots as its largest group has layers; the i-th layer of each group uses slot i. Pages of
-        a smaller group leave their last slots unused, so that all groups share one pool.
+        A page has as many slots as the largest group has layers; the i-th layer of each group uses slot i. All groups
+        share one pool of pages, so pages of a smaller group leave their last slots unused.
         """
 
     def forward(self, batch: Batch) -> Tensor:

@@ -53,7 +53,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 class Settings:
-    """One table of config.json. `path` is its prefix in error messages. All readers raise CheckpointError."""
+    """One table of config.json. Error messages prefix keys with `path`. All readers raise CheckpointError."""
 
     def __init__(self, table: Mapping[str, Any], path: str = "") -> None:
         self._table = table
@@ -238,6 +238,6 @@ def rope_parameters(settings: Settings, layers: str = "full_attention") -> Setti
     if kind == "su" or (kind == "yarn" and "short_factor" in rope):  # spellings of the first Phi-3 files
         kind = "longrope"
     replaced["rope_type"] = kind
-    if "original_max_position_embeddings" in settings:  # Phi-3: overrides rope_scaling's, as in transformers
+    if "original_max_position_embeddings" in settings:  # Phi-3: overrides the value in rope_scaling, as in transformers
         replaced["original_max_position_embeddings"] = settings.integer("original_max_position_embeddings")
     return rope.completed(outside, replaced)

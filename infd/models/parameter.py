@@ -57,7 +57,7 @@ class Parameter:
 
 
 class Matrix(Parameter):
-    """A weight matrix [out, in], stored in its form."""
+    """A weight matrix [out, in]; `form` defines its storage and its products."""
 
     __slots__ = ("form",)
 

@@ -43,7 +43,7 @@ TRANSFORMERS = "infd.models.transformers.model:TransformersModel"  # for any oth
 
 
 def is_implemented(config: Mapping[str, Any]) -> bool:
-    """Return whether infd implements the architecture itself; if not, transformers may.
+    """Return whether infd's own code computes the architecture; False: transformers' code may compute it.
 
     Raises CheckpointError if config.json alone rules out both.
     """

@@ -28,7 +28,10 @@ def windows(settings: Settings, types: Sequence[str]) -> list[int | None]:
 
 
 def from_some_layer_on(settings: Settings, layers: int) -> list[int | None]:
-    """Return a Qwen model's windows by layer: none, or if set, from max_window_layers on. Raises CheckpointError."""
+    """Return a Qwen model's windows by layer: with use_sliding_window, layers from max_window_layers on have windows.
+
+    Raises CheckpointError.
+    """
     if not settings.boolean("use_sliding_window", False):
         return [None] * layers
     first = settings.integer("max_window_layers", 28, least=0)

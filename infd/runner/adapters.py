@@ -100,7 +100,7 @@ class DeviceSlots:
         return None if lora is None else CapturedRows(self, lora)
 
     def update_weights(self) -> int:
-        """Update `weights` to the loaded adapters; return a generation number; a larger number invalidates captures."""
+        """Update `weights` to the loaded adapters. Returns a generation; it grows when captures become invalid."""
         if self._changed and self._captured is not None:
             targets = {target: None for changes in self._loaded.values() for target in changes}
             replaced = {}
@@ -177,7 +177,7 @@ class CapturedRows:
 
 
 def _copied(low: Changes, upload: Upload) -> Changes:
-    """Copy an adapter to the device through pinned memory: a copy from pageable memory would synchronize."""
+    """Copy an adapter to the device through pinned memory: a copy from pageable memory would wait for the device."""
 
     def copied(matrix: Tensor) -> Tensor:
         rows, columns = matrix.shape

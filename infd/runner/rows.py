@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-GREEDY_BELOW = 1e-5  # temperature; below it, sampling equals argmax up to rounding
+GREEDY_BELOW = 1e-5  # temperature below which sampling equals argmax, up to rounding
 
 
 class Stage(IntFlag):

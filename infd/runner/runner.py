@@ -74,7 +74,7 @@ class Runner:
         sampler = Sampler(instance.rows, instance.ops.draw)
         self._sampling = Sampling(instance.model, sampler)
         self.decoding = None if graphs is None else decoding(graphs, instance, sampler.likeliest)
-        # Sampling is last, because it skips spans that another readout has failed.
+        # Sampling is last, because it skips spans for which another readout has recorded a failure.
         self._readouts: tuple[Readout, ...] = (Scoring(instance), self._sampling)
 
     @property

@@ -180,7 +180,7 @@ class Sampler:
     def _shaped(
         self, logits: Tensor, tokens: Tensor, verdict: Tensor, shaping: Shaping, subset: Array
     ) -> tuple[Tensor, Tensor]:
-        """Change the logits of rows `subset` [n]; return `tokens` and `verdict` with these rows' entries replaced."""
+        """Choose the tokens of rows `subset` [n] from changed logits; return updated `tokens` and `verdict`."""
         if subset.size == len(shaping.stages):  # all rows: no gather
             return self._choose_shaped(logits.float(), verdict, shaping)
         index = self._rows.upload(subset)
@@ -234,7 +234,7 @@ class Sampler:
         floor.forbid(logits, self._rows.upload(of_row), self._rows.upload(np.concatenate(ends)))
 
     def _forbid_words(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
-        """Compare the latest generated tokens of rows `subset` with all but the last token of their bad words."""
+        """Forbid the last token of rows' bad words if the latest generated tokens are the other tokens of the word."""
         lasts, of_row, word_of, tokens, backs, of_entry = [], [], [], [], [], []
         count = 0
         for i, params in zip(subset, self._params(at, subset), strict=True):

@@ -63,7 +63,7 @@ class StagingBuffer:
         return tensor if array.ndim == 1 else tensor.view(array.shape)
 
     def clear(self) -> None:
-        """Free all tensors of the buffer. Its step has ended."""
+        """Free all tensors of the buffer. Called after the buffer's step has ended."""
         self._used = 0
         self._outgrown.clear()
         if len(self._bytes) > KEPT_BYTES:
@@ -89,7 +89,7 @@ _DTYPES = {np.dtype(name).char: getattr(torch, name) for name in ("int32", "int6
 class Staging(Protocol):
     """Copies between host and device.
 
-    device  to which arrays are copied
+    device  the device to which arrays are copied
     spin_s  seconds for which a wait polls the event before it sleeps until the device's interrupt
     """
 
@@ -98,10 +98,10 @@ class Staging(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether copies are asynchronous, so that results must be waited for."""
+        """Whether copies are asynchronous, so that a step's results need `wait`."""
 
     def begin(self) -> None:
-        """Begin a step, whose buffer later copies use."""
+        """Begin a step: later copies use the step's buffer."""
 
     def up(self, array: Array) -> Tensor:
         """Return a copy of a host array on the device."""

@@ -61,7 +61,7 @@ class Parameter(Protocol):
     def sources(self) -> Sequence[Source]: ...
 
     def rows(self, first: int, count: int) -> Tensor | None:
-        """Return a view of rows [first, first + count) that takes checkpoint rows unchanged; None: use `place`."""
+        """Return a view of rows [first, first + count) that stores checkpoint rows unchanged; None: use `place`."""
 
     def packing(self, dtype: torch.dtype) -> Packing | None:
         """Return the packing by which native code stores rows of `dtype`; None: only `place` stores them."""

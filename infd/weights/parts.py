@@ -46,10 +46,10 @@ class FilePart(NamedTuple):
 
 
 class Fill(Protocol):
-    """Native code that fills parts."""
+    """Native code that reads parts to their destinations."""
 
     def __call__(self, parts: Sequence[FilePart], report: Callable[[int], None]) -> int | None:
-        """Fill all parts. Return the index of a part whose file ends early, or None.
+        """Read all parts. Return the index of a part whose file ends early, or None.
 
         report  called with the number of bytes read since the last call, at least every second
 
@@ -58,14 +58,14 @@ class Fill(Protocol):
 
 
 def copied(stored: StoredTensor, rows: Tensor) -> Iterator[FilePart]:
-    """Yield the parts of a tensor whose bytes are copied to `rows`, contiguous and of the same size."""
+    """Yield the parts of a tensor whose bytes are copied to `rows`, contiguous and with as many bytes."""
     for start in range(0, stored.bytes, PART_BYTES):
         size = min(PART_BYTES, stored.bytes - start)
         yield FilePart(stored.file.descriptor, stored.offset + start, size, None, rows.data_ptr() + start)
 
 
 def packed(stored: StoredTensor, packing: Packing, first: int) -> Iterator[FilePart]:
-    """Yield the parts of a matrix [n, inputs] that is packed as rows `first` and up."""
+    """Yield the parts of a matrix [n, inputs] that is packed from row `first` of its destination on."""
     count = stored.shape[0]
     width = stored.bytes // max(count, 1)
     most = max(1, PART_BYTES // max(width * packing.step, 1)) * packing.step

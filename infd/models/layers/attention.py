@@ -45,8 +45,8 @@ class AttentionDesign(NamedTuple):
 class LayerIndex(NamedTuple):
     """The indices of one layer.
 
-    layer  into the batch's caches
-    group  of the layer's page group, into the batch's attention plans
+    layer  index into the batch's caches
+    group  index of the layer's page group, into the batch's attention plans
     """
 
     layer: int
@@ -131,11 +131,11 @@ class Attention:
 
 
 def page_groups(windows: Sequence[int | None], page_tokens: int) -> tuple[PageGroup, ...]:
-    """Group the layers, given each layer's window, by the tokens they cache; the full-attention group comes first.
+    """Group layers by the tokens that they cache, given each layer's window; the full-attention group comes first.
 
     A page has one slot for each layer of the largest group. One large windowed group beside a small full group would
     therefore waste most of each full-attention page, and sequences keep these pages longest. So windowed layers are
-    split into groups no larger than the full group, unless that needs more than MOST_GROUPS.
+    split into groups no larger than the full group, unless there would be more than MOST_GROUPS groups.
     """
     layers_of: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):

@@ -51,7 +51,7 @@ class CacheScales(Parameter):
 
 
 def stored_names(blueprint: Blueprint, name: str) -> tuple[str, ...]:
-    """Return the checkpoint's names of the key and value scales of attention module `name`; () if it has none."""
+    """Return the checkpoint's names of the key and value scales of attention module `name`; () if there are none."""
     pairs = (tuple(f"{name}.{each}" for each in pair) for pair in SPELLINGS)
     return next((pair for pair in pairs if all(each in blueprint.stored for each in pair)), ())
 

@@ -126,7 +126,7 @@ class Rope:
 
 
 def lay_out(ropes: Sequence[Rope]) -> Regimes:
-    """Compute the tables of a model's ropes, and return their common regimes. Raises CheckpointError if they differ."""
+    """Compute the tables of a model's ropes; return the common regimes. Raises CheckpointError if regimes differ."""
     found = {rope.regimes for rope in ropes if rope.regimes.several}
     if len(found) > 1:
         raise CheckpointError(
@@ -170,8 +170,8 @@ def _proportional(exponents: Tensor, rope: Settings, _: int) -> Scaling:
 def _dynamic(exponents: Tensor, rope: Settings, max_len: int) -> Scaling:
     """Use unscaled frequencies up to the trained length; beyond, frequencies decrease with the sequence's length.
 
-    A prompt's tokens use the prompt's length, a generated token its own position: transformers' result for a prompt
-    computed at once, followed by single tokens.
+    A prompt's tokens use the prompt's length, a generated token its own position. transformers does the same if it
+    computes a prompt at once, then single tokens.
     """
     trained, factor, theta = rope.integer("max_position_embeddings"), rope.number("factor"), rope.number("rope_theta")
     size = 2 * len(exponents)

@@ -1,6 +1,6 @@
 """Decide from config.json alone whether transformers can compute a model, and name the reason if not.
 
-This module builds no model, and runs no code but that of the installed transformers.
+This module builds no model, and runs only code of the installed transformers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _read(config: Mapping[str, Any]) -> Any:
         raise CheckpointError(f"transformers {transformers.__version__} does not know model_type {kind!r}")
     try:
         read = transformers.CONFIG_MAPPING[kind].from_dict({**config, **RETURNED})
-    except Exception as error:  # config classes validate with arbitrary exceptions
+    except Exception as error:  # config classes raise arbitrary exceptions for invalid values
         raise CheckpointError(f"transformers cannot read config.json: {error}") from error
     layers = getattr(read, "num_hidden_layers", None)
     Settings({"num_hidden_layers": layers}).integer("num_hidden_layers", most=MOST_LAYERS)

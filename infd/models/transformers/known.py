@@ -1,4 +1,4 @@
-"""Name the models that infd cannot run by transformers' code, without importing transformers.
+"""Name the models that infd cannot run with transformers' code, without importing transformers.
 
 Importing transformers, which imports torch, takes seconds; transformers' table of model names is a literal in a
 source file, which this module parses.

@@ -1,7 +1,7 @@
 """Run a decoder of transformers as a `Model`: transformers' layers over infd's attention, cache and weights.
 
-The modelling code sees each step as one sequence: a batch of one with all tokens packed, their positions, and no mask.
-Only attention separates the sequences.
+The modelling code computes each step as one sequence: all tokens packed in a batch of one, with their positions and
+without a mask. Only attention separates the sequences.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ class TransformersModel:
         self._decoder = _decoder(self._head)
         surveyed = survey(self._head, self._decoder)
         self._head.config._attn_implementation = attention.NAME
-        self._head.config.pad_token_id = (
-            None  # any other value makes some models search each step for padding, to warn of a missing mask
-        )
+        # With a padding token, some models search each step for padding, to warn of a missing mask.
+        self._head.config.pad_token_id = None
         _compute_tables(self._head, blueprint.device)
         self.unread = declare(self._head, blueprint)
         self.parameters = blueprint.parameters
@@ -121,7 +120,7 @@ def _build(model: Any, config: Any, dtype: torch.dtype) -> Any:
 
 
 def _decoder(head: Any) -> Any:
-    """Return the submodule that maps tokens and positions to hidden states. Raises CheckpointError if none does."""
+    """Return the submodule that maps tokens and positions to hidden states. Raises CheckpointError."""
     for part in (head.get_decoder(), head.base_model):
         if part is not head and "position_ids" in inspect.signature(part.forward).parameters:
             break

@@ -30,7 +30,7 @@ UNDERSTOOD = frozenset({"sliding_window", "softcap", "position_ids", "use_cache"
 
 
 class LayerAttention(Struct, frozen=True, kw_only=True):
-    """One layer's use of attention. window: tokens that a query sees, itself included; None: all."""
+    """One layer's use of attention. window: tokens to which a query attends, its own included; None: all."""
 
     layer: int
     kv_heads: int
@@ -54,7 +54,10 @@ class Observations:
 
 
 class Pattern(Tensor):
-    """A mask that records which keys a query at position PROBED sees. Tensors computed from a Pattern are plain."""
+    """A mask that can be asked whether a query at position PROBED attends to a key.
+
+    Tensors computed from a Pattern are plain tensors.
+    """
 
     PROBED = 2**20  # beyond every published window
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -144,7 +147,7 @@ def _mask_faults(mask: Tensor | None, window: int | None) -> Iterable[str]:
 
 
 def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Any], **_: Any) -> Pattern:
-    """Build a recording mask. `mask_function(batch, head, query, key)` returns whether the query sees the key."""
+    """Build a Pattern. `mask_function(batch, head, query, key)` returns whether the query attends to the key."""
     zero, at = torch.tensor(0), torch.tensor(Pattern.PROBED)
     mask = torch.empty(1, 1, q_length, kv_length, dtype=torch.bool, device="meta").as_subclass(Pattern)
     mask.sees = lambda key: bool(mask_function(zero, zero, at, torch.tensor(key)))

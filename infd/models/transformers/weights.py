@@ -170,6 +170,6 @@ class _Names:
 
 
 def _stacks_experts(operations: Iterable[Any]) -> bool:
-    """Return whether a conversion stacks experts, each expert's rows being its pieces in order."""
+    """Return whether a conversion stacks experts, and an expert's rows are the expert's pieces in order."""
     kinds = [(type(operation), operation.dim) for operation in operations if hasattr(operation, "dim")]
     return kinds in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)])

@@ -1,8 +1,8 @@
 """Allocate weights and cache in arenas, whose memory can be released and restored at the same addresses.
 
 An arena is one range of addresses, divided from the front into tensors. A bank is a device's memory: it reports free
-bytes and allocates arenas. This file defines the CPU's bank, `vram.py` the GPU's. A CPU's system commits pages at the
-first touch, so unused cache occupies no memory.
+bytes and allocates arenas. This file defines the CPU's bank, `vram.py` the GPU's. On a CPU the operating system commits
+pages at the first touch, so unused cache occupies no memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Extent(Protocol):
         """Release the memory; the addresses stay reserved."""
 
     def restore(self) -> None:
-        """Allocate zeroed memory for all addresses. If it raises OutOfMemory, no memory is allocated."""
+        """Allocate zeroed memory for all addresses. Raises OutOfMemory, and then allocates no memory."""
 
     def collapse(self, used: int) -> bool:
         """Move a piece of the first `used` bytes into large pages; return whether pieces remain."""
@@ -96,11 +96,11 @@ class Arena:
         return self._extent.collapse(self.used)
 
     def release(self) -> None:
-        """Release the memory to the system; tensors keep their addresses, and are valid again after `restore`."""
+        """Release the memory to the system. Tensors keep their addresses, and are valid again after `restore`."""
         self._extent.release()
 
     def restore(self) -> None:
-        """Allocate zeroed memory at the same addresses. If it raises OutOfMemory, no memory is allocated."""
+        """Allocate zeroed memory at the reserved addresses. Raises OutOfMemory, and then allocates no memory."""
         try:
             self._extent.restore()
         except OutOfMemory as error:
@@ -134,7 +134,7 @@ class Anonymous:
         """Move the next piece into large pages; return whether pieces remain.
 
         A CPU reads weights 1.5 times as fast from large pages. Allocating large pages at the first touch would delay
-        the start by seconds if the system must compact memory first, so they are moved later, piece by piece.
+        the start by seconds if the system must compact memory first, so weights are moved later, piece by piece.
         """
         start = self._mapping.piece(self._visited)
         size = 0 if start is None else min(PIECE, (used - start) // LARGE_PAGE * LARGE_PAGE)
@@ -149,7 +149,7 @@ class Anonymous:
 
 
 class Allocated:
-    """A torch allocation, which cannot be released in place: torch frees the memory with its last tensor."""
+    """A torch allocation, which cannot be released in place: torch frees the memory once its last tensor is freed."""
 
     large = 0
 
@@ -218,7 +218,7 @@ class Bank(Arenas, Protocol):
         """Release memory that allocators cache for later steps."""
 
     def peak(self, work: Callable[[], object]) -> int:
-        """Run `work`; return the peak of bytes allocated during it; 0 if not dedicated."""
+        """Run `work`; return the peak of the bytes that `work` allocates; 0 if not dedicated."""
 
     def retained(self, work: Callable[[], object]) -> int:
         """Run `work`; return the bytes outside torch's allocator that stay allocated afterwards; 0 if not dedicated."""

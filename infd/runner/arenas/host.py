@@ -25,12 +25,9 @@ if TYPE_CHECKING:
 
 LARGE_PAGE: Final = 2**21  # bytes
 MADV_COLLAPSE: Final = 25  # since Linux 6.1; the mmap module lacks the name
-GPUS: Final = (
-    Path("/dev/nvidiactl"),
-    Path("/dev/kfd"),
-    Path("/dev/dxg"),
-)  # device nodes; one exists if a GPU is usable
-SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # loaded size per byte of 16-bit checkpoint
+# Device nodes of GPU drivers: without any of these nodes, no GPU is usable.
+GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
+SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # loaded bytes per byte of a checkpoint
 WORTHWHILE: Final = 2**26  # bytes; less memory is populated in negligible time
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -65,7 +62,7 @@ class Mapping:
         return self.first + start if start < self.aligned else None
 
     def advise(self, start: int, advice: int, size: int = LARGE_PAGE) -> bool:
-        """Call madvise(2) on `size` bytes from offset `start`; return whether it succeeded."""
+        """Call madvise(2) on `size` bytes from offset `start`; return whether the call succeeded."""
         # The mmap module's own madvise does not release the interpreter's lock.
         madvise = ctypes.CDLL(None).madvise
         return not madvise(ctypes.c_void_p(self._address + start), ctypes.c_size_t(size), advice)
@@ -73,7 +70,7 @@ class Mapping:
     def touch(self, start: int, size: int) -> None:
         """Commit `size` unused bytes from offset `start`, without the interpreter's lock.
 
-        MADV_POPULATE_WRITE would hold the lock of the address space, which every mmap(2) of torch's import waits for.
+        MADV_POPULATE_WRITE would lock the address space, and every mmap(2) during torch's import would wait.
         """
         ctypes.memset(self._address + start, 0, size)
 
@@ -134,7 +131,7 @@ class Collapsing:
 
     Pieces are moved continuously while no step is in flight, else one piece per PACE_S.
 
-    ended  whether all pieces are moved
+    ended  whether no pieces remain
     """
 
     def __init__(self, collapse: Callable[[], bool], quiet: Event) -> None:
@@ -233,7 +230,7 @@ def available_bytes() -> int:
 
 
 def _headroom(group: Path) -> float:
-    """Return the bytes below a control group's limit; inf without a limit. Cached files count as free."""
+    """Return the bytes that a control group may still allocate; inf without a limit. Cached files count as free."""
     try:
         limit = (group / "memory.max").read_text().strip()
         if limit == "max":

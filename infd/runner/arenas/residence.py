@@ -1,7 +1,7 @@
 """Release the memory of weights and cache, and restore it at the same addresses.
 
-The cache is restored empty. Weights that a level-1 sleep has parked in host memory are copied back; else they are read
-from their files again. All methods run on the device thread, between steps.
+The cache is restored empty. Weights that a level-1 sleep has parked in host memory are copied back; other weights are
+read from their files again. All methods run on the device thread, between steps.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class Residence:
     def sleep(self, level: int) -> int:
         """Release the cache, and at level 2 the weights; at level 1 a GPU's weights are parked in host memory.
 
-        Returns the bytes freed: of device memory, on a CPU of the process's memory. Raises OutOfMemory, DeviceLost.
+        Returns the freed bytes of the device's memory, or on a CPU of the process's. Raises OutOfMemory, DeviceLost.
         """
         before = self._bank.held()
         weights = self._park(level)
-        # Set before the release: content is lost even if the release fails midway.
+        # `memory` is set before the release: content is lost even if the release fails midway.
         self.memory = Memory(weights=weights, cache=Residency.RELEASED)
         self._release_cache()
         if weights in OFF_DEVICE:
@@ -162,7 +162,7 @@ class Residence:
         self._unpark()
 
     def load(self, path: str) -> None:
-        """Replace the weights by another checkpoint's, of equal shapes.
+        """Replace the weights by the weights of another checkpoint, with equal shapes.
 
         path  a checkpoint directory below the root, or the configured directory
 
@@ -182,7 +182,7 @@ class Residence:
             self._collapsing = Collapsing(self.weights.collapse, self.quiet)
 
     def _stop_collapsing(self) -> None:
-        """Stop moving the weights into large pages; after a release, the move would allocate their memory again."""
+        """Stop moving the weights into large pages: a move after the release would allocate memory again."""
         if self._collapsing is not None:
             self._collapsing.stop()
             self._collapsing = None

@@ -96,7 +96,7 @@ class Addresses:
         weakref.finalize(self, _free_or_defer, driver, self.first, self.size, self._memory, unfreed).atexit = False
 
     def restore(self) -> None:
-        """Map zeroed memory to the whole range. If it raises OutOfMemory or DeviceLost, no memory is mapped."""
+        """Map zeroed memory to the whole range. Raises OutOfMemory or DeviceLost, and then maps no memory."""
         driver, memory = self._driver, self._memory
         if self._whole:
             return

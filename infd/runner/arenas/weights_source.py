@@ -1,4 +1,4 @@
-"""The checkpoint from which a model's weights were read, and the directories of other checkpoints."""
+"""The checkpoint from which a model's weights were read, and the directories that may contain other checkpoints."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class WeightsSource(Struct, frozen=True):
     """The checkpoint from which the weights were read.
 
-    directory   of the checkpoint
-    config      config.json
+    directory   the checkpoint's directory
+    config      content of config.json
     stamps      see Checkpoint.stamps
     configured  the directory that the settings name, absolute
     root        directory that must contain every other checkpoint

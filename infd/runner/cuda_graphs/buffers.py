@@ -19,7 +19,7 @@ LOGITS_BYTES = 2**25  # most bytes of logits of a step whose head is captured
 
 
 def sizes(most: int) -> list[int]:
-    """Return the captured sizes for steps of up to `most` sequences; padding is at most 3 rows or an eighth."""
+    """Return the captured sizes for steps of up to `most` sequences; at most 3 rows, or an eighth, are padding."""
     captured = [1, 2, 4]
     while captured[-1] < most:
         captured.append(captured[-1] + max(4, captured[-1] // 8 // 4 * 4))
@@ -57,7 +57,7 @@ class Buffers:
         self.logits = zeros(max(small, default=0), rows.vocab_size, dtype=dtype)
 
     def inputs(self, size: int) -> DecodeInputs:
-        """Return the buffers' parts for steps of `size` rows."""
+        """Return the front of each buffer, for steps of `size` rows."""
         groups = self._instance.layout.groups
         return DecodeInputs(
             row=self.sent[:size],

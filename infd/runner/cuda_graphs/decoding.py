@@ -136,8 +136,8 @@ class Decoding:
         try:
             step.capture(self._graphs)
         except Exception as error:  # CUDA's, torch's or a library's; steps are computed without graphs
-            # Captured sizes stay. If memory ran out, larger sizes would fail too; after another error, probably all
-            # other sizes.
+            # Captured sizes stay. If memory ran out, larger sizes would fail too; after any other error, all other
+            # sizes probably would.
             short, by_size = lacks_memory(error), self._adapted if step in self._adapted else self._plain
             others = [each for each in by_size if not each.captured and (each.size > step.size or not short)]
             for each in {step, *others}:

@@ -113,7 +113,7 @@ class PaddedStep:
         return Computed(self._logits[:count], positions, self._likeliest.first(count))
 
     def capture(self, graphs: Graphs) -> None:
-        """Capture the work of a step, with all rows the scratch row."""
+        """Capture the work of a step in which every row is the scratch row."""
         self._fill(np.empty(0, np.int64), [])
         self._replay = graphs.capture(self._work)
         self._failures = 0
@@ -145,7 +145,7 @@ class PaddedStep:
         return bounds
 
     def _work(self) -> None:
-        """Issue the captured work of a step, which must not depend on host values that change between steps."""
+        """Issue a step's work. Captures repeat the work, so it must not depend on host values that change."""
         self._rows.gather_inputs(self._inputs)
         for plan in self._plans:
             plan.begin()

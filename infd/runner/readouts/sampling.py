@@ -62,7 +62,7 @@ class Samples(Reading):
         self._sampled = self._sampled.download(staging)
 
     def read(self, result: StepResult) -> None:
-        """Write the tokens of all spans that no other readout has failed."""
+        """Write the tokens of all spans for which no other readout has recorded a failure."""
         sampled = self._sampled
         assert sampled is not None
         for i, token, verdict in zip(self._spans, sampled.tokens.tolist(), sampled.verdict.tolist(), strict=True):
@@ -108,5 +108,5 @@ class Sampling(Readout):
         return Samples(self._sampler, sampling, logits, positions)
 
     def captured(self, computed: Computed, spans: int) -> Samples:
-        """Return the samples of a step computed by a CUDA graph: `spans` spans, all of which sample."""
+        """Return the samples of a decoding step, issued by `cuda_graphs.decoding`: all `spans` spans sample."""
         return Samples(self._sampler, range(spans), *computed)

@@ -1,6 +1,6 @@
 """The stages that turn logits into a token, one per file, in this order.
 
-1. scores       keeps the raw logits of rows with requested log-probabilities
+1. scores       computes requested log-probabilities, from logits that no stage has changed
 2. penalties    repetition, then presence and frequency
 3. bias         adds logit_bias
 4. floor        forbids end ids until min_tokens are generated

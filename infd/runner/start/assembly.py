@@ -59,7 +59,7 @@ class Loaded(Struct, frozen=True):
     facts: dict[str, Any]
 
     def idle(self) -> bool:
-        """Do a piece of the runner's idle work unless memory is released; return whether more remains."""
+        """Do a piece of the runner's idle work unless memory is released; return whether work remains."""
         return self.residence.memory.whole and self.runner.idle()
 
 

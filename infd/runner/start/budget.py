@@ -26,26 +26,25 @@ if TYPE_CHECKING:
     from infd.runner.start.runners import Runners
 
 MIB: Final = 2**20
-HOST_SHARE: Final = (
-    0.6  # of the host memory that is free after loading the weights; the rest is for activations and other programs
-)
+# Largest share of the host memory free after loading; the remainder is for activations and other programs.
+HOST_SHARE: Final = 0.6
 GRAPH_BYTES: Final = 8 * MIB  # least bytes per CUDA graph: a driver allocates memory for several graphs at once
 
 
 class Footprint(Struct, frozen=True):
     """The memory of steps in bytes, without weights and cache.
 
-    tokens    number of tokens of the largest step that fits
-    step      peak of the largest step
-    decoding  peak of a step in which every row decodes
-    lasting   allocated after the steps: rows, workspaces, kernels
-    graph     allocated per CUDA graph, without the graph's tensors
+    tokens      number of tokens of the largest step that fits
+    step        peak of the largest step
+    decoding    peak of a step in which every row decodes
+    persistent  allocated before, during and after every step: rows, workspaces, kernels
+    graph       allocated per CUDA graph, without the graph's tensors
     """
 
     tokens: int
     step: int
     decoding: int
-    lasting: int
+    persistent: int
     graph: int
 
 
@@ -69,7 +68,7 @@ class Budget(Struct, frozen=True, kw_only=True):
         """Return the bytes available to the cache."""
         peak = max(self.footprint.step, self.footprint.decoding)
         allowed = int((self.total - self.others) * self.share)
-        remaining = allowed - self.weights - self.footprint.lasting - peak - self.graphs
+        remaining = allowed - self.weights - self.footprint.persistent - peak - self.graphs
         return Room(max(0, remaining), f"{self.share:.0%} of the GPU, less weights and steps")
 
     def explain(self, cache: int) -> str:
@@ -77,7 +76,7 @@ class Budget(Struct, frozen=True, kw_only=True):
         parts = [
             (self.others, "allocated before infd started, by other processes and by CUDA"),
             (self.weights, "weights"),
-            (self.footprint.lasting, "rows, workspaces and kernels"),
+            (self.footprint.persistent, "rows, workspaces and kernels"),
             (max(self.footprint.step, self.footprint.decoding), f"steps of at most {self.footprint.tokens:,} tokens"),
             (self.graphs, "CUDA graphs, estimated"),
             (cache, "cache"),
@@ -116,7 +115,7 @@ def draw_up(runners: Runners, bank: Bank, weights: Arena, *, most: int, graphs: 
         share=config.device.memory_utilization,
         weights=weights.size,
         footprint=footprint,
-        # Decoding counts twice: its tensors occupy the graphs' pool, and torch's cache.
+        # Decoding counts twice: the tensors of decoding steps occupy the graphs' pool, and torch's cache.
         graphs=2 * footprint.decoding + captured * max(footprint.graph, GRAPH_BYTES) if config.device.graphs else 0,
     )
 
@@ -140,8 +139,8 @@ def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs
         graph = bank.retained(runner.idle)
         bank.trim()
         # Measured while the trial runner exists: the serving runner has as many rows, of at most this length.
-        lasting = bank.held() - bank.others - weights.size - cache.size
-        return Footprint(tokens, step, decoding, max(0, lasting), graph)
+        persistent = bank.held() - bank.others - weights.size - cache.size
+        return Footprint(tokens, step, decoding, max(0, persistent), graph)
     except Exception as error:
         if not lacks_memory(error):
             raise

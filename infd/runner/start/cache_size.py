@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Room(NamedTuple):
-    """The bytes available to the cache, and how they were derived, for logs."""
+    """The bytes available to the cache, and their derivation, for logs."""
 
     bytes: int
     why: str
 
 
 class CacheSize(Struct, frozen=True):
-    """The number of pages, their bytes, and how they were derived, for logs.
+    """The number of pages, their bytes, and the derivation of the number, for logs.
 
     pages          ids 1..pages; page 0 is scratch and counted in bytes only
     max_model_len  tokens of the longest sequence that fits the pages

@@ -1,7 +1,7 @@
 """Measure at start the number of tokens that a step computes within its target time, and the cost of scoring a token.
 
-Long prompts are computed in chunks of `step_tokens`, which therefore bounds the pause of streams and the wait of a new
-request for the scheduler.
+Long prompts are computed in chunks of `step_tokens`. So `step_tokens` bounds the pause of other streams, and a new
+request's wait for the scheduler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST = {"cpu": 2048, "cuda": 8192}  # most step_tokens, by kind of device
 GROWTH = 4  # factor between the token counts of successive measured steps
 FEW = 16  # tokens of a step that lasts about as long as a step of one token
 TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
-# Target time of mixed steps: CALM_MS, or PACE times the shortest step if that is longer.
+# Target time of mixed steps: the longer of CALM_MS and PACE times the shortest step.
 CALM_MS = 50.0
 PACE = 1.75
 EVEN = 8  # mixed steps' tokens are a multiple of EVEN: matrix products tile rows

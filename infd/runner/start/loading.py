@@ -96,7 +96,7 @@ def _build(
     progress: Callable[[int, int], None] | None,
     headstart: Headstart | None,
 ) -> Loaded:
-    bank = bank_of(device)  # before set_up, whose memory would count as other processes'
+    bank = bank_of(device)  # before set_up: the bank counts memory allocated earlier as other processes' memory
     setup = set_up(config, checkpoint, device, device, candidates(config))
     required = required_bytes(setup.model)
     mapping = None if headstart is None else headstart.claim(0 if bank.dedicated else required)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CPUINFO = Path("/proc/cpuinfo")
 DTYPES = ("float32", "bfloat16", "float16")
 SHORT = MappingProxyType({"float": "float32", "half": "float16"})  # short names of other servers' command lines
-# The setting that chooses a kernel family: section, name, flag.
+# By kernel family, the setting that restricts the implementation: section, name, flag.
 CHOSEN = {
     "attention": ("cache", "dtype", "--kv-cache-dtype"),
     "linear": ("model", "quantization", "--quantization"),
@@ -90,8 +90,8 @@ def candidates(config: Config) -> Mapping[str, Sequence[Candidate]]:
 def choose_dtype(configured: str, described: Mapping[str, Any], kind: str | None) -> str | None:
     """Return the dtype of weights and activations: the requested dtype, or the default.
 
-    The default on a GPU is the checkpoint's dtype; on a CPU bfloat16 if the processor multiplies it natively and the
-    checkpoint's dtype has 16 bits, else float32.
+    The default on a GPU is the checkpoint's dtype; on a CPU bfloat16 if the checkpoint's dtype has 16 bits and the
+    processor multiplies bfloat16 natively, else float32.
 
     Returns None if the kind of device decides and is unknown.
     """

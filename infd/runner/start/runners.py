@@ -84,6 +84,6 @@ def _workspaces(ops: Ops, arenas: Arenas) -> list[Arena]:
     for family in ops.workspaces:
         arena = arenas.arena(family.workspace_bytes, "kernel workspaces")
         memory = arena.take((family.workspace_bytes,), torch.uint8)
-        family.work_in(memory.zero_())  # some banks return memory that is not zeroed
+        family.work_in(memory.zero_())  # as `Workspace` promises
         allocated.append(arena)
     return allocated

@@ -25,7 +25,9 @@ TRIALS = 5  # most measured steps per number of tokens
 ENOUGH_S = 0.05  # seconds of measured steps, after which no further step of as many tokens is run
 FIRST = 4  # tokens of the first step, in which torch and kernels initialize
 LENGTHS = (1537, 200)  # tokens of two prompts; only the first prompt's attention is split over programs
-WAYS = (  # call every sampling kernel; kernels differ by the logits' dtype: float32 after any change except a mask
+# Together these parameters call every sampling kernel: kernels differ by the logits' dtype, which is float32 after any
+# change except a mask.
+WAYS = (
     SamplingParams(max_tokens=1, temperature=0.0),
     SamplingParams(max_tokens=1, temperature=1.0),
     SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9),
@@ -75,9 +77,9 @@ class TrialPlans:
         return plan
 
     def chunked(self, tokens: int, sampling: SamplingParams) -> list[StepPlan]:
-        """Return three steps that compute a prompt in chunks: about two thirds, the others but the last, the last.
+        """Return three steps that compute a prompt: about two thirds of its tokens, all others but the last, the last.
 
-        tokens  of the prompt, limited by `room`; for fewer than 4 tokens no steps are returned
+        tokens  of the prompt, limited by `room`; a prompt of fewer than 4 tokens has no steps
         """
         tokens = min(tokens, self._length, self.room)
         if tokens < 4 or not self._divisible:

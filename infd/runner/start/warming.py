@@ -62,7 +62,7 @@ class Launched:
 
 
 class Unstored:
-    """Implements `runner.arenas.arena.Arenas` with meta tensors: shape and address, no storage."""
+    """Implements `runner.arenas.arena.Arenas` with meta tensors, which have shapes but no storage."""
 
     def arena(self, size: int, purpose: str) -> Arena:
         return Arena(size, NOWHERE, purpose)
