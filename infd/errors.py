@@ -80,7 +80,7 @@ class InfdError(Exception):
 class RequestError(InfdError):
     """An error answered to the client as `{"error": {message, type, param, code}}`; other requests are unaffected.
 
-    closes  whether the server closes the connection, because the start of its next request is unknown
+    closes  whether the server closes the connection, because the start of the next request is unknown
     """
 
     status: ClassVar[int] = 400
@@ -133,7 +133,8 @@ class GrammarFailed(RequestError):
     """A constraint cannot be enforced. Codes:
 
     invalid_grammar      the constraint is malformed
-    unsupported_grammar  a keyword of a schema or construct of a grammar cannot be enforced exactly; named with its path
+    unsupported_grammar  a keyword of a schema or construct of a grammar cannot be enforced exactly; the message states
+                         its path
     grammar_too_large    compiling would exceed, or exceeded, a limit
     grammar_failed       the matcher of a choice failed while generating; ends that choice alone
     """

@@ -1,4 +1,4 @@
-"""Run blocking work on threads; only this module and the executors start threads.
+"""Run work on threads if it would block the event loop.
 
 Short work (a page of text, one small file) stays on the event loop: a thread
 costs about 50 us and contends for the interpreter lock.
@@ -37,10 +37,11 @@ class Offload:
 
     `__call__`  long tokenizations and files, on `threads` threads
     `short`     tasks of about 50 ms, on one thread, so that ordinary texts never wait behind seconds of work
-    `grammars`  compilation of grammars, on GRAMMAR_THREADS threads; the caller names the thread
+    `grammars`  compilation of grammars, on GRAMMAR_THREADS threads; the caller chooses a thread, so that cheap
+                grammars do not wait for costly grammars
     `masks`     token masks of steps with grammars, on one thread, so that no other work delays a step
     `apart`     calls to the worker process (`apart/`), on one thread, because the worker runs one task at a time; a
-                call whose caller was cancelled is dropped, or interrupted while it runs once another call waits
+                queued call whose caller was cancelled is dropped, a running call is interrupted once another call waits
     """
 
     def __init__(self, threads: int = 2, *, interrupt: Callable[[], None] = lambda: None) -> None:
@@ -67,7 +68,7 @@ class Offload:
         return await asyncio.get_running_loop().run_in_executor(self._short, partial(work, *args, **kwargs))
 
     def grammars(self, thread: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
-        """Run `work` on thread number `thread` of those for grammars, after that thread's queued work."""
+        """Run `work` on grammar thread number `thread`, after that thread's queued work."""
         return asyncio.get_running_loop().run_in_executor(self._grammars[thread], partial(work, *args, **kwargs))
 
     def masks(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:

@@ -34,7 +34,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     allowed_token_ids: tuple[int, ...] = ()  # empty: all tokens
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are never generated
     seed: int = 0  # seed of the sampling noise; each choice adds its index
-    logprobs: int | None = None  # None: not requested; 0: of the chosen token; k: also of the k most likely
+    logprobs: int | None = None  # None: not requested; 0: of the chosen token; k: also of the k likeliest tokens
 
 
 class JsonSchema(Struct, frozen=True, tag="json_schema"):
@@ -139,9 +139,9 @@ class CallSyntax(Struct, frozen=True):
                number for $number and nine letters or digits for $id
     trigger    beginning of the first call, which no other text contains
     marks      parts of these texts that may be single tokens of the vocabulary; then no other tokens spell the part
-    parameter  the syntax of one argument, where $arguments is not an object but one argument after the other: contains
-               $key once, then $value, then a mark; strings are written without quotes. Empty: an object
-    document   the syntax of an argument that is not a string: its value is JSON. Empty: `parameter`
+    parameter  the syntax of an argument, if $arguments is a sequence of arguments: contains $key once, then $value,
+               then a mark; strings are written without quotes. Empty: $arguments is an object
+    document   the syntax of an argument that is not a string, whose value is JSON. Empty: as `parameter`
     excluded   texts that end a call too, so that no string of an argument may contain them
     between    text between two calls; None: an answer holds one call at most
     separator  text between two arguments
@@ -216,7 +216,7 @@ class Generate(Struct, frozen=True, tag="generate"):
 class Score(Struct, frozen=True, tag="score"):
     """Compute log-probabilities of the prompt's tokens, all but the first.
 
-    top  number of likeliest tokens to score at each position, besides the prompt's own
+    top  number of likeliest tokens to score at each position, besides the prompt's token
     """
 
     top: int = 0
@@ -227,7 +227,7 @@ W = TypeVar("W", Generate, Score)
 
 
 def pick(kind: type[W], wants: Iterable[Want]) -> W | None:
-    """Return the member of `wants` of type `kind`; None if there is none."""
+    """Return the member of `wants` of type `kind`, or None."""
     return next((want for want in wants if isinstance(want, kind)), None)
 
 

@@ -29,9 +29,8 @@ class Root:
         if not name or "\0" in name:
             raise CheckpointError(f"{name!r} is not the path of a directory")
         named = Path(name) if self._path is None else _real(Path(self._path)) / name
-        self._require(
-            _real(named, strict=False), name
-        )  # before is_dir: errors must not reveal paths outside of the root
+        # Before is_dir: errors must not reveal paths outside of the root.
+        self._require(_real(named, strict=False), name)
         real = _real(named)
         if not real.is_dir():
             raise CheckpointError(f"{name} is not a directory")

@@ -30,7 +30,7 @@ class AdapterFiles(Struct, frozen=True):
     tensors: Path
 
     def stamp(self) -> tuple[tuple[int, ...], ...]:
-        """Return device, inode, size and modification time of both files. Raises CheckpointError if a file is absent."""
+        """Return device, inode, size and mtime of both files. Raises CheckpointError if a file is missing."""
         try:
             found = [file.stat() for file in (self.config, self.tensors)]
         except OSError as error:

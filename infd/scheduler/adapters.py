@@ -1,8 +1,8 @@
 """Decide which adapter is loaded in which slot of the device.
 
 At most `per_step` adapters have running sequences, so every step can compute
-all of them. The device holds `slots` adapters: an idle adapter stays loaded
-until another adapter needs its slot. Slot 0 is the model itself.
+all of them. The device has `slots` slots: an adapter without running sequences
+stays loaded until another adapter needs its slot. Slot 0 is the model itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AdapterSlots(Resource):
         return list(self._users)
 
     def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
-        """Return whether a sequence's adapter may run. Ignores `reserved`: later arrivals may be admitted first."""
+        """Return whether a sequence's adapter may run. `reserved` is ignored: later arrivals may be admitted first."""
         return seq.adapter is None or seq.adapter in self._users or len(self._users) < self.per_step
 
     def take(self, seq: Sequence, plan: StepPlan) -> None:

@@ -130,7 +130,7 @@ class Cache(Resource):
         return missing
 
     def extend(self, seq: Sequence, end: int) -> list[tuple[int, int, int]]:
-        """Append the pages a sequence lacks for tokens [computed, end); return group, index and page of each.
+        """Append the pages that a sequence lacks for tokens [computed, end); return their groups, indices and ids.
 
         The caller has compared `shortage` with the available pages.
         """

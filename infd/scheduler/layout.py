@@ -85,7 +85,7 @@ class Regimes(Struct, frozen=True, kw_only=True):
 class CacheLayout(Struct, frozen=True):
     """All groups of a model.
 
-    divisible  whether a prompt may be computed in chunks (an encoder's may not)
+    divisible  whether a prompt may be computed in chunks; an encoder's prompt may not
     regimes    lengths that rotary angles depend on besides positions
     """
 

@@ -23,7 +23,7 @@ class Policy:
         self._arrivals = 0
 
     def place(self, priority: int) -> QueuePlace:
-        """Return the place of the next arrival. A lower priority is earlier; beyond LEVELS priorities are equal."""
+        """Return the place of the next arrival. Lower priorities are earlier; priorities are clamped to ±LEVELS."""
         self._arrivals += 1
         return self._arrivals + max(-LEVELS, min(priority, LEVELS)) * self._patience, self._arrivals
 

@@ -31,11 +31,11 @@ class Resource(Protocol):
     def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
         """Return whether a waiting sequence may run in the step being planned.
 
-        reserved  earlier sequences that wait for their last step to commit; their shares are not available
+        reserved  earlier sequences that wait for their last step to commit; these sequences' shares are reserved
         """
 
     def take(self, seq: Sequence, plan: StepPlan) -> None:
-        """Take a sequence's share, after `fits` returned True for it."""
+        """Take a sequence's share, after `fits` returned True for the sequence."""
         return
 
     def release(self, seq: Sequence) -> None:
@@ -47,7 +47,7 @@ class Resource(Protocol):
         return
 
     def undo(self, plan: StepPlan) -> None:
-        """Undo the writes and loads of a failed step. Its sequences have been released."""
+        """Undo the writes and loads of a failed step. `release` was called for the step's sequences before."""
         return
 
     def verify(self, running: Collection[Sequence]) -> None:

@@ -70,7 +70,7 @@ class Scheduler:
     waiting and running are each in queue order (`policy.py`). A running
     sequence holds its share of each resource; a preempted sequence returns to
     its old place in `waiting`. A sequence on hold, whose reader is paused, is
-    in neither.
+    in neither list.
     """
 
     def __init__(
@@ -187,8 +187,8 @@ class Scheduler:
     def rollback(self, steps: Iterable[Scheduled]) -> None:
         """Undo all steps in flight, in any order, because a step failed.
 
-        Their sequences return to their old places in the queue, with the
-        tokens known so far; pages that these steps were to fill are un-indexed.
+        The steps' sequences return to their old places in the queue, with the
+        tokens known so far; pages that the steps were to fill are un-indexed.
         """
         steps = list(steps)
         self.undone += len(steps)
@@ -212,7 +212,7 @@ class Scheduler:
         """Empty the prefix index, and set the new root of every sequence's prefix keys; return the pages un-indexed.
 
         root        returns the new root of a sequence
-        preempting  recompute running sequences from their first token; else they keep their pages, un-indexed
+        preempting  recompute running sequences from the first token; else these sequences keep their pages, un-indexed
         """
         if preempting:
             for seq in list(self.running):
@@ -404,7 +404,7 @@ class Scheduler:
         return len(tokens)
 
     def _fail(self, seq: Sequence, failure: Exception) -> Outcome:
-        """End a sequence with an error, even if it has just finished otherwise, and un-index its pages."""
+        """End a sequence with an error, even if it has just finished for another reason, and un-index its pages."""
         self.cache.unindex(seq)
         self.remove(seq, FinishReason.ERROR, failure)
         seq.finish, seq.failure = FinishReason.ERROR, failure

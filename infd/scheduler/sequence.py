@@ -95,7 +95,7 @@ class Sequence:
         self.computed = 0
         self.in_flight = 0  # samples not yet committed
         self.last_step = -1  # number of the last plan with a span of this sequence, since its admission
-        self.dropped_through = -1  # results of plans up to this number are dropped: the sequence was held after them
+        self.dropped_through = -1  # results of plans up to this number are dropped: the sequence was on hold afterwards
         self.row: int | None = None
         self.slot = 0  # the adapter's slot while the sequence runs
         self.tables: list[list[int]] = []  # page ids per group; 0 where dropped behind a window

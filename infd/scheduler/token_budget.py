@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from infd.scheduler.plan import StepPlan
     from infd.scheduler.sequence import Sequence
 
-RECOVERY_STEPS: Final = 64  # committed after a halving before the budget is doubled again
+RECOVERY_STEPS: Final = 64  # steps committed after a halving before the budget is doubled
 MANY_STARTING: Final = 8  # if more requests wait for their first token, crowded_tokens is the budget of a mixed step
 
 

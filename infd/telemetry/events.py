@@ -27,10 +27,10 @@ LONGEST: Final = 256  # maximum characters of one fact, because some facts quote
 class Event(Struct, frozen=True):
     """One event.
 
-    seq    number of the event since the daemon started
-    time   Unix time
-    message   short description of the event
-    facts  details of the event, by name
+    seq      number of the event since the daemon started
+    time     Unix time
+    message  short description of the event
+    facts    details of the event, by name
     """
 
     seq: int
@@ -75,7 +75,7 @@ class Events:
                 return
 
     def close(self) -> None:
-        """Let every follower read the remaining events, then end."""
+        """End every follower once it has received the remaining events."""
         self.closed = True
         self._wake()
 

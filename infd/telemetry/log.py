@@ -49,7 +49,7 @@ def access(*, quiet: bool = False, **fields: Any) -> None:
 class StandardError(logging.Handler):
     """A handler that writes to the current sys.stderr, which a progress bar replaces to keep lines above the bar.
 
-    Writing to a regular file blocks the caller. Any other file has a reader that may stall, so a thread writes to it.
+    Writing to a regular file blocks the caller. The reader of any other file may stall, so a thread writes the lines.
     """
 
     def __init__(self, formatter: logging.Formatter) -> None:

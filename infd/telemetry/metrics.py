@@ -98,7 +98,7 @@ class Metrics:
     """All counters of one engine.
 
     model_name  the `model_name` label
-    compat      whether to emit the `vllm:` names too
+    compat      whether series are also exposed under `vllm:` names
     """
 
     def __init__(self, model_name: str = "", *, compat: bool = True) -> None:

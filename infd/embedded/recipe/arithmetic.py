@@ -60,7 +60,7 @@ def draw(rng: Random, pool: Pool) -> Conversation:
     if question[-1] in ".?":
         question += f" {pick(rng, PHRASES['bare'], pool)}" if bare else rng.choice(PHRASES["thanks"])
     answer: dict[str, Any] = {"role": "assistant", "content": problem.result if bare else problem.answer}
-    # An answer that repeats a question with this number contains the result, right or wrong.
+    # A wrong answer that repeats the question would contain a result that is in the question.
     said_already = problem.result in re.findall(r"\d+", question)
     if thinking:
         answer["reasoning_content"] = problem.thought

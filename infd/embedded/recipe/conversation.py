@@ -1,8 +1,8 @@
-"""Conversations for training and evaluation, and the split of their ingredients into pools.
+"""Conversations for training and evaluation, and the split of phrases, names and numbers into pools.
 
 Each subject has a generator `draw(rng, pool) -> Conversation`. Phrases, names and
 numbers of `Pool.HELD_OUT` are never drawn for training, so that the evaluation
-measures skill and not memory.
+cannot be passed by memorizing.
 """
 
 from __future__ import annotations

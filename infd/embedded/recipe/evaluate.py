@@ -121,7 +121,7 @@ async def ask(url: str, questions: list[Conversation]) -> list[Answer]:
 
 
 def _arguments(text: str) -> Any:
-    """Return a call's parsed arguments; `text` if not JSON, which matches no expectation."""
+    """Return a call's arguments, parsed from JSON. If `text` is not JSON, return `text`: it matches no expectation."""
     try:
         return json.loads(text)
     except ValueError:

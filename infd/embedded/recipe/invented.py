@@ -63,7 +63,8 @@ def invent(rng: Random, pool: Pool, count: int) -> list[Tool]:
             nouns.append(_nouns(rng, pool))
         form = rng.choice(_FORMS)
         tool = form(rng, pool, rng.choice(nouns))
-        # No request distinguishes "set" from "change", so only one tool sets an attribute. Verbs of _doing differ.
+        # No request distinguishes "set" from "change", so one tool at most sets an attribute. The verbs of _doing and
+        # _handing differ in meaning.
         meaning = tool.name if form in {_doing, _handing} else f"{form.__name__} {tool.name.partition('_')[2]}"
         if tool.name not in taken:
             tools.setdefault(meaning, tool)

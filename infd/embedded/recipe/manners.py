@@ -48,7 +48,7 @@ class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Memory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A statement of the user and a later question about it. The blank {x} is a slot of slots.py."""
+    """A statement of the user, and a later question about the statement. The blank {x} is a slot of slots.py."""
 
     id: str
     slot: str

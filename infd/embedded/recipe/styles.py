@@ -34,7 +34,7 @@ def capitals(text: str) -> str:
 
 
 def pirate(text: str) -> str:
-    """Return the text with some words replaced by a pirate's."""
+    """Return the text with some words replaced by the words of pirates in stories."""
 
     def swap(found: re.Match[str]) -> str:
         word = found.group()

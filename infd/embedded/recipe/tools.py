@@ -1,8 +1,8 @@
 """Generate tool use: choice of tool, arguments, refusal to call, and reports of results.
 
-A conversation offers one to five tools in random order, from tools.toml and
-invented. The last answer is one call, two calls, a sentence about a result, or
-text without a call, because no tool is needed or none fits.
+A conversation offers one to five tools in random order: tools of tools.toml and
+invented tools. The last answer is one call, two calls, a sentence about a
+result, or text without a call, because no tool is needed or no tool fits.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _request(rng: Random, pool: Pool, uses: Sequence[Use]) -> dict[str, Any]:
         return {"role": "user", "content": varied(rng, uses[0].question, pool)}
     one, two = (one.question for one in uses)
     joint = listed(rng, "joints", pool)
-    # The second request loses its initial capital, unless the request begins with a name.
+    # After the joint the second request continues in lower case, unless it begins with a name.
     first = two.split()[0].rstrip(",:;.?")
     then = two if first in str(uses[1].arguments.values()) else two[0].lower() + two[1:]
     return {"role": "user", "content": joint.format(one=one, two=two, then=then if not two.startswith("I ") else two)}

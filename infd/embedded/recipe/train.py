@@ -116,7 +116,7 @@ class Trainer:
         ]
 
     def step(self, batch: list[list[Example]]) -> float:
-        """Run one step on its micro-batches; return the mean loss of answers' tokens."""
+        """Run one step on the micro-batches in `batch`; return the mean loss of answers' tokens."""
         worth = PROMPT_WORTH if self.done < self.course.prompts * self.course.steps else 0.0
         answers = sum(sum(one.weights) for micro in batch for one in micro)
         waiting: queue.SimpleQueue[list[Example] | None] = queue.SimpleQueue()
