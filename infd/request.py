@@ -98,6 +98,7 @@ class Thought(Struct, frozen=True):
     newlines  most newlines between the closing mark and the answer; part of neither thought nor answer
     marks     parts of the marks that may be single tokens of the vocabulary; empty: both marks
     after     text between the closing mark and an answer of any kind
+    variants  further opening marks that models write
     """
 
     opening: str
@@ -106,6 +107,7 @@ class Thought(Struct, frozen=True):
     newlines: int = 2
     marks: tuple[str, ...] = ()
     after: str = ""
+    variants: tuple[str, ...] = ()
 
 
 class AfterThought(Struct, frozen=True, tag="after_thought"):
@@ -203,6 +205,29 @@ Plain = JsonSchema | JsonObject | Regex | Choice | Lark | Ebnf | StructuralTag
 Constraint = Plain | Calls | Headed | AfterThought | Continuation
 
 
+class ThoughtBudget(Struct, frozen=True, tag="thought_budget"):
+    """The thought has at most `tokens` tokens between its marks; then one of the texts `forced` follows.
+
+    openings  marks, one of which opens a thought: at the answer's beginning, or anywhere if `again`
+    closings  marks that end a thought
+    forced    texts, each of which contains a closing mark
+    inside    whether the prompt has opened the thought
+    again     whether further thoughts may follow; `tokens` limits all of them together
+    answer    constraint of the whole answer; None: any text
+    """
+
+    tokens: int
+    openings: tuple[str, ...]
+    closings: tuple[str, ...]
+    forced: tuple[str, ...]
+    inside: bool = False
+    again: bool = False
+    answer: Constraint | None = None
+
+
+Restriction = Constraint | ThoughtBudget
+
+
 class Generate(Struct, frozen=True, tag="generate"):
     """Sample tokens after the prompt until an end id or max_tokens tokens are generated.
 
@@ -242,7 +267,7 @@ class Request(Struct, frozen=True, kw_only=True):
     prompt: tuple[int, ...]
     wants: tuple[Want, ...]
     choices: int = 1
-    constraint: Constraint | None = None
+    constraint: Restriction | None = None
     priority: int = 0  # lower is earlier
     adapter: str | None = None  # name; None: the base model
     tenant: str = ""  # prefix pages are shared within a tenant only

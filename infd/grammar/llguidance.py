@@ -164,6 +164,7 @@ class LlguidanceMatcher:
     """
 
     __slots__ = ("_ended", "_ends", "_functions", "_handle", "_vocabulary", "complete")
+    unmasked = 0
 
     def __init__(self, functions: Any, handle: Handle, vocabulary: Handle, ends: frozenset[int]) -> None:
         self._functions = functions

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from infd.errors import GrammarFailed
-    from infd.request import Constraint
+    from infd.request import Constraint, Restriction
 
 
 P = ParamSpec("P")
@@ -77,6 +77,10 @@ class Matcher(Protocol):
     def stopped(self) -> bool:
         """Whether only an end id may follow, or, after an end id, nothing."""
 
+    @property
+    def unmasked(self) -> int:
+        """The first tokens of the answer that need no mask, as a number; it never decreases."""
+
     def advance(self, tokens: Sequence[int]) -> None:
         """Append tokens. Raises GrammarFailed at the first token that is not allowed; the matcher is then unusable."""
 
@@ -104,7 +108,7 @@ class Grammar(Protocol):
 class Grammars(Protocol):
     """The grammars of the loaded model. Used on the event loop, except for `fill`."""
 
-    async def compile(self, constraint: Constraint) -> Grammar:
+    async def compile(self, constraint: Restriction) -> Grammar:
         """Compile a constraint on a thread, or return it from the cache. Raises GrammarFailed."""
 
     def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:

@@ -25,8 +25,11 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 import msgspec
 
 from infd.errors import ConfigError, GrammarFailed, InfdError, TooSlow, Unsupported
+from infd.grammar import budget
+from infd.grammar.budget import BudgetGrammar
 from infd.grammar.protocol import Limits
 from infd.memory import trim
+from infd.request import ThoughtBudget
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     from infd.grammar.select import Selection
     from infd.grammar.trial import Trial
     from infd.offload import Offload
-    from infd.request import Constraint
+    from infd.request import Constraint, Restriction
     from infd.telemetry.metrics import Metrics
 
 P = ParamSpec("P")
@@ -110,6 +113,7 @@ class GrammarService:
         self._compiling: dict[Constraint, Compilation] = {}
         self._cache: OrderedDict[Constraint, tuple[Grammar | Refusal, int]] = OrderedDict()
         self._cached_bytes = 0
+        self._spellings: dict[str, tuple[int, ...]] = {}  # of texts of the model's syntax
 
     def describe(self) -> dict[str, object]:
         """Return the chosen library and the refused libraries, for `infdctl ops`; empty until a library is chosen."""
@@ -135,14 +139,17 @@ class GrammarService:
         if selecting is not None and selecting.done() and not selecting.cancelled() and not selecting.exception():
             selecting.result().close()
 
-    async def compile(self, constraint: Constraint) -> Grammar:
+    async def compile(self, constraint: Restriction) -> Grammar:
+        if isinstance(constraint, ThoughtBudget):
+            answer = None if constraint.answer is None else await self.compile(constraint.answer)
+            vocabulary = (await self._selected()).compiler.vocabulary
+            forced = [await self._spelled(vocabulary, text) for text in constraint.forced]
+            return BudgetGrammar(constraint, vocabulary, forced, answer)
         if (cached := self._cache.get(constraint)) is not None:
             self._cache.move_to_end(constraint)
             self._metrics.grammar_hits += 1
             return _unless_refused(cached[0])
-        if self._selecting is None:
-            raise Unsupported("structured output before a model is loaded")
-        selection = await asyncio.shield(self._selecting)
+        selection = await self._selected()
         if (compilation := self._compiling.get(constraint)) is None:
             compilation = self._start(selection, constraint)
         else:
@@ -157,7 +164,17 @@ class GrammarService:
 
     def fill(self, matchers: Sequence[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
         assert self._selecting is not None
-        return self._selecting.result().compiler.fill(matchers, rows)
+        return budget.fill(self._selecting.result().compiler, matchers, rows)
+
+    async def _selected(self) -> Selection:
+        if self._selecting is None:
+            raise Unsupported("structured output before a model is loaded")
+        return await asyncio.shield(self._selecting)
+
+    async def _spelled(self, vocabulary: Vocabulary, text: str) -> tuple[int, ...]:
+        if text not in self._spellings:
+            self._spellings[text] = await self._offload.grammars(0, budget.spell, vocabulary, text)
+        return self._spellings[text]
 
     def _select(self, read: Callable[[], Vocabulary | None]) -> Selection:
         vocabulary = read()

@@ -187,6 +187,7 @@ class XgrammarMatcher:
     """A matcher of xgrammar, which never reads an end id, and the number of end ids after its text."""
 
     __slots__ = ("_compiler", "_ended", "_filled", "_matcher", "failure")
+    unmasked = 0
 
     def __init__(self, compiler: XgrammarCompiler, matcher: Any) -> None:
         self._compiler = compiler

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from infd.http.prompt import Prompt
     from infd.http.served_model import ServedModel
     from infd.offload import Offload
-    from infd.request import Constraint, Plain, TokenLogprobs, Want
+    from infd.request import Constraint, Plain, Restriction, TokenLogprobs, Want
     from infd.text.markup import Reading
 
 # A continued text is decoded together with this many preceding tokens: a character may span a few tokens.
@@ -62,6 +62,7 @@ async def generate(
         served = backend.model()
         model = served.name(generation.fields.model)
         _check_calls(generation, served)
+        _check_budget(generation, served)
         prompts = await read_prompts(generation, served, backend.offload)
         answer = await _queue(generation, prompts, served, ticket, exchange, backend)
         prompt_ids = [prompt.ids for prompt in prompts]
@@ -185,14 +186,15 @@ async def _queue(
     adapter = served.adapter(fields.model)
     continues = not isinstance(generation.input, Conversation) or generation.input.continued is not None
 
-    def constraint(prompt: Prompt) -> Constraint | None:
-        found = _constraint(generation, prompt, served)
+    def constraint(prompt: Prompt) -> Restriction | None:
+        found: Constraint | None
+        found = continued = _constraint(generation, prompt, served)
         tokenizer = served.tokenizer
-        if found is None or not (continues and tokenizer.drops_space):
-            return found
-        preceding = prompt.ids[-CONTEXT_TOKENS:]
-        begins = tokenizer.drops_space_after(preceding, skip_special_tokens=skip_special)
-        return found if begins else Continuation(found)
+        if continued is not None and continues and tokenizer.drops_space:
+            preceding = prompt.ids[-CONTEXT_TOKENS:]
+            if not tokenizer.drops_space_after(preceding, skip_special_tokens=skip_special):
+                found = Continuation(continued)
+        return _budgeted(generation, prompt, served, found)
 
     requests = [
         Request(
@@ -274,6 +276,19 @@ def _wants(
     return tuple(wants)
 
 
+def _budgeted(
+    generation: Generation, prompt: Prompt, served: ServedModel, constraint: Constraint | None
+) -> Restriction | None:
+    """Return the constraint of an answer that also keeps the budget of its thought."""
+    conversation = generation.input
+    if not isinstance(conversation, Conversation) or (tokens := conversation.thinking.budget) is None:
+        return constraint
+    budget = served.syntax.budget(
+        tokens, prompt.end, conversation.continued or "", calls=conversation.offered is not None, answer=constraint
+    )
+    return constraint if budget is None else budget
+
+
 def _constraint(
     generation: Generation, prompt: Prompt, served: ServedModel
 ) -> Plain | Calls | Headed | AfterThought | None:
@@ -304,6 +319,8 @@ def _constraint_param(generation: Generation) -> str | None:
     calls = generation.input.constrained_calls if isinstance(generation.input, Conversation) else None
     if generation.constrained is not None and not (calls is not None and calls.required):
         return generation.constrained.param
+    if calls is None and isinstance(generation.input, Conversation):
+        return generation.input.thinking.params.get("budget")
     return None if calls is None else calls.param
 
 
@@ -333,6 +350,19 @@ def _check_calls(generation: Generation, served: ServedModel) -> None:
             " (the setting --tool-parser may know better),",
             param="tools",
         )
+
+
+def _check_budget(generation: Generation, served: ServedModel) -> None:
+    """Refuse a budget of thoughts if infd cannot read this model's thoughts. Raises Unsupported."""
+    conversation = generation.input
+    if isinstance(conversation, Conversation) and conversation.thinking.budget is not None:
+        param = conversation.thinking.params["budget"]
+        if not served.syntax.reads_thoughts:
+            raise Unsupported(
+                f"{param} with this model, whose chat template writes no thought that infd can read"
+                " (the setting --reasoning-parser may know better),",
+                param=param,
+            )
 
 
 def _check_prompt_logprobs(generation: Generation, prompts: Sequence[Prompt], limits: LimitsConfig) -> None:

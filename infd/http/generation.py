@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from infd.http.thinking import Thinking
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -27,7 +29,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
     add_generation_prompt  whether the prompt ends with the opening of an assistant message; None: true unless the
                            answer continues the final message
     continued              text of the final message, which the answer continues; None: the answer is a new message
-    effort                 reasoning effort; None: absent from the request
+    thinking               what the request asks of thoughts
     template_variables     template variables that the request sets by name
     """
 
@@ -39,7 +41,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
     constrained_calls: ConstrainedCalls | None = None
     add_generation_prompt: bool | None = None
     continued: str | None = None
-    effort: str | None = None
+    thinking: Thinking = Thinking()
     template_variables: Mapping[str, Any] = {}
 
 

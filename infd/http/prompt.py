@@ -10,6 +10,7 @@ from msgspec import Struct
 from infd.errors import InvalidRequest, PromptTooLong, TooCostly, Unsupported
 from infd.http import sampling
 from infd.http.generation import Conversation
+from infd.text.effort import BUDGET, renamed, switched
 from infd.text.fuel import BRIEF
 from infd.text.syntax import PROMPT_END
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from infd.http.generation import Generation
     from infd.http.served_model import ServedModel
     from infd.offload import Offload
-    from infd.text.chat import ChatTemplate
     from infd.text.fuel import Limits
 
 # Encoding this many characters takes about 4 ms. Longer texts are encoded on a thread, because on the event loop
@@ -153,7 +153,6 @@ async def render(
     add_special_tokens. Raises InvalidRequest, Unsupported; with `must_fit`, PromptTooLong for a text that is certainly
     too long.
     """
-    variables = template_variables(conversation, served.template)
     continues = conversation.continued is not None
     opens_answer = conversation.add_generation_prompt
     if opens_answer and continues:
@@ -167,7 +166,7 @@ async def render(
             tools=None if conversation.tools is None else conversation.tools(),
             add_generation_prompt=not continues if opens_answer is None else opens_answer,
             continue_final_message=continues,
-            kwargs=variables,
+            kwargs=template_variables(conversation, served),
             limits=limits,
         )
         check_length(text, served, param=param, must_fit=must_fit)
@@ -185,22 +184,32 @@ async def render(
     return await (offload.short(work) if SHORT_CHARACTERS < body_bytes <= ORDINARY_CHARACTERS else offload(work))
 
 
-def template_variables(conversation: Conversation, template: ChatTemplate) -> dict[str, Any]:
-    """Return the variables that a request sets in the template; chat_template_kwargs overrides the reasoning effort.
+def template_variables(conversation: Conversation, served: ServedModel) -> dict[str, Any]:
+    """Return the variables that a request sets in the template; chat_template_kwargs overrides other fields.
 
-    Raises Unsupported if the request sets a reasoning effort and the template reads no variable for an effort.
+    Renders the template if the request switches thoughts or sets their effort. Raises Unsupported if the template reads
+    no variable for that, or refuses the value.
     """
-    variables = dict(conversation.template_variables)
-    effort = conversation.effort
-    if effort is None:
+    thinking, template, tools = conversation.thinking, served.template, conversation.tools is not None
+    variables = renamed(conversation.template_variables, template, tools=tools)
+    if thinking.budget is not None and template.reads(BUDGET, tools=tools):
+        variables = {BUDGET: thinking.budget} | variables
+    on = thinking.enabled if thinking.effort is None else thinking.effort != "none"
+    if on is None:
         return variables
-    thinks = effort != "none"
-    effort_variables = {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
-    has_tools = conversation.tools is not None
-    known = {name: value for name, value in effort_variables.items() if template.reads(name, tools=has_tools)}
-    if thinks and not known:
-        raise Unsupported("reasoning_effort with this model, whose chat template reads none,", param="reasoning_effort")
-    return known | variables
+    param = thinking.params["enabled" if thinking.effort is None else "effort"]
+    found = switched(template, on=on, effort=thinking.effort, tools=tools)
+    if not found and on and (thinking.effort is not None or not served.syntax.reads_thoughts):
+        raise Unsupported(f"{param} with this model, whose chat template reads none,", param=param)
+    if not found and not on and served.syntax.always_thinks(template.opening(tools=tools)):
+        raise Unsupported(
+            "switching off the thoughts of this model, whose chat template cannot"
+            " (thinking_token_budget: 0 ends them at once),",
+            param=param,
+        )
+    if not template.accepts(found, tools=tools):
+        raise Unsupported(f"{param} {thinking.effort!r} with this model, whose chat template refuses it,", param=param)
+    return found | variables
 
 
 def _truncated(prompt: Prompt, generation: Generation, served: ServedModel) -> Prompt:

@@ -34,6 +34,9 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _LOG = logging.getLogger("infd.text")
 _END_MARK = "\ufdd0 "  # a noncharacter marks the final message's end; the space shows whether a template trims messages
 _PROBE = "\ufdd1"
+_PROBE_TOOLS: Final = [
+    {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
+]
 _CALL_ID = "abcdefghi"  # templates of Mistral refuse ids of other lengths
 PROBING: Final = Limits(fuel=2**20, seconds=1.0)  # for the one-word messages that probe a template
 
@@ -63,6 +66,7 @@ class ChatTemplate:
         self._worker = worker
         self._limits = limits
         self._now = now
+        self._probed: dict[tuple[Any, ...], str | None] = {}
         self._compiled: dict[str, Template | InvalidRequest] = {}  # by name; the error if compilation failed
 
     @classmethod
@@ -173,6 +177,27 @@ class ChatTemplate:
             return variable in self._compile(self._choose([] if tools else None)).reads
         except InvalidRequest:
             return False
+
+    def opening(self, *, tools: bool = False) -> str:
+        """Return the prompt of a short question; empty if the template cannot render the question."""
+        return self._probe({}, tools=tools) or ""
+
+    def accepts(self, kwargs: Mapping[str, Any], *, tools: bool = False) -> bool:
+        """Return whether the template renders a short question with these variables, or not even without them."""
+        return self._probe(kwargs, tools=tools) is not None or self._probe({}, tools=tools) is None
+
+    def _probe(self, kwargs: Mapping[str, Any], *, tools: bool) -> str | None:
+        """Return the prompt of a short question, None if the template fails. Results are kept, `kwargs` are few."""
+        key = tools, *sorted(kwargs.items())
+        if key not in self._probed:
+            messages: list[Message] = [{"role": "user", "content": _PROBE}]
+            try:
+                self._probed[key] = self.render(
+                    messages, tools=_PROBE_TOOLS if tools else None, kwargs=kwargs, limits=PROBING
+                )
+            except InvalidRequest:
+                self._probed[key] = None
+        return self._probed[key]
 
     def begins_with_bos(self, text: str) -> bool:
         """Return whether a text begins with the BOS token, so that encoding must not add a second BOS token."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from infd.errors import ConfigError, InvalidRequest
+from infd.request import ThoughtBudget
 from infd.text import answers, reasoning, tools
 from infd.text.chat import PROBING
 from infd.text.markup import Asides, Reading
@@ -23,7 +24,7 @@ from infd.text.tools.offered import Offered
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infd.request import CallSyntax, Header, Thought
+    from infd.request import CallSyntax, Constraint, Header, Thought
     from infd.text.answers.base import AnswerSyntax
     from infd.text.chat import ChatTemplate, Message
     from infd.text.markup import Parser
@@ -87,6 +88,15 @@ class Syntax(Struct, frozen=True):
         return self.whole is not None or self.tools is not None
 
     @property
+    def reads_thoughts(self) -> bool:
+        """Whether thoughts of this model can be read."""
+        return self.whole is not None or self.reasoning is not None
+
+    def always_thinks(self, prompt: str) -> bool:
+        """Whether an answer after `prompt` begins with a thought, whatever the model prefers."""
+        return self.whole is not None or ((thought := self.thought(prompt)) is not None and thought.inside)
+
+    @property
     def grammar(self) -> CallSyntax | None:
         """The syntax in which a grammar forces calls; None: calls cannot be forced."""
         calling = self.whole or self.tools
@@ -101,6 +111,33 @@ class Syntax(Struct, frozen=True):
         """Return the text before a constrained answer without calls; None: no text. See AnswerSyntax."""
         return None if self.whole is None else self.whole.header(prompt[-PROMPT_END:], continued)
 
+    def budget(
+        self, tokens: int, prompt: str, continued: str = "", *, calls: bool, answer: Constraint | None = None
+    ) -> ThoughtBudget | None:
+        """Return the constraint that ends the thought after `tokens` tokens; None if the answer cannot hold a thought.
+
+        prompt, continued  as in ReasoningSyntax.thought
+        calls              whether calls may follow the thought
+        answer             further constraint of the answer; None: any text
+        """
+        thought = self.thought(prompt, continued)
+        if thought is None:
+            return None
+        if self.whole is not None:
+            forced = self.whole.ends(calls=calls)
+            return ThoughtBudget(
+                tokens, (thought.opening,), (thought.closing,), forced, inside=thought.inside, again=True, answer=answer
+            )
+        interrupting = [f"\n{mark}" for mark in self._interrupting(calls=calls)]
+        return ThoughtBudget(
+            tokens,
+            (thought.opening, *thought.variants),
+            (thought.closing, *interrupting),
+            (thought.closing,),
+            inside=thought.inside,
+            answer=answer,
+        )
+
     def start(
         self, prompt: str, continued: str = "", *, offered: Offered | None = None, most_calls: int | None = None
     ) -> Reading | None:
@@ -114,12 +151,17 @@ class Syntax(Struct, frozen=True):
         if self.whole is not None:
             return Reading(self.whole.start(prompt, continued, offered), most_calls=most_calls)
         calls: Parser | None = None
-        ends: tuple[str, ...] = ()
         if self.tools is not None and offered is not None:
             calls = self.tools.start(offered)
-            ends = tuple(mark for mark in self.tools.opens if mark[0] in "<[")  # thoughts contain words and fences
+        ends = self._interrupting(calls=calls is not None)
         thoughts = None if self.reasoning is None else self.reasoning.start(prompt, continued, ends)
         return None if thoughts is None and calls is None else Reading(thoughts, calls, most_calls=most_calls)
+
+    def _interrupting(self, *, calls: bool) -> tuple[str, ...]:
+        """Return the marks of calls that, at the beginning of a line, end a thought that the model has left open."""
+        if self.tools is None or not calls:
+            return ()
+        return tuple(mark for mark in self.tools.opens if mark[0] in "<[")  # thoughts contain words and fences
 
 
 def check_names(*, reasoning_name: str, tools_name: str) -> None:

@@ -24,12 +24,14 @@ class Counted(Struct, frozen=True):
 
     fails_at  number of tokens after which the matcher fails
     fails_in  the method that then fails: "advance" as a matcher of a grammar does, others by a fault
+    free      number of first tokens that may be any
     """
 
     divisor: int
     length: int
     fails_at: int | None = None
     fails_in: str = "advance"
+    free: int = 0
 
 
 class CountedMatcher:
@@ -38,6 +40,7 @@ class CountedMatcher:
     def __init__(self, constraint: Counted) -> None:
         self.constraint = constraint
         self.tokens: list[int] = []
+        self.unmasked = constraint.free
 
     @property
     def accepting(self) -> bool:
@@ -51,13 +54,15 @@ class CountedMatcher:
     def advance(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             divisor = self.constraint.divisor
-            assert token % divisor == len(self.tokens) % divisor, "a token that the mask forbids"
+            if len(self.tokens) >= self.constraint.free:
+                assert token % divisor == len(self.tokens) % divisor, "a token that the mask forbids"
             self.tokens.append(token)
             self._fail_in("advance")
 
     def row(self) -> NDArray[np.int32]:
         self._fail_in("row")
         allowed = np.arange(VOCAB) % self.constraint.divisor == len(self.tokens) % self.constraint.divisor
+        allowed |= len(self.tokens) < self.constraint.free
         return np.packbits(allowed, bitorder="little").view(np.int32)
 
     def _fail_in(self, method: str) -> None:

@@ -95,6 +95,8 @@ class BiasedModel(FakeModel):
 
 
 class FailingMatcher:
+    unmasked = 0
+
     def __init__(self, matcher: Matcher, after: int, unexpected: bool) -> None:
         self.inner = matcher
         self._left = after

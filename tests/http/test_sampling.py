@@ -52,7 +52,6 @@ NEUTRAL = {
     "response_format": {"type": "text"},
     "return_tokens_as_token_ids": False,
     "structured_outputs": None,
-    "thinking_token_budget": None,
     "use_beam_search": False,
 }
 
@@ -73,7 +72,6 @@ UNSUPPORTED = {
     "modalities": ["text", "audio"],
     "prediction": {"type": "content"},
     "return_tokens_as_token_ids": True,
-    "thinking_token_budget": 0,
     "use_beam_search": True,
     "web_search_options": {},
 }

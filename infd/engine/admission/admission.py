@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from infd.engine.telemetry import Telemetry
     from infd.errors import RequestError
     from infd.grammar.protocol import Grammar, Grammars
-    from infd.request import Adapter, Constraint, Request
+    from infd.request import Adapter, Request, Restriction
 
 BYTES_PER_TOKEN: Final = 4  # to estimate a body's prompt tokens until `QueueBudget.exchange` counts them
 
@@ -162,7 +162,7 @@ class Admission:
         requests: Many[Request],
         watchers: Watchers,
         adapter: Adapter | None,
-        grammars: Mapping[Constraint, Grammar],
+        grammars: Mapping[Restriction, Grammar],
     ) -> Choices:
         if self._closed or not self._core.loaded:
             raise self.gate.not_ready()

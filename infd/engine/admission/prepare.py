@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from infd.adapters.registry import Adapters
     from infd.grammar.protocol import Grammar, Grammars
-    from infd.request import Adapter, Constraint
+    from infd.request import Adapter, Restriction
 
 
 class Need(Protocol):
@@ -49,7 +49,7 @@ class GrammarNeed:
     grammar     set once acquired
     """
 
-    def __init__(self, grammars: Grammars | None, constraint: Constraint) -> None:
+    def __init__(self, grammars: Grammars | None, constraint: Restriction) -> None:
         self.constraint = constraint
         self.grammar: Grammar | None = None
         self._grammars = grammars

@@ -55,16 +55,18 @@ class Filled(Struct, frozen=True):
 class ConstrainedChoice:
     """A choice in flight, its matcher, and the number of tokens that the matcher has read.
 
+    unmasked  number of first tokens of the answer that need no mask; read on the event loop
     complete  whether no further token of the answer may follow
     failure   why the matcher failed; a failed matcher reads no more tokens
     """
 
-    __slots__ = ("complete", "failure", "matcher", "read", "seq")
+    __slots__ = ("complete", "failure", "matcher", "read", "seq", "unmasked")
 
     def __init__(self, seq: Sequence, matcher: Matcher) -> None:
         self.seq = seq
         self.matcher = matcher
         self.read = 0
+        self.unmasked = matcher.unmasked
         self.complete = False
         self.failure: InfdError | None = None
 
@@ -83,6 +85,7 @@ class ConstrainedChoice:
                 if tokens:
                     self.matcher.advance(tokens)
                 self.complete = self.matcher.stopped
+                self.unmasked = self.matcher.unmasked
             except Exception as error:
                 self.failure = _failure(error)
 
@@ -109,12 +112,16 @@ class Constraints:
         self._constrained.pop(seq, None)
 
     def applies_to(self, step: Scheduled) -> bool:
-        """Return whether the step samples a constrained choice."""
-        return bool(self._constrained) and any(True for _ in self._sampled(step))
+        """Return whether the step, with all earlier steps in flight, may sample a choice that needs a mask."""
+        if not self._constrained:
+            return False
+        return any(each.unmasked < each.seq.generated + each.seq.in_flight for _, each in self._sampled(step))
 
     def fill(self, step: Scheduled) -> asyncio.Future[Filled]:
         """Fill the mask of the first step in flight, on the thread for masks. The future never raises."""
-        work = [(row, each, each.seq.generated) for row, each in self._sampled(step)]
+        work = [
+            (row, each, each.seq.generated) for row, each in self._sampled(step) if each.unmasked <= each.seq.generated
+        ]
         assert self._grammars is not None
         filling = self._grammars.run(self._fill, self._grammars, work, sum(span.samples for span in step.plan.spans))
         filling.add_done_callback(self._observe)

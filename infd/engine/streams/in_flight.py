@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infd.engine.streams.stream import Stream, Watcher
     from infd.engine.telemetry import Telemetry
     from infd.grammar.protocol import Grammar
-    from infd.request import Adapter, Constraint, Request
+    from infd.request import Adapter, Request, Restriction
     from infd.scheduler.scheduler import Outcome, Scheduler
 
 log = logging.getLogger("infd.engine")
@@ -72,7 +72,7 @@ class InFlight:
         requests: Many[Request],
         watchers: Many[Watcher | None],
         adapter: Adapter | None,
-        grammars: Mapping[Constraint, Grammar],
+        grammars: Mapping[Restriction, Grammar],
     ) -> Choices:
         """Queue a sequence for each choice of a ticket's requests.
 

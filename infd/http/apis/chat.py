@@ -16,6 +16,7 @@ from infd.http.formats.chat import ChatFormat
 from infd.http.formats.openai import OPENAI_ERRORS
 from infd.http.generation import Conversation, Generation
 from infd.http.schema.chat import ChatRequest
+from infd.http.thinking import template_variables, thinking
 
 if TYPE_CHECKING:
     from infd.config import Config, LimitsConfig
@@ -46,7 +47,6 @@ def generation(request: ChatRequest, body_bytes: int, config: Config) -> Generat
 def _conversation(request: ChatRequest, body_bytes: int, answer: Constrained | None) -> Conversation:
     # With tool_choice "none" the prompt contains no tools, because infd would not parse calls.
     tools = None if request.tool_choice == "none" else request.tools
-    variables = request.chat_template_kwargs
     return Conversation(
         messages=partial(template_messages, request.messages),
         body_bytes=body_bytes,
@@ -56,8 +56,8 @@ def _conversation(request: ChatRequest, body_bytes: int, answer: Constrained | N
         constrained_calls=constrained_calls(request, answer),
         add_generation_prompt=request.add_generation_prompt,
         continued=final_text(request.messages) if request.continue_final_message else None,
-        effort=request.reasoning_effort,
-        template_variables={} if variables is None else msgspec.to_builtins(variables),
+        thinking=thinking(request),
+        template_variables=template_variables(request),
     )
 
 

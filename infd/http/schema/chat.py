@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from infd.http.schema.error import ErrorDetail
 from infd.http.schema.logprobs import PromptLogprobs
 from infd.http.schema.sampling import OpenAIRequest
+from infd.http.schema.thinking import Budget, Effort, ReasoningOptions, TemplateKwargs, ThinkingOptions
 from infd.http.schema.tools import CALLS, TOOLS, Called, CallId, ReplyCall, ReplyCallDelta, Tool, ToolChoice
 from infd.http.schema.unsupported import ABSENT, UnsupportedField
 from infd.http.schema.usage import Timings, Usage
@@ -40,20 +41,6 @@ class Message(Struct, kw_only=True):
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
-class TemplateKwargs(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The only variables that a request may set in the model's chat template."""
-
-    enable_thinking: bool | UnsetType = UNSET
-    thinking: bool | UnsetType = UNSET
-    preserve_thinking: bool | UnsetType = UNSET
-    clear_thinking: bool | UnsetType = UNSET
-    reasoning_effort: Effort | UnsetType = UNSET
-    date_string: Annotated[str, Meta(max_length=64)] | UnsetType = UNSET
-
-
 class ChatRequest(OpenAIRequest, kw_only=True):
     """The body of a chat request."""
 
@@ -67,8 +54,16 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     tools: Annotated[list[Tool], Meta(max_length=TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
+
+    # Thoughts, under OpenAI's and other servers' names; see http/thinking.py.
+    reasoning_effort: Effort | None = None
+    enable_thinking: bool | None = None
+    thinking: ThinkingOptions | bool | None = None
+    reasoning: ReasoningOptions | None = None
+    thinking_token_budget: Budget | None = None
+    thinking_budget: Budget | None = None
+    thinking_budget_tokens: Budget | None = None
 
     audio: UnsupportedField = ABSENT
     best_of: UnsupportedField = ABSENT

@@ -24,6 +24,7 @@ class CompletionRequest(OpenAIRequest, kw_only=True):
 
     prompt_embeds: UnsupportedField = ABSENT
     suffix: UnsupportedField = ABSENT
+    thinking_token_budget: UnsupportedField = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {**OpenAIRequest.NEUTRAL, "suffix": ("",)}
 

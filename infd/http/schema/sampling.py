@@ -99,7 +99,6 @@ class OpenAIRequest(GenerationFields, kw_only=True):
     return_tokens_as_token_ids: UnsupportedField = ABSENT
     separate_reasoning: UnsupportedField = ABSENT
     stop_regex: UnsupportedField = ABSENT
-    thinking_token_budget: UnsupportedField = ABSENT
     truncation_side: UnsupportedField = ABSENT
     use_beam_search: UnsupportedField = ABSENT
 

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from infd.http.schema.chat import MESSAGES, Message, TemplateKwargs
+from infd.http.schema.chat import MESSAGES, Message
 from infd.http.schema.sampling import TokenId
+from infd.http.schema.thinking import TemplateKwargs
 from infd.http.schema.tools import TOOLS, Tool
 
 

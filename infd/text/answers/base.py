@@ -36,5 +36,11 @@ class AnswerSyntax(Protocol):
         prompt, continued  as in `thought`
         """
 
+    def ends(self, *, calls: bool) -> tuple[str, ...]:
+        """Return the texts that may end a thought whose budget is exhausted.
+
+        calls  whether calls may follow the thought
+        """
+
     def start(self, prompt: str, continued: str, offered: Offered | None) -> ThoughtParser:
         """Start parsing an answer. offered: tools that the model may call; None: a call is content."""

@@ -71,6 +71,10 @@ class Harmony:
             return None
         return Header(FINAL_HEADER, MARKS)
 
+    def ends(self, *, calls: bool) -> tuple[str, ...]:
+        header = f"{END}{START}assistant{CHANNEL}"
+        return f"{header}final{MESSAGE}", *([f"{header}commentary"] if calls else [])
+
     def start(self, prompt: str, continued: str, offered: Offered | None) -> HarmonyParser:
         header, opened, _ = prompt.rpartition(START)[2].partition(MESSAGE)
         if START not in prompt:

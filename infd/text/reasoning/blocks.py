@@ -52,7 +52,11 @@ class Block(Struct, frozen=True):
                 return Thought(opening, closing, inside=True, marks=self.tokens)
             elif prompt.rstrip().endswith(closing):
                 return None
-        return None if continued.strip() else Thought(self.opening, self.closing, marks=self.tokens)
+        if continued.strip():
+            return None
+        return Thought(
+            self.opening, self.closing, marks=self.tokens, variants=tuple(opening for opening, _ in self.variants)
+        )
 
     def start(self, prompt: str, continued: str, ends: Sequence[str] = ()) -> BlockParser | None:
         thought = self.thought(prompt, continued)

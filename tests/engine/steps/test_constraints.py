@@ -169,6 +169,24 @@ async def test_a_fault_while_a_later_step_is_not_sampled_ends_no_choice(depth: i
 
 
 @DEPTHS
+async def test_tokens_before_a_grammars_first_mask_wait_for_no_mask(depth: int):
+    grammars, late = FakeGrammars(), Counted(3, 20, free=15)
+    async with serving(FakeExecutor(depth=depth), grammars) as engine:
+        answers = await asyncio.gather(*(ask(engine, request([i, 9], late, seed=i)) for i in range(3)))
+    assert answers == [{0: (constrained([i, 9], late, seed=i), FinishReason.STOP)} for i in range(3)]
+    assert grammars.filled < 3 * (20 - 15) + 6 * depth  # not 60
+
+
+@DEPTHS
+async def test_preempted_choices_keep_a_late_grammar(depth: int):
+    small, late = capacity(pages=10, rows=6, max_model_len=32), Counted(3, 20, free=9)
+    async with serving(FakeExecutor(small, depth=depth)) as engine:
+        answers = await asyncio.gather(*(ask(engine, request([i, 9], late, seed=i)) for i in range(5)))
+        assert engine.core.scheduler.preemptions
+    assert answers == [{0: (constrained([i, 9], late, seed=i), FinishReason.STOP)} for i in range(5)]
+
+
+@DEPTHS
 async def test_preempted_choices_continue_their_grammar(depth: int):
     small = capacity(pages=10, rows=6, max_model_len=32)
     async with serving(FakeExecutor(small, depth=depth)) as engine:

@@ -1,0 +1,249 @@
+"""Limit the tokens of a thought: at the limit, a matcher allows only the tokens that end the thought.
+
+The matcher searches the bytes of an answer for the thought's marks, as the parser of the answer searches its text. So
+marks of several tokens, and marks within a token, are found too. The matcher may work beside the matcher of a grammar:
+while the thought is being ended, a token must be allowed by both, unless the grammar allows no token that ends the
+thought, as within a character.
+
+Tokens are read late: `unmasked` says how many tokens may be sampled before the next mask, so that a long budget costs
+nothing until it may be exhausted.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final
+
+from infd.errors import GrammarFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from infd.grammar.protocol import Compiler, Grammar, Matcher, Vocabulary
+    from infd.request import ThoughtBudget
+
+_MOST_LEADING_SPACE: Final = 256  # bytes of white space before an opening mark; no model writes more
+_FOREVER: Final = sys.maxsize
+
+
+class _Place(Enum):
+    START = auto()  # nothing but white space and part of a mark so far
+    OUTSIDE = auto()  # between two thoughts
+    INSIDE = auto()
+    OVER = auto()  # no thought may follow
+
+
+class BudgetGrammar:
+    """A ThoughtBudget for one vocabulary.
+
+    forced  the tokens of each text of ThoughtBudget.forced
+    answer  grammar of the whole answer; None: any text
+    """
+
+    def __init__(
+        self, budget: ThoughtBudget, vocabulary: Vocabulary, forced: Sequence[tuple[int, ...]], answer: Grammar | None
+    ) -> None:
+        self.tokens = vocabulary.tokens
+        self.forced = tuple(forced)
+        self.answer = answer
+        self.limit = budget.tokens
+        self.openings = tuple(mark.encode() for mark in budget.openings)
+        self.closings = tuple(mark.encode() for mark in budget.closings)
+        self.inside = budget.inside
+        self.again = budget.again
+        self.size = 1000 if answer is None else answer.size
+        self.kept = max(map(len, (*self.openings, *self.closings))) - 1  # bytes that may begin a mark
+
+    def matcher(self) -> BudgetMatcher:
+        return BudgetMatcher(self, None if self.answer is None else self.answer.matcher())
+
+
+class BudgetMatcher:
+    """See Matcher.
+
+    inner  matcher of the answer's grammar, or None
+    """
+
+    def __init__(self, grammar: BudgetGrammar, inner: Matcher | None) -> None:
+        self.inner = inner
+        self._grammar = grammar
+        self._restart()
+
+    def _restart(self) -> None:
+        self._read: list[int] = []
+        self._place = _Place.INSIDE if self._grammar.inside else _Place.START
+        self._tail = b"\n" if self._grammar.inside else b""  # may begin a mark; a thought begins a line
+        self._thought_tokens = 0
+        self._ending: tuple[int, ...] | None = None  # tokens of a forced text so far
+        self._force()
+
+    @property
+    def accepting(self) -> bool:
+        return self.inner is None or self.inner.accepting
+
+    @property
+    def stopped(self) -> bool:
+        return self.inner is not None and self.inner.stopped
+
+    @property
+    def unmasked(self) -> int:
+        if self.inner is not None or self._ending is not None:
+            return 0
+        if self._place is _Place.OVER:
+            return _FOREVER
+        return len(self._read) + self._grammar.limit - self._thought_tokens
+
+    @property
+    def forced(self) -> set[int]:
+        """The tokens, one of which must follow; empty: any token may follow."""
+        if self._ending is None:
+            return set()
+        at = len(self._ending)
+        return {text[at] for text in self._grammar.forced if text[:at] == self._ending and len(text) > at}
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        if self.inner is not None:
+            self.inner.advance(tokens)
+        for token in tokens:
+            self._advance(token)
+
+    def validate(self, tokens: Sequence[int]) -> int:
+        allowed = len(tokens) if self.inner is None else self.inner.validate(tokens)
+        ahead = BudgetMatcher(self._grammar, None)
+        ahead.advance(self._read)
+        for number, token in enumerate(tokens[:allowed]):
+            if ahead.forced and token not in ahead.forced:
+                return number
+            ahead.advance([token])
+        return allowed
+
+    def rollback(self, tokens: int) -> None:
+        if self.inner is not None:
+            self.inner.rollback(tokens)
+        kept = self._read[: len(self._read) - tokens]
+        self._restart()
+        for token in kept:
+            self._advance(token)
+
+    def copy(self) -> BudgetMatcher:
+        copied = BudgetMatcher(self._grammar, None if self.inner is None else self.inner.copy())
+        for token in self._read:
+            copied._advance(token)
+        return copied
+
+    def _advance(self, token: int) -> None:
+        was_inside = self._place is _Place.INSIDE
+        self._read.append(token)
+        self._search(self._grammar.tokens[token] if token < len(self._grammar.tokens) else b"")
+        if was_inside and self._place is _Place.INSIDE:
+            self._thought_tokens += 1
+        if self._ending is not None:
+            self._ending = (*self._ending, token)
+            if not self.forced:  # the text is complete, or the grammar demanded another token
+                self._ending = None
+        self._force()
+
+    def _force(self) -> None:
+        """Begin to end the thought if its budget is exhausted; a mark that the model has begun is continued."""
+        if self._ending is not None or self._place is not _Place.INSIDE or self._thought_tokens < self._grammar.limit:
+            return
+        begun = [
+            text[:length]
+            for text in self._grammar.forced
+            for length in range(1, min(len(text), self._thought_tokens + 1))
+            if tuple(self._read[-length:]) == text[:length]
+        ]
+        self._ending = max(begun, key=len, default=())
+
+    def _search(self, text: bytes) -> None:
+        """Find the marks in further text."""
+        grammar = self._grammar
+        self._tail += text
+        while self._place is not _Place.OVER:
+            if self._place is _Place.START:
+                marks = (*grammar.openings, *grammar.closings)
+                words = self._tail.lstrip()
+                found = next((mark for mark in marks if words.startswith(mark)), None)
+                if found is None:
+                    undecided = any(mark.startswith(words) for mark in marks)
+                    if undecided and len(self._tail) <= _MOST_LEADING_SPACE:
+                        return
+                    self._place = _Place.OUTSIDE if grammar.again else _Place.OVER
+                    continue
+                end = len(self._tail) - len(words) + len(found)
+            else:
+                marks = grammar.closings if self._place is _Place.INSIDE else grammar.openings
+                places = [(place, mark) for mark in marks if (place := self._tail.find(mark)) >= 0]
+                if not places:
+                    self._tail = self._tail[max(0, len(self._tail) - grammar.kept) :]
+                    return
+                place, found = min(places)
+                end = place + len(found)
+            self._tail = self._tail[end:]
+            if found in grammar.openings:
+                self._place, self._tail = _Place.INSIDE, b"\n" + self._tail
+            else:
+                self._place = _Place.OUTSIDE if grammar.again else _Place.OVER
+        self._tail = b""
+
+
+def fill(compiler: Compiler, matchers: Sequence[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
+    """Fill rows of a mask for matchers of a compiler's grammars and BudgetMatchers, see Compiler.fill."""
+    import numpy as np  # imported here, because the import would delay a start without torch
+
+    inner = [matcher.inner if isinstance(matcher, BudgetMatcher) else matcher for matcher in matchers]
+    if None not in inner:
+        failures = compiler.fill([matcher for matcher in inner if matcher is not None], rows)
+    else:
+        rows[:] = -1
+        failures = [None] * len(matchers)
+        within = [row for row, matcher in enumerate(inner) if matcher is not None]
+        filled = np.empty((len(within), rows.shape[1]), dtype=np.int32)
+        found = compiler.fill([matcher for matcher in inner if matcher is not None], filled)
+        for row, bits, failure in zip(within, filled, found, strict=True):
+            rows[row], failures[row] = bits, failure
+    for row, matcher in enumerate(matchers):
+        if isinstance(matcher, BudgetMatcher) and failures[row] is None and (forced := matcher.forced):
+            limited = _only(forced, rows[row])
+            if limited.any():
+                rows[row] = limited
+    return failures
+
+
+def spell(vocabulary: Vocabulary, text: str) -> tuple[int, ...]:
+    """Return the tokens that spell a text, at each place the longest token. Reads the whole vocabulary.
+
+    Raises GrammarFailed if no tokens spell the text.
+    """
+    content = text.encode()
+    found: dict[bytes, int] = {}
+    for number, token in enumerate(vocabulary.tokens):
+        if token and token in content and number not in vocabulary.end_ids:
+            if number in vocabulary.special:
+                found[token] = number
+            else:
+                found.setdefault(token, number)
+    spelled: list[int] = []
+    at = 0
+    while at < len(content):
+        longest = max((token for token in found if content.startswith(token, at)), key=len, default=b"")
+        if not longest:
+            raise GrammarFailed(f"no tokens of this model spell {text!r}", code="unsupported_grammar")
+        spelled.append(found[longest])
+        at += len(longest)
+    return tuple(spelled)
+
+
+def _only(tokens: set[int], row: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return a row that allows only those of `tokens` that `row` allows."""
+    limited = row.copy()
+    limited[:] = 0
+    words, limits = row.view("uint32"), limited.view("uint32")
+    for token in tokens:
+        word, bit = divmod(token, 32)
+        limits[word] |= int(words[word]) & 1 << bit
+    return limited

@@ -1,0 +1,56 @@
+"""Switch thoughts on or off, set their effort and announce their budget, through variables that a chat template reads.
+
+Templates name these variables differently, and accept different values. The names and the meaning of values are
+tables; whether a template reads a variable, and accepts a value, is found out from the template.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infd.text.chat import ChatTemplate
+
+# By variable, the values with which a template thinks and does not think.
+SWITCHES: Final[Mapping[str, tuple[Any, Any]]] = MappingProxyType(
+    {
+        "enable_thinking": (True, False),
+        "thinking": (True, False),
+        "reasoning": (True, False),
+        "thinking_mode": ("enabled", "disabled"),
+        "thinking_option": ("on", "off"),
+    }
+)
+EFFORTS: Final = ("reasoning_effort", "thinking_effort", "reasoning_strength")
+BUDGET: Final = "thinking_budget"
+_NO_EFFORT: Final = ("none", "no_think")  # values of EFFORTS with which a template does not think
+
+
+def switched(template: ChatTemplate, *, on: bool, effort: str | None, tools: bool) -> dict[str, Any]:
+    """Return the variables that switch thoughts on or off, and set their effort; empty if the template reads none.
+
+    tools  whether the template for conversations with tools renders the prompt
+    """
+    found = {name: values[not on] for name, values in SWITCHES.items() if template.reads(name, tools=tools)}
+    efforts = [name for name in EFFORTS if template.reads(name, tools=tools)]
+    if on:
+        return found | (dict.fromkeys(efforts, effort) if effort is not None else {})
+    for value in _NO_EFFORT:
+        if template.mentions(f"'{value}'") or template.mentions(f'"{value}"'):
+            return found | dict.fromkeys(efforts, value)
+    return found
+
+
+def renamed(variables: Mapping[str, Any], template: ChatTemplate, *, tools: bool) -> dict[str, Any]:
+    """Return variables that a request sets; a switch that the template does not read sets the template's own switch."""
+    found: dict[str, Any] = {}
+    for name, value in variables.items():
+        values = SWITCHES.get(name)
+        if values is None or template.reads(name, tools=tools) or value not in values:
+            found[name] = value
+        else:
+            found = switched(template, on=value == values[0], effort=None, tools=tools) | found
+    return found
