@@ -298,7 +298,7 @@ def explored(
 def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool]) -> Automaton:
     """Return the product of two automata: an automaton whose states are pairs of their states.
 
-    accept  whether a text is accepted, from whether `one` and `two` accept the text
+    accept  returns whether the product accepts a text, given whether `one` and `two` accept the text
 
     In state -1 of `two`, `two` has rejected the text; a difference follows `one` further.
     """

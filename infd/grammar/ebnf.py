@@ -51,7 +51,7 @@ _NAMED: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "0": "\0
 
 
 def to_lark(grammar: str, limits: Limits) -> str:
-    """Return a grammar in llguidance's Lark that accepts the same texts. Raises GrammarFailed."""
+    """Return an equivalent grammar in llguidance's Lark. Raises GrammarFailed."""
     rules = parse(grammar, limits)
     letter = "r" if recursive(rules) else "R"
     start = {ROOT: Reference(f"{letter}0")}
@@ -209,7 +209,8 @@ def _reached(rules: Rules) -> Rules:
 def recursive(rules: Rules) -> bool:
     """Return whether a rule refers to itself, directly or through others.
 
-    Removes rules without references, again and again; rules that remain refer to each other.
+    Removes, as long as possible, a rule that refers to no remaining rule. Rules that remain at the end are recursive,
+    or refer to recursive rules.
     """
     users: dict[str, list[str]] = {name: [] for name in rules}
     left = {}

@@ -1,4 +1,4 @@
-"""Find the part of a client's schema that llguidance refuses, because llguidance's messages name no path."""
+"""Find the part of a client's schema that llguidance refuses. llguidance's own messages name no path."""
 
 from __future__ import annotations
 

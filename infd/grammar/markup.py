@@ -176,12 +176,12 @@ def _parameters(rule: str, parameters: Parameters, syntax: CallSyntax, token_of:
 def _separated(
     rule: str, parts: Many[tuple[Expression, int, int | None]], separator: tuple[Expression, ...], rules: Rules
 ) -> Expression:
-    """Return the expression of parts of which some may be absent, with a separator between those present.
+    """Return the expression of parts with a separator between each two parts that are present.
 
-    parts  each with the least and the most number of repetitions
+    parts  each with its least and most repetitions; a part with least 0 may be absent
 
-    Adds two rules for each part to `rules`: the parts from there on, as the first ones, and behind others. So their
-    number is linear in the number of parts, where listing the parts present is exponential.
+    Adds two rules for each part to `rules`: that part and all later parts, once without and once with a part before
+    them. So the number of rules is linear in the number of parts; the number of sets of present parts is exponential.
     """
     if not separator:
         return Sequence(

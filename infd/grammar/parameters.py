@@ -53,7 +53,7 @@ class Parameter(Struct, frozen=True):
 class Parameters(Struct, frozen=True):
     """The arguments of one tool, in the order of its schema.
 
-    other  how others are written, of any key, where the schema names none; None: there are no others
+    other  form of arguments of any name, if the schema names none; None: all arguments are in `named`
     """
 
     named: tuple[Parameter, ...]

@@ -1,13 +1,13 @@
 """The interface of structured output: a compiler turns a constraint into a grammar, with a matcher for each choice.
 
-    compiler = ...                                    for one vocabulary; building it takes a second
+    compiler = ...                                    for one vocabulary; takes a second
     grammar = compiler.compile(constraint, limits)    milliseconds, on a thread; immutable, shared
     matcher = grammar.matcher()                       microseconds; for one choice
     compiler.fill([matcher], rows)                    sets the bits of the tokens that may follow
     matcher.advance([token])                          after sampling
 
-A matcher reads the tokens of its choice, from the first constrained token to the end id. It accepts an end id where
-the text is complete, and no token after an end id. All errors are GrammarFailed.
+A matcher reads the tokens of its choice, from the first constrained token to the end id. The matcher accepts an end id
+where the text is complete, and no token after an end id. All errors are GrammarFailed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Vocabulary(Struct, frozen=True, eq=False):
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Limits on a constraint's size, checked before compilation, and on the time to read it, see `trial`."""
+    """Limits on a constraint's size, checked before compilation, and on the time to write its grammar, see `trial`."""
 
     text_bytes: int = 2**18  # all texts of the constraint together
     properties: int = 1000  # all objects of a schema together
@@ -91,7 +91,7 @@ class Matcher(Protocol):
         """Remove the last `tokens` tokens, at most those appended."""
 
     def copy(self) -> Matcher:
-        """Return a matcher in the same state."""
+        """Return an independent matcher in an equal state."""
 
 
 class Grammar(Protocol):

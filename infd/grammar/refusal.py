@@ -33,7 +33,7 @@ def shortened(message: str) -> str:
     """
     lines = message.strip().splitlines() or ["failed"]
     reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
-    # Cut first: the search takes time quadratic in a run of spaces, and a line of a message may have 200,000.
+    # Truncated first: the search takes time quadratic in a run of spaces, and a line may contain 200,000 spaces.
     first = re.sub(r":? *json-schema:\S*", "", lines[0][:600]).strip()
     if reason is None:
         return first[:300]

@@ -6,10 +6,10 @@ constraints share one compilation, which is dropped from the queue once all thes
 cached like grammars, so that a costly refusal is not computed again.
 
 Four threads compile, each with a limit of processor time (LIMITS_S). A constraint that exceeds a thread's limit moves
-to the next thread, so that a constraint waits only for others that took as long. A constraint that looks cheap begins
-on the first thread, any other on the second: costly constraints do not delay cheap ones. Of 500 real-world schemas
-half take 2 ms, nine in ten 34 ms, and all 0.45 s. All writing is done by worker processes, see `trial`, of limited
-memory.
+to the next thread, so that a constraint waits only for constraints that took as long. A constraint that looks cheap
+begins on the first thread, any other constraint on the second, so that costly constraints do not delay cheap
+constraints. Of 500 real-world schemas half take 2 ms, nine in ten 34 ms, and all 0.45 s. Worker processes of limited
+memory write the grammars, see `trial`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _COSTLY_S = 0.02  # a longer compilation may have freed much memory
 # Limits of processor time of a compilation, by thread for grammars.
 LIMITS_S: Final = (0.02, 0.05, 0.25, Limits().seconds)
 
-# What may make a short constraint costly, in its JSON text, whose schemas are texts within texts: kinds of constraint,
-# keywords that combine languages, and counted repetition.
+# Parts of a constraint's JSON that make even a short constraint costly: kinds of constraint, keywords that combine
+# languages, and counted repetition. A schema is a string within the JSON, so its quotes are escaped.
 _COSTLY: Final = re.compile(
     rb'"type":"(lark|ebnf|structural_tag)"|\\"(allOf|pattern|patternProperties|multipleOf)\\"|\{[0-9]'
 )
@@ -206,7 +206,7 @@ class GrammarService:
         thread: int,
         done: Future[Result | None],
     ) -> None:
-        """Give the requests that wait their result or error, unless the constraint is queued once more."""
+        """End a compilation with its result or error, or queue the constraint again."""
         result = compilation.result
         try:
             compiled = done.result()

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 MODULE: Final = "infd.grammar.trial"
 MEMORY: Final = 2**30  # most bytes of private writable memory of a fork (RLIMIT_DATA)
 _PR_SET_PDEATHSIG: Final = 1
-WORKERS: Final = 4  # after which no spare is started: the daemon compiles at most four constraints at a time
+WORKERS: Final = 4  # number of workers from which no spare is started: four threads compile constraints
 NICE: Final = 10  # the event loop and the device precede the workers
 CLOCK_S: Final = 30.0  # most wall-clock time of a task; a busy machine may not schedule a worker for seconds
 
@@ -135,11 +135,11 @@ class Trial:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the workers' processes, those of workers that started first in front."""
+        """The process ids of the running workers, in the order in which the workers were added."""
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
     def close(self) -> None:
-        """Stop the processes and their tasks. These tasks and later ones raise ServerStopped."""
+        """Stop the processes. Tasks that run, and later tasks, raise ServerStopped."""
         with self._lock:
             self._closed = True
             workers = list(self._workers)
@@ -148,7 +148,7 @@ class Trial:
 
     @contextmanager
     def worker(self) -> Iterator[Worker]:
-        """Acquire the worker that became idle last, or another; on leaving, start a spare if no worker is idle."""
+        """Acquire the worker that became idle last, else a new worker. Leaving the block releases the worker."""
         with self._lock:
             if self._closed:
                 raise ServerStopped
@@ -162,7 +162,7 @@ class Trial:
         with self._lock:
             if not self._closed and not self._idle and len(self._workers) < WORKERS:
                 spare = self._added()
-                with suppress(OSError):  # the first task of the spare starts it, or reports the error
+                with suppress(OSError):  # the spare's first task starts the process again, or reports the error
                     spare.start()
                 self._idle.append(spare)
             self._idle.append(worker)

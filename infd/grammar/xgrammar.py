@@ -108,7 +108,7 @@ class XgrammarCompiler:
         self._ends = frozenset(each for each in vocabulary.end_ids if each < vocabulary.columns)
         self._marks = markup.Marks(vocabulary)
         tokens = _tokens(vocabulary, self._ends)
-        # Without end ids xgrammar would guess them by the names of tokens.
+        # xgrammar guesses missing end ids from the names of tokens, so an id without a token stands in for them.
         ends = sorted(self._ends) or [tokens.index(b"")]
         self._compiler = self._library.compiler(tokens, ends)
         if trial is not None:

@@ -24,14 +24,14 @@ _START_S: Final = 60.0
 
 
 class Vocabulary(Struct, frozen=True, tag="vocabulary"):
-    """The vocabulary of all later tasks, as xgrammar reads it."""
+    """The vocabulary of all later tasks: the arguments of `Library.compiler`."""
 
     tokens: list[bytes]
     ends: list[int]
 
 
 class Compile(Struct, frozen=True, tag="compile"):
-    """Compile a grammar; the result is dropped."""
+    """Compile a grammar within the limits; the result is dropped."""
 
     grammar: str
 

@@ -26,7 +26,7 @@ class ChoiceDelta(Struct):
 
     logprobs     log-probabilities of each token if requested, else empty
     stop_reason  the stop string, or the id among the request's stop_token_ids, that finished the choice
-    end_id       the token id that finished the choice: one of stop_token_ids, or the model's
+    end_id       the token id that finished the choice: one of stop_token_ids, or an end id of the model
     prompt       the prompt's report, in a choice's first delta if the choice repeats its prompt
     aside        thoughts and tool calls, removed from `text`
     error        the error of a choice that failed while other choices have not; `finish` is then ERROR

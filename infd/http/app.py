@@ -38,7 +38,7 @@ SHUTDOWN_S: Final = 0.5
 FIRST_REQUEST_S: Final = 0.2
 CHECK_S: Final = 0.005
 
-# By path. Each path is served without its prefix /v1 too, as llama.cpp's clients expect.
+# The APIs by path. The server accepts each path without the prefix /v1 too, as llama.cpp's clients expect.
 APIS: Final[dict[str, Api[Any]]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
 
 

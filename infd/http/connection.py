@@ -229,7 +229,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         return True
 
     def _linger(self) -> None:
-        """Close the connection for writing, and drop further input until the client closes its side."""
+        """Close the connection for writing, and drop further input until the client closes its sending side."""
         stream = self._stream
         if stream is None or stream.is_closing():
             return

@@ -173,7 +173,7 @@ def _response_format(format: ResponseFormat) -> Iterator[Constrained]:
 
 
 def _check_fields(format: ResponseFormat) -> None:
-    """Raise InvalidRequest for a field of another type of response_format, which would constrain nothing."""
+    """Raise InvalidRequest for a field of another type of response_format, because the field would have no effect."""
     for kind, names in _FORMAT_FIELDS.items():
         for name in () if kind == format.type else names:
             value = getattr(format, name)

@@ -77,7 +77,7 @@ class Gathering:
                 for choice in sorted(of_prompt, key=_Choice.sort_key, reverse=True)[:returned]
             ]
         for choice in choices:
-            choice.encode_logprobs(self._encode_logprobs)  # of a choice without tokens: empty arrays
+            choice.encode_logprobs(self._encode_logprobs)  # a choice without tokens gets empty arrays
         return [choice.whole(index) for index, choice in enumerate(choices)]
 
 

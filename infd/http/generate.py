@@ -381,7 +381,7 @@ def _check_prompt_logprobs(generation: Generation, prompts: Sequence[Prompt], li
 
 
 def _check_no_spaces(served: ServedModel) -> None:
-    """Raise Unsupported if the tokenizer's decoder is unknown, because it may insert spaces between special tokens."""
+    """Raise Unsupported for an unknown decoder, because such a decoder may insert spaces between special tokens."""
     if served.tokenizer.pieces(skip_special_tokens=False) is None:
         raise Unsupported(
             "spaces_between_special_tokens: false with this model's tokenizer", param="spaces_between_special_tokens"

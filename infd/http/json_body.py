@@ -72,7 +72,7 @@ def _describe(error: str, body: object, data: bytes | bytearray) -> tuple[str, s
 
 
 def _wrong_key(data: bytes | bytearray, path: str) -> str:
-    """Return the key that msgspec refused in the object at `path`. The keys of all our mappings are token ids."""
+    """Return the key that msgspec refused in the object at `path`. In all types of requests, keys are token ids."""
     found: Any = msgspec.json.decode(data)
     for step in _STEP.findall(path):
         found = found[int(step) if isinstance(found, list) else step]

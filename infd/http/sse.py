@@ -71,7 +71,7 @@ class EventStream:
         self.begun = False
         self._request = request
         self._registry = registry
-        self._beginning = asyncio.Lock()  # so that of handler and timer only one begins the response
+        self._beginning = asyncio.Lock()  # only one of handler and timer may begin the response
         self._idle_beats = 0
         self._lagging = False
         self._transport: asyncio.Transport | None = None

@@ -112,7 +112,7 @@ class ChatTemplate:
 
     @property
     def source(self) -> str | None:
-        """The text of the template of conversations without tools; None if the model has none."""
+        """The source of the template for conversations without tools; None if the model has no such template."""
         return self._sources.get("default")
 
     def render(

@@ -139,7 +139,7 @@ class WindowText:
 
     __slots__ = ("_decode", "_returned", "_returned_text", "_visible", "_window")
 
-    drops_space = False  # unknown
+    drops_space = False  # not known for such a decoder
 
     PATIENCE = 16  # maximum ids held back for an incomplete character; no character spans more ids
 

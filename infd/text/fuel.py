@@ -18,7 +18,7 @@ CLOCK_FUEL: Final = 2**11  # fuel burnt between two readings of the clock
 
 
 class Exhausted(Exception):
-    """A rendering has reached a limit. Callers write the template's name before the message."""
+    """A rendering has reached a limit. The message is a verb phrase, whose subject callers add: "chat template: "."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):

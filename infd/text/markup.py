@@ -40,7 +40,7 @@ class Aside(Struct):
 class Asides:
     """Collects the thoughts and calls that parsers find in one answer.
 
-    most_calls  further calls are dropped
+    most_calls  number of calls after which further calls are dropped; None: no limit
     """
 
     __slots__ = ("_arguments", "_begun", "_calls", "_most_calls", "_thoughts", "thought_tokens")
@@ -49,7 +49,7 @@ class Asides:
         self.thought_tokens = 0
         self._thoughts: list[str] = []
         self._calls: list[CallDelta] = []
-        self._arguments: list[list[str]] = []  # of each call in _calls
+        self._arguments: list[list[str]] = []  # parts of the arguments of each call in _calls
         self._begun = 0
         self._most_calls = most_calls
 

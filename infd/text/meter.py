@@ -48,7 +48,7 @@ _SORTING: Final = frozenset(("dictsort", "groupby", "max", "min", "sort", "uniqu
 _LAZY: Final = frozenset(("batch", "map", "reject", "rejectattr", "select", "selectattr", "slice"))
 # Filters that, even without arguments, may take more than linear time or memory in a text's length.
 _NOT_LINEAR: Final = _SORTING | _LAZY | {"e", "escape", "forceescape", "join", "list", "title"}
-# Names that a template cannot write.
+# Names of the filters that Meter inserts; `vetting.templates` refuses these names in a template's own text.
 _TURNS, _JOINED, _MADE, _BODY, _COMPARED, _SUBTRACTED, _KEY = (
     *("each turn", "joined parts", "made value", "each call", "compared", "subtracted", "a key"),
 )

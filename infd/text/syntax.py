@@ -1,8 +1,8 @@
 """Choose the syntaxes of a model's thoughts and tool calls.
 
-Settings may name the syntaxes, by our names, by those of other servers, or by the name of an entry point of another
-package. Otherwise the chat template decides: it contains the marks of thoughts, and renders calls, as the model was
-trained to write them.
+Settings may name the syntaxes: by infd's names, by names that other servers use, or by an entry point of another
+package. Otherwise the chat template decides: the template contains the marks of thoughts, and renders calls, as the
+model was trained to write them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Syntax(Struct, frozen=True):
     def choose(
         cls, tokenizer: Tokenizer, template: ChatTemplate, *, reasoning_name: str = AUTO, tools_name: str = AUTO
     ) -> Syntax:
-        """Return the named syntaxes: "auto" selects the chat template's, "none" no syntax.
+        """Return the named syntaxes: "auto" selects the syntax of the chat template, "none" no syntax.
 
         Raises ConfigError for a name that neither infd nor an installed package defines.
         """

@@ -1,4 +1,4 @@
-"""Encode and decode text, with the same ids as transformers.
+"""Encode and decode text, with ids equal to those of transformers.
 
 Reads tokenizer.json with the tokenizers library, after `conversion.py` has converted
 other files to tokenizer.json. A tokenizer that `vetting` objects to runs in a worker

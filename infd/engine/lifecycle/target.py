@@ -57,7 +57,7 @@ class Transition:
     took_s       from the operator's request to the end of the transition
     aborted      choices ended by the transition
     frozen       choices that wait until steps run again
-    freed_bytes  of device memory, on a CPU of the process's memory
+    freed_bytes  bytes freed of device memory or, on a CPU, of the process's memory
     """
 
     def __init__(self, target: Target, now: float) -> None:

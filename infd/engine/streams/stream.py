@@ -3,8 +3,8 @@
 The engine pushes tokens, the caller reads deltas at its own pace. A slow caller
 receives several tokens in one delta and never blocks the engine; a caller with more
 than PENDING_BYTES unread is paused: no further steps are computed for it. A
-caller that waits may consume tokens during the push, without buffering, which
-is the usual case. Each stream ends with exactly one terminal event.
+caller that waits, as most callers do, may consume tokens during the push, without
+buffering. Each stream ends with exactly one terminal event.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from infd.request import TokenLogprobs
 
 
-# A caller is paused when more bytes of its choices are unread. Steps in flight at the pause add further bytes, and the
-# request's handler buffers about PENDING_BYTES more, as Structs and encoded events.
+# Maximum unread bytes of a caller's choices; beyond, the caller is paused. Steps in flight at the pause add further
+# bytes, and the request's handler buffers about PENDING_BYTES more, as Structs and encoded events.
 PENDING_BYTES: Final = 64 * 2**10
 # Approximate sizes: a token with its text; its log-probability; an alternative token with its log-probability.
 TOKEN_BYTES: Final = 64

@@ -148,7 +148,7 @@ class Algebra:
     def expanded(self, parts: list[Schema]) -> list[Schema]:
         """Merge neighbouring disjunctions of a conjunction if most pairs of their alternatives exclude each other.
 
-        An example are several `if` on one property. The engine would expand all pairs before it drops empty pairs.
+        This is usual for several `if` on one property. The engine would expand all pairs before it drops empty pairs.
         """
         found: list[Schema] = []
         for part in parts:

@@ -43,7 +43,7 @@ class Languages:
         self._steps = 0
 
     def matches(self, pattern: str, text: str) -> bool | None:
-        """Return whether an expression matches somewhere in a text; None if that is not certain."""
+        """Return whether an expression matches somewhere in a text; None if uncertain."""
         for wide in (True, False):
             automaton = self._automaton(pattern, wide=wide)
             if automaton is None or len(text) > _PROOF_STEPS or self._spent(len(text)):
@@ -294,12 +294,12 @@ class _Parser:
         narrow = _merged(each for member in members for each in member.narrow)
         wide = _merged(each for member in members for each in member.wide)
         found = _Class(narrow, wide)
-        if any(member.narrow and member.negated() in members for member in members):  # as [\s\S]
+        if any(member.narrow and member.negated() in members for member in members):  # any character, as [\s\S]
             found = _Class(_ANY, _ANY)
         if not negated:
             return found
         found = found.negated()
-        # `patterns.kept_pattern` takes U+0000 out of negated classes.
+        # `patterns.kept_pattern` removes U+0000 from negated classes.
         return _Class(found.narrow, _merged([(0, 0), *found.wide]))
 
     def _range(self, first: int | _Class, last: int | _Class) -> _Class:

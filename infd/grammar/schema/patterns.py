@@ -201,7 +201,7 @@ def _without_look_ahead(pattern: str) -> str:
         return pattern
 
     def others(after: list[str], *, ended: bool) -> str | None:
-        """Return an expression of texts in the class that begin with no member of `after`; None if there are none.
+        """Return an expression of texts in the class that begin with no member of `after`; None if all texts do.
 
         ended  whether the expression matches the empty text
         """

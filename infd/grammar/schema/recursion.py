@@ -48,7 +48,7 @@ class Conjunctions:
         return {"$ref": self._names[known]}
 
     def _flat(self, parts: list[Schema], seen: set[str]) -> list[Schema]:
-        """Return the members of a conjunction with definitions written out."""
+        """Return the members of a conjunction, with the definition's members in place of each `$ref`."""
         flat: list[Schema] = []
         for part in parts:
             if isinstance(part, dict) and "$ref" in part:
@@ -63,7 +63,7 @@ class Conjunctions:
 
 
 def _on_cycles(uses: dict[str, set[str]]) -> set[str]:
-    """Return the names that use themselves, directly or through others, and names between two such cycles."""
+    """Return the names on cycles of references, and the names on paths from one cycle to another."""
     users: dict[str, set[str]] = {name: set() for name in uses}
     for name, used in uses.items():
         for each in used:
@@ -83,7 +83,7 @@ def _on_cycles(uses: dict[str, set[str]]) -> set[str]:
 
 
 def endless(definitions: dict[str, Schema]) -> str | None:
-    """Return the name of a definition that only infinite documents satisfy; None without one."""
+    """Return the name of a definition that only infinite documents satisfy; None if there is no such definition."""
     users: dict[str, list[str]] = {name: [] for name in definitions}
     for name, schema in definitions.items():
         for used in set(refs(schema)):

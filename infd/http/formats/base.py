@@ -100,9 +100,9 @@ def split_chunk(chunk: Struct) -> list[bytes]:
 
 
 def usage(ticket: Ticket, thought_tokens: int = 0, unsent: int = 0) -> Usage:
-    """Return the request's present usage. Includes `thought_tokens` unless 0.
+    """Return the request's usage so far. Includes `thought_tokens` unless 0.
 
-    unsent  delivered tokens that no event so far has sent
+    unsent  number of delivered tokens that are not part of an event yet; they are not counted
     """
     generated = ticket.generated_tokens - unsent
     return Usage(

@@ -94,7 +94,7 @@ class ReplyMessage(Struct, kw_only=True):
 
     role: Literal["assistant"] = "assistant"
     content: str | None
-    refusal: None = None  # models refuse in their content
+    refusal: None = None  # a model's refusal is part of `content`
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ReplyCall] | UnsetType = UNSET
@@ -127,7 +127,7 @@ class ChatChoice(Struct, kw_only=True):
     """One choice.
 
     stop_reason   the stop string or token id that finished the choice
-    matched_stop  SGLang's name; the model's own end id too
+    matched_stop  `stop_reason` under SGLang's name; else the end id of the model that finished the choice
     error         reason why the choice failed; finish_reason is then "error"
     """
 

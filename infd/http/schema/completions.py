@@ -45,7 +45,7 @@ class CompletionChoice(Struct, kw_only=True):
     """One choice, or its new part.
 
     stop_reason   the stop string or token id that finished the choice
-    matched_stop  SGLang's name; the model's own end id too
+    matched_stop  `stop_reason` under SGLang's name; else the end id of the model that finished the choice
     error         reason why the choice failed; finish_reason is then "error"
     """
 

@@ -69,7 +69,7 @@ class OpenAIRequest(GenerationFields, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    # Other servers' names; `ALIASES` has ours.
+    # Fields under other servers' names; `ALIASES` maps these names to OpenAI's and vLLM's.
     repeat_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     min_new_tokens: Annotated[int, Meta(ge=0)] | None = None
 
@@ -92,7 +92,7 @@ class OpenAIRequest(GenerationFields, kw_only=True):
     kv_transfer_params: UnsupportedField = ABSENT
     length_penalty: UnsupportedField = ABSENT
     logits_processors: UnsupportedField = ABSENT
-    lora: UnsupportedField = ABSENT  # llama.cpp: adapters by number; here `model` names the adapter
+    lora: UnsupportedField = ABSENT  # llama.cpp: adapters by number; in infd `model` names the adapter
     lora_path: UnsupportedField = ABSENT  # SGLang
     n_probs: UnsupportedField = ABSENT
     repeat_last_n: UnsupportedField = ABSENT

@@ -29,7 +29,7 @@ class TokenizeRequest(Struct, kw_only=True):
 class TokenizeResponse(Struct, kw_only=True):
     """The token ids, their number, and the model's context length.
 
-    token_strs  the tokens as the vocabulary writes them, each byte of a character for itself
+    token_strs  the tokens as the vocabulary stores them, undecoded, such as "Ġthe"
     """
 
     count: int

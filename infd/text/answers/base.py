@@ -1,4 +1,4 @@
-"""The protocol of syntaxes whose thoughts and calls cannot be parsed apart, because one kind of mark begins both."""
+"""The protocol of syntaxes whose thoughts and calls one parser must parse, because one kind of mark begins both."""
 
 from __future__ import annotations
 

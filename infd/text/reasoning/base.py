@@ -197,7 +197,7 @@ class BlockParser:
         return ""
 
     def _call_in(self, text: str) -> int | None:
-        """Return the index of the first call's mark that begins a line; None without such a mark."""
+        """Return the index of the first mark of a call that begins a line; None if no mark does."""
         places = []
         for mark in self._ends:
             place = text.find(mark)

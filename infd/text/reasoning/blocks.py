@@ -26,7 +26,7 @@ class Block(Struct, frozen=True):
     variants   further pairs of marks, which the family may write instead
     mentioned  texts that identify the family: its templates contain all of them; empty: the closing mark
     tokens     marks that are single tokens; empty: the opening and the closing mark
-    answer     marks around the answer after the thought, or empty; they are removed
+    answer     marks before and after the answer, which the parser removes; empty: none
     """
 
     opening: str

@@ -1,4 +1,4 @@
-"""Syntaxes of tool calls: a file per shape, a table entry per family. README.md of `infd/text` says how to add one.
+"""Syntaxes of tool calls: a file per shape, a table entry per family. To add a family, see `infd/text/README.md`.
 
 "auto" selects the syntax that parses a rendered call and leaves the least content; of equal syntaxes, the first.
 """

@@ -312,12 +312,12 @@ def _unescaped(escape: str) -> str:
 
 
 def _encoded(text: str) -> str:
-    """Return a part of a JSON string. Surrogates, of which a model that thinks in JSON makes pairs, stay escapes."""
+    """Return a text as part of a JSON string. Surrogates stay escapes: two parts may contain the halves of a pair."""
     return json.dumps(text, ensure_ascii=_SURROGATE.search(text) is not None)[1:-1]
 
 
 def _forced(begin: str, between: str, end: str, *marks: str, trigger: str = "", otherwise: str = "") -> CallSyntax:
-    """Return how calls are forced. JSON is Python but for its constants, which the parser reads in JSON too."""
+    """Return the syntax in which a grammar forces calls: values are JSON, or a constant of Python on its own."""
     return CallSyntax(
         begin=begin,
         call="$name($arguments)",
@@ -336,7 +336,7 @@ def _forced(begin: str, between: str, end: str, *marks: str, trigger: str = "", 
 _START, _END = "<|tool_call_start|>", "<|tool_call_end|>"
 _CALLS, _CALLED = "<function_calls>", "</function_calls>"
 _PYTHON = ("<|python_start|>", "<|python_end|>")
-_NO_CALL: Final = r"\s*(?:[^\s\[](?s:.)*)?"  # llguidance's lexer decides by the first character
+_NO_CALL: Final = r"\s*(?:[^\s\[](?s:.)*)?"  # excludes "[": llguidance's lexer decides by one character
 
 FAMILIES: Final[Mapping[str, Pythonic]] = {
     "lfm2": Pythonic(opens=(_START,), closes=(_END,), grammar=_forced(f"{_START}[", ", ", f"]{_END}", _START, _END)),

@@ -30,7 +30,7 @@ class ObjectScan:
     def scan(self, text: str, until: int) -> int:
         """Return the number of characters scanned: up to the bracket that leaves `until` open, or to the mark, or all.
 
-        Characters after these are undecided (half an escape, the beginning of a mark): pass them again with more text.
+        Further characters are undecided (half an escape, the beginning of a mark): pass them again with more text.
         """
         at = 0
         while True:

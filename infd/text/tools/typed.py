@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-Types = frozenset[str]  # of JSON Schema, without "integer" where "number" is allowed too
+Types = frozenset[str]  # names of JSON Schema's types
 
 STRING: Final[Types] = frozenset({"string"})
 ANY: Final[Types] = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})

@@ -34,7 +34,7 @@ MOST_SPECIAL: Final = 64  # maximum special tokens around a text
 LONGEST_WORD: Final = 128  # maximum characters of a word if the time for a word is quadratic
 LONGEST_ADDED: Final = 2**10  # maximum characters of one added token
 ALL_ADDED: Final = 2**20  # maximum characters of all added tokens
-# Of at most TABLED added tokens the library builds a DFA, whose table has a row for each of their characters.
+# The library builds a DFA of at most TABLED added tokens; the DFA's table has a row for each of their characters.
 TABLED: Final = 128
 FEW_ADDED: Final = 2**14  # maximum characters of at most TABLED added tokens
 LONGEST_MAPPED: Final = 64  # maximum bytes of a normalized form of one character
