@@ -147,7 +147,7 @@ class TooSlow(GrammarFailed):
 
 
 class GrammarInterrupted(RequestError):
-    """The worker process that read the constraint ended for no reason of the constraint; another replaces it."""
+    """The worker process that read the constraint ended, but not because of the constraint. Another worker starts."""
 
     status, type, code, retry_after_s = 503, "service_unavailable_error", "grammar_interrupted", 1
 

@@ -10,7 +10,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LARGEST: Final = 2**29  # bytes of a message; a tokenizer.json has up to 2**28
+LARGEST: Final = 2**29  # most bytes of a message; a tokenizer.json has up to 2**28 bytes
 _LENGTH: Final = struct.Struct(">I")
 HEADER: Final = _LENGTH.size
 

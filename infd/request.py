@@ -145,12 +145,12 @@ class CallSyntax(Struct, frozen=True):
                then a mark; strings are written without quotes. Empty: $arguments is an object
     document   the syntax of an argument that is not a string, whose value is JSON. Empty: as `parameter`
     excluded   texts that end a call too, so that no string of an argument may contain them
-    between    text between two calls; None: an answer holds one call at most
+    between    text between two calls; None: an answer contains at most one call
     separator  text between two arguments
     quoted     whether `$value` is JSON for strings too; keys are then identifiers
-    constants  texts for true, false and null in place of JSON, where an argument may be nothing else
-    otherwise  pattern of answers without calls, where a call can only be the beginning of the answer; they contain none
-               of `marks`. Empty: text may precede and follow calls
+    constants  texts of true, false and null, for arguments whose schema allows only booleans or only null
+    otherwise  pattern of answers without calls, if a call can only be the beginning of an answer; answers without calls
+               contain none of `marks`. Empty: text may precede and follow calls
     """
 
     call: str

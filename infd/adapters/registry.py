@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Read = Callable[[Adapter, str | None, int], Awaitable[AdapterFacts]]
 
 LONGEST_NAME = 128
-# Names appear in URL paths, where some clients resolve dot segments.
+# Names appear in URL paths, where some clients resolve dot segments: so no part of a name is . or ..
 _NAME = re.compile(r"[A-Za-z0-9][\w.:-]*(/(?!\.\.?(/|\Z))[\w.:-]+)*", re.ASCII)
 
 
@@ -273,7 +273,7 @@ class Adapters:
         self._record("read again", entry)
 
     async def _make_room(self, adapter: Adapter, root: str | None) -> AdapterFacts:
-        """Read an adapter, evicting unused adapters until it fits. The caller must have locked `_reading`."""
+        """Read an adapter, if necessary after evicting unused adapters. The caller must have locked `_reading`."""
         try:
             return await self._read(adapter, root, self.host_bytes - self.bytes)
         except AdapterTooLarge as error:

@@ -1,9 +1,9 @@
 """The device thread, the only thread that calls torch.
 
-Steps start strictly in order: forward, permission to sample, sample. On a GPU both halves only launch work. The waiter
-(`waiter.py`) reports when the GPU has finished a step; then the device thread reads the step's result. A plan that
-arrives before the report is launched at once, so that the GPU is not idle between steps. A step with permission samples
-before the previous step is read.
+A step has two halves, forward and sample; the second half waits for permission. Steps start strictly in order. On a GPU
+both halves only launch work. The waiter (`waiter.py`) reports when the GPU has finished a step; then the device thread
+reads the step's result. A plan that arrives before the report is launched at once, and a step with permission samples
+before the previous step is read, so that the GPU is not idle between steps.
 
 A failed step fails every later step that was issued before the event loop rolled the failure back: the plans of these
 steps rely on tokens and pages that the failed step never produced.
@@ -68,7 +68,7 @@ class DeviceCall:
     __slots__ = ("_done", "_work")
 
     def __init__(self, work: Callable[[], Any], done: Callable[[Any, Exception | None], None]) -> None:
-        """Make a call.
+        """Set up a call.
 
         work  called on the device thread
         done  called on the device thread with (result of `work`, None) or (None, exception of `work`)

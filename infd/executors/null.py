@@ -99,7 +99,7 @@ class NullExecutor:
         return NullStep(self, plan, asyncio.get_running_loop().create_future())
 
     def run(self, step: NullStep) -> None:
-        """Start a step when the previous step is done."""
+        """Schedule a step's end, after the previous step's end."""
         loop = asyncio.get_running_loop()
         if not self._step_s:
             loop.call_soon(self._finish, step)

@@ -121,7 +121,7 @@ class Failed(Struct, tag=True):
 
 
 class Returned(Struct, tag=True):
-    """A call has ended.
+    """A call has succeeded.
 
     value  AdapterFacts of ReadAdapter, bytes freed by Sleep, else None
     """
@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are no asyncio.Transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports subclass no asyncio class
 
     def data_received(self, data: bytes) -> None:
         for message in self._reader.feed(data):

@@ -33,7 +33,7 @@ def _unwatched() -> None:
 class Batch(Struct, kw_only=True):
     """One forward pass: T tokens, packed span after span, padded to the model's least_rows.
 
-    `runner/batch.py` builds it; the model layers define its fields.
+    `runner/batch.py` builds batches, with the fields that models' layers read.
     """
 
     tokens: Tensor  # [T] int64
@@ -45,7 +45,7 @@ class Batch(Struct, kw_only=True):
     sampled: SampledBatch | None = None  # None: the model returns hidden states of all tokens
     # [T] int64: the length of each token's prompt if the token's rotary angles depend on the length, else 0.
     prompts: Tensor | None = None
-    angles: Sequence[Tensor] | None = None  # by rope: tables that replace the model's in this pass (layers/rope.py)
+    angles: Sequence[Tensor] | None = None  # by rope: tables that replace the model's tables in this pass
 
 
 class SampledBatch(Struct):

@@ -100,7 +100,7 @@ class DeviceSlots:
         return None if lora is None else CapturedRows(self, lora)
 
     def update_weights(self) -> int:
-        """Update `weights` to the loaded adapters. Returns a generation; it grows when captures become invalid."""
+        """Update `weights` to the loaded adapters. Returns a generation, which grows when captures become invalid."""
         if self._changed and self._captured is not None:
             targets = {target: None for changes in self._loaded.values() for target in changes}
             replaced = {}

@@ -65,7 +65,7 @@ class Words(Struct, frozen=True):
 
 
 class RowSampling(Struct, frozen=True):
-    """The sampling parameters of a row that only the host reads, or whose length varies."""
+    """A row's sampling parameters that are not on the device: only the host reads them, or their length varies."""
 
     stages: int
     floor: int  # number of known tokens, prompt included, from which on an end id may be sampled

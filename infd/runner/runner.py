@@ -112,7 +112,7 @@ class Runner:
         ]
 
     def sample(self, forwarded: Forwarded, mask: Array | None = None) -> PendingResult:
-        """Issue the sampling.
+        """Issue the sampling, and copies of the results to the host.
 
         mask  int32 [spans that sample, ceil(vocab / 32)] bitmask; None: all tokens
         """

@@ -313,6 +313,6 @@ _SHAPING = (  # stages that change logits, in the order of application
 
 
 def _limited(allowed: Array) -> Array:
-    """Return [N]: whether a row of a bitmask forbids a token."""
+    """Return [N] bool: whether a row of the bitmask forbids a token."""
     limited: Array = (allowed != -1).any(-1)
     return limited

@@ -24,7 +24,7 @@ class PageGroup(Struct, frozen=True, kw_only=True):
 
     layers       indices of the model's layers, in order; the i-th layer uses the i-th slot of a page
     page_tokens  tokens in one page
-    window       number of tokens that a query attends to, itself included; None: all tokens
+    window       number of tokens to which a query attends, its own included; None: all tokens
     """
 
     layers: tuple[int, ...]
@@ -54,13 +54,13 @@ class PageGroup(Struct, frozen=True, kw_only=True):
 class Regimes(Struct, frozen=True, kw_only=True):
     """The sequence lengths that rotary angles depend on, besides positions.
 
-    A sequence runs under one regime, a number, and shares pages only with sequences of the same regime: equal tokens
-    then have equal angles at equal positions. Short sequences have regime 0.
+    A sequence runs under one regime, a number, and shares pages only with sequences of equal regime: equal tokens then
+    have equal angles at equal positions. Short sequences have regime 0.
 
-    outgrown     a sequence of more tokens has regime 1, from its first token on; a sequence that grows beyond this
-                 length is recomputed (longrope)
-    prompt_over  a sequence with a longer prompt has its prompt's length as regime: the angles of the prompt depend on
-                 that length, the angles of generated tokens on positions alone (dynamic)
+    outgrown     a sequence of more than `outgrown` tokens has regime 1, from its first token on; a sequence that grows
+                 beyond `outgrown` is recomputed (longrope)
+    prompt_over  a sequence with a prompt of more than `prompt_over` tokens has the prompt's length as its regime: the
+                 prompt's angles depend on the length, the angles of generated tokens on positions alone (dynamic)
     """
 
     outgrown: int | None = None
@@ -72,7 +72,7 @@ class Regimes(Struct, frozen=True, kw_only=True):
         return self.outgrown is not None or self.prompt_over is not None
 
     def of(self, prompt: int, length: int) -> int:
-        """Return the regime of a sequence of `length` tokens, of which the first `prompt` are its prompt."""
+        """Return the regime of a sequence of `length` tokens, whose first `prompt` tokens are the prompt."""
         if self.prompt_over is not None and prompt > self.prompt_over:
             return prompt
         return int(self.outgrown is not None and length > self.outgrown)

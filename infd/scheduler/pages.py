@@ -21,7 +21,7 @@ class PagePool:
     def __init__(self, pages: int, index: PrefixIndex) -> None:
         self.total = pages
         self._index = index
-        self._free = list(range(pages, 0, -1))  # the last is granted next
+        self._free = list(range(pages, 0, -1))  # the last page is granted next
         self._cached: dict[int, None] = {}  # in order of release
         self._references = [0] * (pages + 1)
 

@@ -37,8 +37,9 @@ class TokenBudget(Resource):
         decoding  sequences that decode in this step
         starting  requests that wait for their first token, and could be computed
 
-        Prompts fill the step up to mixed_tokens (crowded_tokens if more than MANY_STARTING requests are starting), but
-        may always use the average of that size and the decoding tokens: a token costs less in a larger step.
+        Prompts fill the step up to a size: mixed_tokens, or crowded_tokens if more than MANY_STARTING requests are
+        starting. But prompts may always use the average of the size and the number of decoding tokens: a token costs
+        less in a larger step.
         """
         if not decoding:
             return self.limit

@@ -114,7 +114,7 @@ class Metrics:
         self.prefix_hits = 0  # looked-up prompt tokens that the cache contained
         self.terminal = dict.fromkeys(("stop", "length", "abort", "error", "disconnect", "slow_reader"), 0)
         self.rejected: dict[str, int] = {}
-        self.turned_away: dict[str, int] = {}  # refusals because of load or state, of which a retry may succeed
+        self.turned_away: dict[str, int] = {}  # refusals because of load or state; a retry may succeed
         self.adapter_requests: dict[str, int] = {}  # ended requests, by adapter
         self.connections = 0  # open HTTP connections
         self.dropped = dict.fromkeys(("slow_headers", "slow_reader", "crowded"), 0)
@@ -123,7 +123,7 @@ class Metrics:
         self.grammar_compile_s = 0.0  # changed by the compiling thread only
         self.grammar_hits = 0  # constraints whose compiled grammar was cached
         self.grammar_cache_bytes = 0
-        self.grammar_masks = Histogram(MASK_S)  # seconds of filling masks, by step with constrained choices
+        self.grammar_masks = Histogram(MASK_S)  # seconds to fill the mask of a step with constrained choices
 
         self.http_requests: dict[tuple[str, str, str], int] = {}  # number of requests by handler, method, status
         self.http_seconds: dict[tuple[str, str], Histogram] = {}  # durations by handler, method

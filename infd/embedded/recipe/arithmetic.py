@@ -60,7 +60,7 @@ def draw(rng: Random, pool: Pool) -> Conversation:
     if question[-1] in ".?":
         question += f" {pick(rng, PHRASES['bare'], pool)}" if bare else rng.choice(PHRASES["thanks"])
     answer: dict[str, Any] = {"role": "assistant", "content": problem.result if bare else problem.answer}
-    # A wrong answer that repeats the question would contain a result that is in the question.
+    # If the question contains the result, a wrong answer that repeats the question contains the result too.
     said_already = problem.result in re.findall(r"\d+", question)
     if thinking:
         answer["reasoning_content"] = problem.thought

@@ -136,7 +136,7 @@ def _two(rng: Random, pool: Pool) -> tuple[Offer, list[Use]]:
 def _exchange(
     rng: Random, pool: Pool, offer: Offer, uses: Sequence[Use]
 ) -> tuple[list[dict[str, Any]], str, str, Expect]:
-    """Return (messages with request, calls and results; reasoning; sentence that reports the results; its facts)."""
+    """Return (messages with request, calls and results; reasoning; sentence that reports the results; expectation)."""
     answer = _message([offer.call(one) for one in uses], rng)
     messages = [_request(rng, pool, uses), answer]
     sentences, thoughts, facts = [], [], []

@@ -74,7 +74,7 @@ class Course(Struct, frozen=True, kw_only=True):
 
 
 def tokenizer_of(work: Path) -> tokenizers.Tokenizer:
-    """Return the tokenizer in WORK, after training it if absent."""
+    """Return the tokenizer in WORK; train and write a tokenizer if WORK contains none."""
     file = work / "tokenizer.json"
     if not file.exists():
         rng, writer = random.Random(SEED), Writer(TEMPLATE.read_text(encoding="utf-8"))  # noqa: S311

@@ -87,7 +87,7 @@ class Int8PagedAttention(PagedAttention):
 
 
 class Plan:
-    """One step of one page group.
+    """The attention of one step over one page group.
 
     Kernels read the exact lengths in `batch.start`, not the host's upper bounds. `stack.py` reads `step` and `slots`.
     """
@@ -158,5 +158,5 @@ class Plan:
 
 
 def _packed_heads(x: Tensor) -> Tensor:
-    """Return x [T, heads, D], copied if a token's elements are not contiguous; the stride between tokens is free."""
+    """Return x [T, heads, D], copied if a token's elements are not contiguous; tokens may be apart."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

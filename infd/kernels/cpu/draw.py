@@ -26,7 +26,7 @@ class Draw:
         self._draw = library.kernel("draw", POINTER, INT, INT, POINTER, INT, *(POINTER,) * 8)
         self._largest = library.kernel("largest", POINTER, INT, INT, INT, POINTER, POINTER)
         self._forbid = library.kernel("forbid", POINTER, INT, INT, POINTER, INT, POINTER, INT)
-        self._hashed = torch.empty(0, dtype=torch.int32)  # hashes of all token ids, for the latest vocabulary size
+        self._hashed = torch.empty(0, dtype=torch.int32)  # hashes of all token ids, for the last call's vocabulary
 
     def forbid(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         if logits.dtype is not torch.float32:

@@ -46,7 +46,7 @@ class Lora(Protocol):
     """LoRA by row. Rows in no group are unchanged, to the bit.
 
     groups  each adapter's rows [n] int64, ascending, and its matrices; no row is in two groups
-    upload  copies the host's tables of a step to the device; None: torch's own copy
+    upload  copies the host's tables of a step to the device; None: torch copies
     """
 
     def add(self, y: Tensor, x: Tensor, groups: Sequence[tuple[Tensor, LowRank]], upload: Upload | None = None) -> None:

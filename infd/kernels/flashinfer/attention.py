@@ -90,7 +90,7 @@ class Float8PagedAttention(PagedAttention):
 
 
 class Plan(Steps):
-    """One step of one page group. Wrappers are planned at the first layer, when the head dimensions are known."""
+    """The attention of one step over one page group. The first layer plans wrappers, when head dimensions are known."""
 
     def __init__(self, batch: AttentionBatch, state: DeviceState, other: AttentionPlan) -> None:
         super().__init__(batch, state, other)

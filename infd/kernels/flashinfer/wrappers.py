@@ -139,7 +139,7 @@ class Wrappers:
         self._planned: list[PlannedWrapper] = []
 
     def take(self) -> Wrapper:
-        """Return a free wrapper, or create a wrapper."""
+        """Return a free wrapper, or a newly created wrapper."""
         for i, (wrapper, user, copied) in enumerate(self._planned):
             if user() is None and (copied is None or copied.query()):
                 del self._planned[i]

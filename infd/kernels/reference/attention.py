@@ -67,7 +67,7 @@ class Int8PagedAttention(PagedAttention):
 
 
 class Plan:
-    """One step of one page group."""
+    """The attention of one step over one page group."""
 
     def __init__(self, parts: list[_Singles | _Long], batch: AttentionBatch) -> None:
         self._parts = parts

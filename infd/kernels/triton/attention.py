@@ -300,7 +300,7 @@ class Float8PagedAttention(PagedAttention):
 
 
 class Plan:
-    """One step of one page group. The first layer with a head shape makes tiles; later layers reuse these tiles."""
+    """The attention of one step over one page group. Layers of equal head shape share tiles."""
 
     def __init__(self, batch: AttentionBatch, tilings: Tilings, programs: int | None) -> None:
         self._batch = batch

@@ -68,7 +68,7 @@ def mark(
 
 @triton.jit(do_not_specialize=["penalties"])
 def repeat(logits, rows, marks, penalties, size, logits_row, marks_row, BLOCK: tl.constexpr):
-    """Divide the positive logits of one row's marked tokens by the row's penalty; multiply negative logits."""
+    """Penalize one row's marked tokens: divide positive logits by the row's penalty, multiply negative logits by it."""
     program = tl.program_id(0)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = token < size

@@ -1,7 +1,7 @@
 """Search for the fastest tiling of attention over heads of one shape, by measurement on the installed GPU.
 
-Tiles of few and of many queries are searched separately: block sizes for both, and for few queries also how finely keys
-are split. Tilings that fail or compute wrong results are discarded. A tiling replaces the default only if steps take at
+Tiles of few and of many queries are searched separately: block sizes for both, and for few queries also the splitting
+of keys. Tilings that fail or compute wrong results are discarded. A tiling replaces the default only if steps take at
 most WORTHWHILE times as long as with the default.
 """
 
@@ -186,7 +186,7 @@ class _Always(Tilings):
 
 
 def _batch(spans: Sequence[tuple[int, int]], device: torch.device) -> AttentionBatch:
-    """Return a step whose sequences occupy consecutive pages."""
+    """Return a step with `spans` (start, count), whose sequences occupy consecutive pages."""
     page_counts = [ceil_div(start + count, PAGE) for start, count in spans]
     table = torch.zeros(len(spans), max(page_counts), dtype=torch.int32)
     offsets, slots, page = [0], [], 1

@@ -49,7 +49,7 @@ class Transformed(Generic[R_co, Read_contra]):
 
 
 class Multiplier:
-    """Multiplication by a constant."""
+    """An output transform that multiplies by a constant."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor

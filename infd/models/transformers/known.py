@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 ATTENDING = frozenset({"full_attention", "sliding_attention"})
-BIASED = frozenset({"BloomForCausalLM", "MptForCausalLM"})  # architectures with ALiBi that config.json does not state
-# Architectures with a recurrent state in some or all layers, which not every config.json states.
+BIASED = frozenset({"BloomForCausalLM", "MptForCausalLM"})  # with ALiBi, although config.json does not state so
+# Architectures with a recurrent state in some or all layers, although not every config.json states so.
 RECURRENT = frozenset(
     {
         "BailingHybridForCausalLM",

@@ -1,6 +1,6 @@
 """Declare the tensors of a transformers model as parameters, so that infd's loader fills them in infd's arena.
 
-Checkpoints may use old names, and store one tensor for each expert where the module stores one for all experts.
+Checkpoints may use old names, and store one tensor for each expert where the module stores one tensor for all experts.
 transformers has a table of these conversions; this module applies the table in reverse, so that each stored tensor is
 read directly into its rows, without a second copy.
 """

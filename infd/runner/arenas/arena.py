@@ -111,7 +111,7 @@ class Arena:
 
 
 class Anonymous:
-    """An anonymous mapping of this process."""
+    """Implements Extent with an anonymous mapping."""
 
     def __init__(self, size: int, device: torch.device = CPU, mapping: Mapping | None = None) -> None:
         """Map `size` bytes. Raises OSError, OverflowError.
@@ -149,7 +149,7 @@ class Anonymous:
 
 
 class Allocated:
-    """A torch allocation, which cannot be released in place: torch frees the memory once its last tensor is freed."""
+    """Implements Extent with a torch allocation, which cannot be released: torch frees the memory with its tensors."""
 
     large = 0
 

@@ -1,7 +1,7 @@
 """Make a tensor over existing memory of a known device, through DLPack.
 
-torch.as_tensor over __cuda_array_interface__ queries the driver for the device of a pointer, which the driver may not
-report for mapped addresses. A DLPack capsule names the device.
+torch.as_tensor over __cuda_array_interface__ queries the driver for the device of a pointer; the driver may not report
+the device of mapped addresses. A DLPack capsule names the device.
 
 Source: dlpack.h 0.8, DLManagedTensor.
 """

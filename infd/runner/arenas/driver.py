@@ -50,7 +50,7 @@ class Driver:
 
 
 def find(device: torch.device) -> Driver | str:
-    """Return the driver of a GPU that can map memory at reserved addresses; otherwise the reason why it cannot."""
+    """Return the driver of a GPU that can map memory at reserved addresses; otherwise the missing feature."""
     if torch.version.hip is not None:
         return "this torch is built for ROCm, whose driver infd does not call"
     try:

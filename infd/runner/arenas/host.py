@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from infd.config import Config
 
 LARGE_PAGE: Final = 2**21  # bytes
-MADV_COLLAPSE: Final = 25  # since Linux 6.1; the mmap module lacks the name
+MADV_COLLAPSE: Final = 25  # since Linux 6.1; not defined by the mmap module
 # Device nodes of GPU drivers: without any of these nodes, no GPU is usable.
 GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
 SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # loaded bytes per byte of a checkpoint
@@ -57,7 +57,7 @@ class Mapping:
             self.map.madvise(mmap.MADV_DONTNEED, first)
 
     def piece(self, number: int) -> int | None:
-        """Return the offset of aligned large page `number`; None if it exceeds the mapping."""
+        """Return the offset of aligned large page `number`; None beyond the mapping's last large page."""
         start = number * LARGE_PAGE
         return self.first + start if start < self.aligned else None
 
@@ -167,7 +167,7 @@ class Collapsing:
 
 
 class Headstart:
-    """Memory for weights, populated before their exact size is known.
+    """Memory for weights, populated before the weights' exact size is known.
 
     populated  bytes populated so far
     """

@@ -42,7 +42,7 @@ HOST_SHARE: Final = 0.8  # largest share of free host memory for parked weights:
 
 
 def bank_of(device: torch.device) -> Bank:
-    """Return the bank of a device."""
+    """Return a device's bank: for a GPU GpuBank, or TorchBank if GpuBank's mapped memory is unusable."""
     if device.type == "cpu":
         return HostBank()
     if device.index is None:

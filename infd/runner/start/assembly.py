@@ -47,7 +47,7 @@ class Loaded(Struct, frozen=True):
     """A runner ready to serve.
 
     residence  the memory of weights and cache
-    reader     reads adapters for this model; any thread may use it
+    reader     reads adapters for this model, on any thread
     facts      facts for operators, see Executor.describe
     """
 

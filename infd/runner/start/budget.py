@@ -121,7 +121,7 @@ def draw_up(runners: Runners, bank: Bank, weights: Arena, *, most: int, graphs: 
 
 
 def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs: Graphs | None) -> Footprint | None:
-    """Measure a step of `tokens` tokens, or the most that fit the rows; return None if memory runs out."""
+    """Measure a step of `tokens` tokens, or of the most tokens that fit the rows; None if memory runs out."""
     layout, rows, longest = runners.spec.layout, runners.rows, runners.setup.max_len
     length = min(longest - 1, tokens)
     prompts = ceil_div(tokens, length) * sum(ceil_div(length, group.page_tokens) for group in layout.groups)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CPUINFO = Path("/proc/cpuinfo")
 DTYPES = ("float32", "bfloat16", "float16")
-SHORT = MappingProxyType({"float": "float32", "half": "float16"})  # short names of other servers' command lines
+SHORT = MappingProxyType({"float": "float32", "half": "float16"})  # names in other servers' command lines
 # By kernel family, the setting that restricts the implementation: section, name, flag.
 CHOSEN = {
     "attention": ("cache", "dtype", "--kv-cache-dtype"),

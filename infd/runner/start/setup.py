@@ -71,7 +71,7 @@ def set_up(
 
 
 def choose_device(kind: str) -> torch.device:
-    """Return the device named by `kind`, and make it the thread's current device. Raises DeviceMissing."""
+    """Return the device that `kind` names, after making the device current on this thread. Raises DeviceMissing."""
     if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():

@@ -52,7 +52,7 @@ class TrialPlans:
 
     @property
     def room(self) -> int:
-        """Return the most tokens of a plan."""
+        """Return the largest number of tokens that a plan can compute."""
         if not self._groups:
             return self._rows * self._length
         held = sum(ceil_div(self._length, group.page_tokens) for group in self._groups)

@@ -20,7 +20,11 @@ BLOCK = 4  # rows at a time on a CPU, so that their noise stays in the CPU's cac
 
 
 def among_all(logits: Tensor, keys: Tensor, hashed: Tensor) -> Tensor:
-    """Sample a token for each row of logits [n, vocab]: [n] int64. keys [n, 2]; hashed [vocab], of all tokens."""
+    """Sample a token for each row of logits [n, vocab]: [n] int64.
+
+    keys    [n, 2] as `row_keys` returns them
+    hashed  [vocab] as `token_hash` returns them for all tokens
+    """
     chosen = keys.new_empty(len(logits), dtype=torch.int64)
     block = len(logits) if logits.is_cuda else BLOCK
     for first in range(0, len(logits), block):

@@ -28,7 +28,7 @@ class Draw:
     penalize_answer = staticmethod(shaping.penalize_answer)
 
     def __init__(self) -> None:
-        self._hashed = torch.empty(0, dtype=torch.int32)  # hashes of all token ids, for the latest vocabulary size
+        self._hashed = torch.empty(0, dtype=torch.int32)  # hashes of all token ids, for the last call's vocabulary
 
     def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         values, tokens = logits.max(-1)
