@@ -317,7 +317,7 @@ class Compiled:
         return _PROBE in text and "'type'" not in text and '"type"' not in text
 
     def _find_out_about_arguments(self) -> bool:
-        def prints_json(arguments: Any) -> bool:
+        def printed(arguments: Any) -> str:
             function = {"name": "f", "arguments": arguments}
             messages = [
                 {"role": "user", "content": _PROBE},
@@ -328,12 +328,13 @@ class Compiled:
                 },
             ]
             try:
-                text = self.render({"messages": messages, "tools": None, "add_generation_prompt": False}, PROBING)
+                return self.render({"messages": messages, "tools": None, "add_generation_prompt": False}, PROBING)
             except InvalidRequest:
-                return False
-            return '"infd_key"' in text
+                return ""
 
-        return not prints_json({"infd_key": 1}) and prints_json('{"infd_key": 1}')
+        of_object = printed({"infd_key": 1})
+        reads_objects = "infd_key" in of_object and "'infd_key'" not in of_object
+        return not reads_objects and '"infd_key"' in printed('{"infd_key": 1}')
 
 
 def _allowed(kwargs: Mapping[str, Any], read: AbstractSet[str], reserved: Mapping[str, str]) -> dict[str, Any]:

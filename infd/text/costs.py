@@ -87,6 +87,20 @@ def _walk(fuel: Fuel, value: object, known: dict[int, int]) -> int:
     return known[id(value)]
 
 
+def holds(fuel: Fuel, value: object, sought: object) -> bool:
+    """Return whether a structure is, or has in it, a certain object."""
+    todo, known = [value], set[int]()
+    while todo:
+        current = todo.pop()
+        fuel.burn(NODE)
+        if current is sought:
+            return True
+        if isinstance(current, Mapping | list | tuple) and id(current) not in known:
+            known.add(id(current))
+            todo += current.values() if isinstance(current, Mapping) else current
+    return False
+
+
 def pay_to_print(fuel: Fuel, value: object) -> None:
     """Pay for the text of a value; a value that is text costs nothing."""
     if not isinstance(value, str):

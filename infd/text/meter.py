@@ -53,6 +53,9 @@ _TURNS, _JOINED, _MADE, _BODY, _COMPARED, _SUBTRACTED, _KEY = (
     *("each turn", "joined parts", "made value", "each call", "compared", "subtracted", "a key"),
 )
 
+CHANGES: Final = frozenset(("append", "insert", "pop"))  # methods that change a list, and that templates may call
+_SCOPES: Final = frozenset(("_block_vars", "_loop_vars"))  # jinja's own arguments of a call, which no function gets
+
 _COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -138,7 +141,7 @@ def _joined(context: MeteredContext, parts: list[object]) -> str:
 @pass_context
 def _made(context: MeteredContext, value: object) -> object:
     context.fuel.burn(STEP + memory(value))
-    return value
+    return Written(value) if type(value) is list else value
 
 
 @pass_context
@@ -335,9 +338,15 @@ def pay_for_operator(fuel: Fuel, operator: str, left: Any, right: Any) -> None:
             costs.pay_to_format(fuel, left, right)
 
 
+class Written(list[object]):
+    """A list that a literal of the template made. Templates may change such lists, and none of the client's."""
+
+
 def pay_to_call(fuel: Fuel, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Pay before a function or method runs. Returns its arguments; iterators become lists or metered items."""
     owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+    if kwargs:
+        kwargs = {name: value for name, value in kwargs.items() if name not in _SCOPES}
     match owner:
         case None if isinstance(function, LoopContext):  # a recursive loop iterates over its argument
             return (_Turns(fuel, args[0], STEP), *args[1:]) if args else args
@@ -353,6 +362,10 @@ def pay_to_call(fuel: Fuel, function: Any, args: tuple[Any, ...], kwargs: dict[s
             if function.__name__ == "join" and args and isinstance(args[0], Iterator):
                 args = (list(args[0]), *args[1:])
             _pay_for_text_method(fuel, owner, function.__name__, args, kwargs)
+        case Written() if function.__name__ in CHANGES:
+            fuel.burn(STEP + len(owner))
+            if any(costs.holds(fuel, argument, owner) for argument in args):
+                raise SecurityError("puts a list into itself")
         case list() | tuple() | ValuesView() | ItemsView() | KeysView() | Set():
             fuel.burn(walk(fuel, owner) + walk(fuel, args))
         case LoopContext() if function.__name__ == "changed":
@@ -450,7 +463,7 @@ class Meter(NodeTransformer):
 
     def visit_List(self, node: nodes.List) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
-        return _around(_MADE, node, lineno=node.lineno) if node.items else node
+        return _around(_MADE, node, lineno=node.lineno)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)

@@ -118,6 +118,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if type(obj) is Namespace or type(obj) is LoopContext:
             return not attr.startswith("_")  # the result of jinja's own check, in less time
+        if type(obj) is meter.Written and attr in meter.CHANGES:
+            return True
         if attr in _REFUSED_METHODS and not isinstance(obj, Undefined):
             return False
         return super().is_safe_attribute(obj, attr, value)

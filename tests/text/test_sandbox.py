@@ -229,6 +229,34 @@ def test_a_template_reaches_nothing_of_python(source: str):
         assert template.render(HELLO) == ""
 
 
+def test_a_template_may_change_the_lists_that_it_wrote_and_no_other():
+    def text(source: str) -> str:
+        return ChatTemplate({"default": source}).render(HELLO)
+
+    own = "{% set ns = namespace(l=[]) %}{% for x in 'abc' %}{% set _ = ns.l.append(x) %}{% endfor %}"
+    assert text(own + "{{ ns.l }}{{ ns.l.pop(0) }}{{ ns.l.insert(1, 7) }}{{ ns.l | tojson }}") == (
+        "['a', 'b', 'c']aNone[\"b\", 7, \"c\"]"
+    )
+    for refused in ("messages.append(1)", "('a,b'.split(',')).append(1)", "ns.l.clear()", "ns.l.extend([1])"):
+        with pytest.raises(InvalidRequest, match="unsafe"):
+            text(own + "{{ " + refused + " }}")
+    for itself in ("ns.l", "[ns.l]", "{'a': ({'b': ns.l},)}"):
+        with pytest.raises(InvalidRequest, match="itself"):
+            text(own + "{{ ns.l.append(" + itself + ") }}")
+
+
+@pytest.mark.parametrize("change", ["append(x)", "insert(0, x)", "append([x, x])"])
+def test_a_list_that_grows_while_it_is_read_runs_out_of_fuel(change: str):
+    source = "{% set ns = namespace(l=[1]) %}{% for x in ns.l %}{% set _ = ns.l." + change + " %}{% endfor %}"
+    with pytest.raises(TooCostly):
+        ChatTemplate({"default": source}, limits=SMALL).render(HELLO)
+
+
+def test_variables_of_a_loop_are_no_arguments_of_its_calls():
+    source = "{% for m in messages %}{% set ns = namespace(a=1) %}{{ range(3) | list }}{% endfor %}"
+    assert ChatTemplate({"default": source}).render(HELLO) == "[0, 1, 2]"
+
+
 def test_a_template_that_is_slow_without_doing_much_is_stopped():
     ticks = count()
     sandbox = Sandbox(Limits(seconds=100), clock=lambda: float(next(ticks)))

@@ -95,7 +95,7 @@ FAMILIES = {
     "kimi_k2": family(
         "kimi_k2",
         each(KIMI, begin="<|tool_calls_section_begin|>", end="<|tool_calls_section_end|>"),
-        "llama.cpp/moonshotai-Kimi-K2",
+        *("llama.cpp/moonshotai-Kimi-K2", "llama.cpp/Kimi-K2-Instruct", "llama.cpp/Kimi-K2-Thinking"),
     ),
     "deepseek_v3": family(
         "deepseek_v3",
