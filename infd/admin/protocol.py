@@ -1,7 +1,7 @@
 """Arguments and answers of the admin socket, shared by the server and `infdctl`.
 
-Answers are JSON objects. Within /v1, new versions add answer fields and neither
-rename nor remove any; readers skip unknown fields, so that an older `infdctl`
+Answers are JSON objects. Within /v1, new versions may add fields to answers, but never
+rename or remove fields; readers skip unknown fields, so that an older `infdctl`
 reads a newer daemon's answers. A daemon refuses arguments with unknown fields,
 so that no part of a command is ignored.
 """
@@ -46,7 +46,7 @@ class Captured(Struct):
     captured       sizes captured
     with_adapters  sizes captured for steps with adapters
     to_come        number of sizes not captured yet
-    failed         sizes whose capture failed and will be retried
+    failed         sizes whose last capture failed; infd retries these captures
     capture_s      seconds spent on captures
     """
 
@@ -327,7 +327,7 @@ class LoraChanged(Struct):
     """Result of a load or unload.
 
     changed   false if the adapter was loaded, or unloaded, already
-    done      the previous adapter of this name is freed; else it is freed when the last of `requests` choices ends
+    done      whether the previous adapter of this name is freed; if not, infd frees it after `requests` more choices
     took_s    seconds from the verb's arrival to the answer
     generation, rank, bytes  properties of the adapter now loaded under the name; 0: no adapter
     """

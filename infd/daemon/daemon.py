@@ -61,7 +61,7 @@ CLOSING_S = 5.0
 
 
 class Daemon:
-    """The owner of one server's components, which handles the process's signals.
+    """Owns one server's components, and handles the process's signals.
 
     executor  executes steps; None: built from the settings
     """

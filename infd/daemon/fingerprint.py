@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SUFFIXES: Final = (".safetensors", ".gguf")
-_SAMPLES: Final = 64  # over all files
+_SAMPLES: Final = 64  # samples of all files together
 _SAMPLE_BYTES: Final = 4096
 
 

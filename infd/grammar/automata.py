@@ -169,7 +169,7 @@ def automaton_of(texts: Iterable[str]) -> Automaton:
 
 
 class _Positions:
-    """A nondeterministic automaton: nodes with edges on characters and empty edges, some of which are anchors."""
+    """A nondeterministic automaton: nodes, edges with characters, and edges without a character, perhaps anchors."""
 
     def __init__(self, regular: Regular) -> None:
         self.steps: list[list[tuple[Ranges, int]]] = []

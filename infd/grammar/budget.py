@@ -1,12 +1,12 @@
 """Limit the tokens of a thought: at the limit, a matcher allows only the tokens that end the thought.
 
 The matcher searches the bytes of an answer for the thought's marks, as the parser of the answer searches its text. So
-marks of several tokens, and marks within a token, are found too. The matcher may work beside the matcher of a grammar:
-while the thought is being ended, a token must be allowed by both, unless the grammar allows no token that ends the
+the matcher also finds marks of several tokens, and marks within a token. A matcher of a grammar may constrain the same
+answer: while the thought is ended, both matchers must allow a token, unless the grammar allows no token that ends the
 thought, as within a character.
 
-Tokens are read late: `unmasked` says how many tokens may be sampled before the next mask, so that a long budget costs
-nothing until it may be exhausted.
+`unmasked` is the number of tokens that may be sampled before the next mask, so a long budget costs no time until the
+budget may be exhausted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FOREVER: Final = sys.maxsize
 
 
 class _Place(Enum):
-    START = auto()  # nothing but white space and part of a mark so far
+    START = auto()  # the text so far is white space, perhaps followed by part of a mark
     OUTSIDE = auto()  # between two thoughts
     INSIDE = auto()
     OVER = auto()  # no thought may follow
@@ -56,7 +56,7 @@ class BudgetGrammar:
         self.inside = budget.inside
         self.again = budget.again
         self.size = 1000 if answer is None else answer.size
-        self.kept = max(map(len, (*self.openings, *self.closings))) - 1  # bytes that may begin a mark
+        self.kept = max(map(len, (*self.openings, *self.closings))) - 1  # most bytes to keep, which may begin a mark
 
     def matcher(self) -> BudgetMatcher:
         return BudgetMatcher(self, None if self.answer is None else self.answer.matcher())
@@ -76,7 +76,8 @@ class BudgetMatcher:
     def _restart(self) -> None:
         self._read: list[int] = []
         self._place = _Place.INSIDE if self._grammar.inside else _Place.START
-        self._tail = b"\n" if self._grammar.inside else b""  # may begin a mark; a thought begins a line
+        # The end of the text, which may begin a mark. A thought begins a line.
+        self._tail = b"\n" if self._grammar.inside else b""
         self._thought_tokens = 0
         self._ending: tuple[int, ...] | None = None  # tokens of a forced text so far
         self._force()
@@ -99,7 +100,7 @@ class BudgetMatcher:
 
     @property
     def forced(self) -> set[int]:
-        """The tokens, one of which must follow; empty: any token may follow."""
+        """The tokens of which one must follow; empty: any token may follow."""
         if self._ending is None:
             return set()
         at = len(self._ending)
@@ -148,7 +149,7 @@ class BudgetMatcher:
         self._force()
 
     def _force(self) -> None:
-        """Begin to end the thought if its budget is exhausted; a mark that the model has begun is continued."""
+        """Begin a forced text if the thought's budget is exhausted; continue a text that the model has begun."""
         if self._ending is not None or self._place is not _Place.INSIDE or self._thought_tokens < self._grammar.limit:
             return
         begun = [
@@ -160,7 +161,7 @@ class BudgetMatcher:
         self._ending = max(begun, key=len, default=())
 
     def _search(self, text: bytes) -> None:
-        """Find the marks in further text."""
+        """Append text to the answer, and find its marks."""
         grammar = self._grammar
         self._tail += text
         while self._place is not _Place.OVER:
@@ -215,7 +216,7 @@ def fill(compiler: Compiler, matchers: Sequence[Matcher], rows: NDArray[np.int32
 
 
 def spell(vocabulary: Vocabulary, text: str) -> tuple[int, ...]:
-    """Return the tokens that spell a text, at each place the longest token. Reads the whole vocabulary.
+    """Return the tokens that spell a text, each as long as possible. Searches the whole vocabulary.
 
     Raises GrammarFailed if no tokens spell the text.
     """
@@ -239,7 +240,7 @@ def spell(vocabulary: Vocabulary, text: str) -> tuple[int, ...]:
 
 
 def _only(tokens: set[int], row: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return a row that allows only those of `tokens` that `row` allows."""
+    """Return a row that allows the members of `tokens` that `row` allows."""
     limited = row.copy()
     limited[:] = 0
     words, limits = row.view("uint32"), limited.view("uint32")

@@ -79,7 +79,7 @@ class Matcher(Protocol):
 
     @property
     def unmasked(self) -> int:
-        """The first tokens of the answer that need no mask, as a number; it never decreases."""
+        """The number of first tokens of the answer that need no mask. The number never decreases."""
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Append tokens. Raises GrammarFailed at the first token that is not allowed; the matcher is then unusable."""

@@ -279,7 +279,7 @@ def _wants(
 def _budgeted(
     generation: Generation, prompt: Prompt, served: ServedModel, constraint: Constraint | None
 ) -> Restriction | None:
-    """Return the constraint of an answer that also keeps the budget of its thought."""
+    """Return the constraint of an answer, extended by the budget of the answer's thought."""
     conversation = generation.input
     if not isinstance(conversation, Conversation) or (tokens := conversation.thinking.budget) is None:
         return constraint
@@ -353,7 +353,7 @@ def _check_calls(generation: Generation, served: ServedModel) -> None:
 
 
 def _check_budget(generation: Generation, served: ServedModel) -> None:
-    """Refuse a budget of thoughts if infd cannot read this model's thoughts. Raises Unsupported."""
+    """Refuse a budget of thoughts if infd cannot parse this model's thoughts. Raises Unsupported."""
     conversation = generation.input
     if isinstance(conversation, Conversation) and conversation.thinking.budget is not None:
         param = conversation.thinking.params["budget"]

@@ -29,7 +29,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
     add_generation_prompt  whether the prompt ends with the opening of an assistant message; None: true unless the
                            answer continues the final message
     continued              text of the final message, which the answer continues; None: the answer is a new message
-    thinking               what the request asks of thoughts
+    thinking               the request's fields about thoughts: effort, switch and budget
     template_variables     template variables that the request sets by name
     """
 

@@ -189,7 +189,7 @@ def template_variables(conversation: Conversation, served: ServedModel) -> dict[
     """Return the variables that a request sets in the template; chat_template_kwargs overrides other fields.
 
     Renders the template if the request switches thoughts or sets their effort. Raises Unsupported if the template reads
-    no variable for that, or refuses the value.
+    no variable for the switch or effort, or refuses the value.
     """
     thinking, template, tools = conversation.thinking, served.template, conversation.tools is not None
     variables = renamed(conversation.template_variables, template, tools=tools)

@@ -19,12 +19,12 @@ _BUDGETS = ("thinking_token_budget", "thinking_budget")  # variables of chat_tem
 
 
 class Thinking(Struct, frozen=True):
-    """What a request asks of its answers' thoughts. None: absent from the request.
+    """The settings of a request for its answers' thoughts. None: absent from the request.
 
-    effort   level of effort; none: no thought
-    enabled  whether to think
+    effort   level of effort; "none": no thought
+    enabled  whether the answers may contain thoughts
     budget   maximum tokens of a thought
-    params   request field of each of these, for error messages
+    params   name of a setting -> the request field that sets it, for error messages
     """
 
     effort: str | None = None
@@ -34,7 +34,7 @@ class Thinking(Struct, frozen=True):
 
 
 def thinking(request: ChatRequest) -> Thinking:
-    """Return what a request asks of thoughts. Raises InvalidRequest if two fields contradict each other."""
+    """Return a request's settings for thoughts. Raises InvalidRequest if two fields contradict each other."""
     found: dict[str, Any] = {}
     params: dict[str, str] = {}
     for name, param, value in _fields(request):
@@ -60,7 +60,7 @@ def template_variables(request: ChatRequest) -> dict[str, Any]:
 
 
 def _fields(request: ChatRequest) -> Iterator[tuple[str, str, Any]]:
-    """Yield each field as the name in Thinking, the request's field, and its value or None."""
+    """Yield for each request field about thoughts: the name in Thinking, the field's path, the value or None."""
     yield "effort", "reasoning_effort", request.reasoning_effort
     yield "enabled", "enable_thinking", request.enable_thinking
     for name in ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens"):

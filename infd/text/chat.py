@@ -183,11 +183,11 @@ class ChatTemplate:
         return self._probe({}, tools=tools) or ""
 
     def accepts(self, kwargs: Mapping[str, Any], *, tools: bool = False) -> bool:
-        """Return whether the template renders a short question with these variables, or not even without them."""
+        """Return whether `kwargs` do not make the template fail: it renders a short question, or fails without them."""
         return self._probe(kwargs, tools=tools) is not None or self._probe({}, tools=tools) is None
 
     def _probe(self, kwargs: Mapping[str, Any], *, tools: bool) -> str | None:
-        """Return the prompt of a short question, None if the template fails. Results are kept, `kwargs` are few."""
+        """Return the prompt of a short question; None if the template fails. Results are cached: few `kwargs` occur."""
         key = tools, *sorted(kwargs.items())
         if key not in self._probed:
             messages: list[Message] = [{"role": "user", "content": _PROBE}]

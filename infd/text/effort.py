@@ -1,7 +1,7 @@
 """Switch thoughts on or off, set their effort and announce their budget, through variables that a chat template reads.
 
-Templates name these variables differently, and accept different values. The names and the meaning of values are
-tables; whether a template reads a variable, and accepts a value, is found out from the template.
+Templates name these variables differently, and accept different values. The tables of this module list the names, and
+the meaning of values; the template itself shows which variables it reads, and which values it accepts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from infd.text.chat import ChatTemplate
 
-# By variable, the values with which a template thinks and does not think.
+# Variable -> the values that switch thoughts on and off.
 SWITCHES: Final[Mapping[str, tuple[Any, Any]]] = MappingProxyType(
     {
         "enable_thinking": (True, False),
@@ -26,7 +26,7 @@ SWITCHES: Final[Mapping[str, tuple[Any, Any]]] = MappingProxyType(
 )
 EFFORTS: Final = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 BUDGET: Final = "thinking_budget"
-_NO_EFFORT: Final = ("none", "no_think")  # values of EFFORTS with which a template does not think
+_NO_EFFORT: Final = ("none", "no_think")  # values of EFFORTS that switch thoughts off
 
 
 def switched(template: ChatTemplate, *, on: bool, effort: str | None, tools: bool) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def switched(template: ChatTemplate, *, on: bool, effort: str | None, tools: boo
 
 
 def renamed(variables: Mapping[str, Any], template: ChatTemplate, *, tools: bool) -> dict[str, Any]:
-    """Return variables that a request sets; a switch that the template does not read sets the template's own switch."""
+    """Return a request's variables, with the template's own switch in place of a switch that the template lacks."""
     found: dict[str, Any] = {}
     for name, value in variables.items():
         values = SWITCHES.get(name)

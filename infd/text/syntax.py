@@ -89,11 +89,11 @@ class Syntax(Struct, frozen=True):
 
     @property
     def reads_thoughts(self) -> bool:
-        """Whether thoughts of this model can be read."""
+        """Whether the thoughts of this model can be parsed."""
         return self.whole is not None or self.reasoning is not None
 
     def always_thinks(self, prompt: str) -> bool:
-        """Whether an answer after `prompt` begins with a thought, whatever the model prefers."""
+        """Return whether every answer to `prompt` begins with a thought."""
         return self.whole is not None or ((thought := self.thought(prompt)) is not None and thought.inside)
 
     @property
@@ -114,7 +114,7 @@ class Syntax(Struct, frozen=True):
     def budget(
         self, tokens: int, prompt: str, continued: str = "", *, calls: bool, answer: Constraint | None = None
     ) -> ThoughtBudget | None:
-        """Return the constraint that ends the thought after `tokens` tokens; None if the answer cannot hold a thought.
+        """Return the constraint that ends a thought after `tokens` tokens; None if the answer cannot contain a thought.
 
         prompt, continued  as in ReasoningSyntax.thought
         calls              whether calls may follow the thought
