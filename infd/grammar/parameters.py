@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _DEPTH: Final = 16  # most levels of references and alternatives
 _UNREADABLE: Final = re.compile(r'[<>"]|\A\s|\s\Z|\A\Z')
+_SEPARATING: Final = re.compile(r"[,:{}\[\]]")
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _UNNAMED: Final = ("additionalProperties", "unevaluatedProperties")  # ignored: the grammar lists the arguments
 _STATED: Final = frozenset({"$schema", "$defs", "type", "properties", "required", *_UNNAMED})
@@ -80,7 +81,7 @@ def parameters(
                 _refuse("a schema of arguments without names")
             root = prepare({**stated, "additionalProperties": False})  # the grammar lists the arguments
             reader = _Quoted if syntax.quoted else _Reader
-            reading = reader(root, limits, document, syntax.constants)
+            reading = reader(root, limits, document, syntax)
             read = reading.all()
             found.append(Parameters(read, None if read or further is False else reading.any()))
     return found
@@ -94,12 +95,12 @@ class _Reader:
         root: dict[str, Any],
         limits: Limits,
         document: Callable[[Any, Limits], Any],
-        constants: tuple[str, str, str],
+        syntax: CallSyntax,
     ) -> None:
         self._root = root
         self._limits = limits
         self._document = document
-        self._constants = constants
+        self._syntax = syntax
 
     def any(self) -> Parameter:
         """Return a parameter of any value."""
@@ -121,7 +122,7 @@ class _Reader:
     def _parameter(self, key: str, schema: Any, *, required: bool) -> Parameter | None:
         if schema is False:
             return None if not required else _refuse("arguments that have no value")
-        if _UNREADABLE.search(key) is not None:
+        if _UNREADABLE.search(key) is not None or (self._syntax.separator and _SEPARATING.search(key) is not None):
             _refuse(f"the name {key!r}")
         texts: list[str] = []
         patterns: list[tuple[str, ...]] = []
@@ -213,7 +214,7 @@ class _Quoted(_Reader):
             return None if not required else _refuse("arguments that have no value")
         if _IDENTIFIER.match(key) is None:
             _refuse(f"the name {key!r}")
-        true, false, null = self._constants
+        true, false, null = self._syntax.constants
         match schema:
             case {"type": ["boolean"], **others} if not others:
                 return Parameter(key, required, texts=(true, false))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from infd.text.tools import families_json, families_values, pythonic
+from infd.text.tools import braces, families_json, families_values, pythonic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from infd.text.tools.base import ToolSyntax
 
 SYNTAXES: Mapping[str, ToolSyntax] = MappingProxyType(
-    {**families_json.FAMILIES, **families_values.FAMILIES, **pythonic.FAMILIES}
+    {**families_json.FAMILIES, **families_values.FAMILIES, **pythonic.FAMILIES, **braces.FAMILIES}
 )
 ALIASES: Mapping[str, str] = MappingProxyType(  # names that other servers use
     {**families_json.ALIASES, **families_values.ALIASES, **pythonic.ALIASES}

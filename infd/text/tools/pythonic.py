@@ -78,6 +78,8 @@ class PythonicParser(MarkedCalls):
             self._emit_content(rest)
         elif self._state in (self._opened, self._call):
             self._refuse(rest)
+        elif self._state == self._value:
+            asides.append_arguments(self._literal.cut(rest))
 
     def _beginning(self, _: Asides) -> bool:
         words = self._pending.lstrip()
@@ -200,6 +202,11 @@ class Literal:
                 break
             at += used
         return at, "".join(parts)
+
+    def cut(self, rest: str) -> str:
+        """Return the end of a literal that is cut: the text of a word that `feed` has not translated."""
+        word = rest.strip()
+        return "" if self._quote or self._key or not word else (", " if self._comma else "") + word
 
     def _token(self, text: str, at: int, parts: list[str]) -> int:
         """Translate one token outside of strings. Returns the token's length, 0 for an incomplete token."""

@@ -99,9 +99,11 @@ class TagValuesParser(MarkedCalls):
         self._value: list[str] = []  # parts of a value that is emitted once it is complete
 
     def _cut(self, rest: str, asides: Asides) -> None:
-        """End the answer. The parts of a value or a mark that were held back belong to the call."""
+        """End the answer. A value that is cut keeps its text; a part of a mark belongs to the call."""
         if self._state == self._opened:
             self._refuse(rest)
+        elif self._state in (self._undecided, self._document):
+            asides.append_arguments("".join(self._value) + rest[: self._value_end(rest)[0]])
         self._value.clear()
 
     def _opened(self, asides: Asides) -> bool:

@@ -30,7 +30,7 @@ def transcripts(begin: str, between: str, end: str, *, bare: bool = False) -> di
         "no call": (f"{begin}six{end}", Message(f"{begin}six{end}")),
         "no keywords": (f"{begin}f(1){end}", Message(f"{begin}f(1){end}")),
         "cut within a text": (f"{begin}f(a='bc", Message(calls=(("f", '{"a": "bc'),))),
-        "cut within a number": (f"{begin}f(a=1, b=2", Message(calls=(("f", '{"a": 1, "b": '),))),
+        "cut within a number": (f"{begin}f(a=1, b=2", Message(calls=(("f", '{"a": 1, "b": 2'),))),
         "cut within the name": (f"{begin}wea", Message(f"{begin}wea")),
         "a number of 300 digits": (
             f"{begin}f(a={LONG}, b=[{LONG}], c={LONG}){end}",

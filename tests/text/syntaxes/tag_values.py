@@ -93,7 +93,7 @@ def transcripts(shape: Shape) -> dict[str, tuple[str, Message]]:
         ),
         "cut within a number": (
             section(write("f", {"i": "123"})).partition("23")[0],
-            Message(calls=(("f", '{"i": '),)),
+            Message(calls=(("f", '{"i": 1'),)),
         ),
         "cut within the name": (
             section(now).partition("now")[0] + "no",
