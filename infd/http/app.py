@@ -11,9 +11,10 @@ from aiohttp import web
 from infd.http import expectations, middleware
 from infd.http.apis.chat import CHAT
 from infd.http.apis.completions import COMPLETIONS
+from infd.http.apis.messages import MESSAGES
 from infd.http.connection import STALL_S, Connection
 from infd.http.connections import Connections
-from infd.http.routes import description, health, metrics, models, tokens, unknown
+from infd.http.routes import description, health, messages, metrics, models, tokens, unknown
 from infd.http.routes.generating import answering
 from infd.http.routes.render import rendering
 from infd.http.service import ERRORS, SERVICE, Service
@@ -38,8 +39,13 @@ SHUTDOWN_S: Final = 0.5
 FIRST_REQUEST_S: Final = 0.2
 CHECK_S: Final = 0.005
 
+COUNT_TOKENS: Final = "/v1/messages/count_tokens"
 # The APIs by path. The server accepts each path without the prefix /v1 too, as llama.cpp's clients expect.
-APIS: Final[dict[str, Api[Any]]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
+APIS: Final[dict[str, Api[Any]]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/messages": MESSAGES,
+}
 
 
 def application(service: Service) -> web.Application:
@@ -56,11 +62,12 @@ def application(service: Service) -> web.Application:
     )
     app[SERVICE] = service
     apis = {path: api for long, api in APIS.items() for path in (long, long.removeprefix("/v1"))}
-    app[ERRORS] = {path: api.errors for path, api in apis.items()}
+    app[ERRORS] = {path: api.errors for path, api in apis.items()} | {COUNT_TOKENS: MESSAGES.errors}
     app.on_response_prepare.append(middleware.finish_headers)
     routes = [
         *(web.post(path, answering(api)) for path, api in apis.items()),
         *(web.post(f"{path}/render", rendering(api)) for path, api in APIS.items()),
+        web.post(COUNT_TOKENS, messages.count_tokens),
         web.get("/v1/models", models.list_models),
         web.get("/v1/models/{id:.+}", models.show_model),
         web.get("/models", models.list_models),

@@ -90,13 +90,15 @@ class Keys:
             raise ConfigError(f"{origin}: holds no key, which would leave the server open")
         return cls(keys.values())
 
-    def identify(self, authorization: str | None) -> Key | None:
-        """Return the key in an Authorization header, or None if the server has no keys.
+    def identify(self, authorization: str | None, api_key: str | None = None) -> Key | None:
+        """Return the key in an Authorization header, else in X-Api-Key, or None if the server has no keys.
 
         Raises Unauthorized for a missing or unknown key.
         """
         if not self._keys:
             return None
+        if authorization is None and api_key is not None:
+            authorization = f"Bearer {api_key}"
         scheme, _, secret = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not secret:
             raise Unauthorized("an API key is required: send the header `Authorization: Bearer <key>`")

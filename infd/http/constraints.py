@@ -26,12 +26,11 @@ from infd.request import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from infd.http.schema.chat import ChatRequest
+    from infd.http.conversation import ToolSpec
     from infd.http.schema.constraints import ResponseFormat, StructuredOutputs
     from infd.http.schema.sampling import OpenAIRequest
-    from infd.http.schema.tools import Tool
     from infd.request import Plain
 
 # Fields of a response_format, by its type.
@@ -46,10 +45,14 @@ _NO_ARGUMENTS: Final = '{"type": "object", "properties": {}, "additionalProperti
 
 
 class Constrained(Struct, frozen=True):
-    """A constraint, and the request field that sets it, for error messages."""
+    """A constraint, and the request field that sets it, for error messages.
+
+    beside_calls  whether the field may accompany calls that are required: OpenAI's response_format constrains messages
+    """
 
     constraint: Plain
     param: str
+    beside_calls: bool = False
 
 
 def constrained(request: OpenAIRequest) -> Constrained | None:
@@ -75,61 +78,85 @@ class ConstrainedCalls(Struct, frozen=True):
     param: str
 
 
-def constrained_calls(request: ChatRequest, answer: Constrained | None) -> ConstrainedCalls | None:
-    """Return the constraint that tool_choice, strict tools or `answer` set on a request's calls; None: unconstrained.
+class CallChoice(Struct, frozen=True):
+    """What a request says about calls.
 
+    required  whether an answer consists of calls only
+    names     the only tools that may be called; None: all tools
+    param     request field of the names, for error messages
+    parallel  whether an answer may contain several calls
+    """
+
+    required: bool = False
+    names: tuple[str, ...] | None = None
+    param: str = "tool_choice"
+    parallel: bool = True
+
+
+def call_choice(choice: str | ToolChoice | None, parallel: bool | None) -> CallChoice:
+    """Return the choice of a chat request's tool_choice and parallel_tool_calls. Raises InvalidRequest, Unsupported."""
+    if not isinstance(choice, ToolChoice):
+        return CallChoice(choice == "required", parallel=parallel is not False)
+    if choice.type != "function":
+        raise Unsupported(f"tool_choice of type {shorten(choice.type)!r}", param="tool_choice.type")
+    if choice.function is None:
+        raise InvalidRequest("tool_choice of type function needs function.name", param="tool_choice.function")
+    # If tool_choice names a tool, OpenAI's API answers with one call.
+    return CallChoice(True, (choice.function.name,), "tool_choice.function.name", parallel=False)
+
+
+def constrained_calls(
+    tools: Sequence[ToolSpec], choice: CallChoice, answer: Constrained | None
+) -> ConstrainedCalls | None:
+    """Return the constraint of a request's calls, by the choice, strict tools or `answer`; None: unconstrained.
+
+    tools   the tools that may be called
     answer  the constraint of an answer without calls
 
-    Raises InvalidRequest, Unsupported.
+    Raises InvalidRequest.
     """
-    choice, tools = request.tool_choice, list(enumerate(request.tools or ()))
-    if not tools or choice == "none":
+    if not tools:
         return None
-    required = choice is not None and choice != "auto"
-    if required and answer is not None and not answer.param.startswith("response_format"):
+    required = choice.required
+    if required and answer is not None and not answer.beside_calls:
         raise InvalidRequest(
             f"tool_choice and {answer.param} each constrain the answer: send one of them", param=answer.param
         )
-    if isinstance(choice, ToolChoice):
-        tools = _named(choice, tools)
-    strict = [f"tools[{number}].function.strict" for number, tool in tools if tool.function.strict]
+    if choice.names is not None:
+        tools = _named(choice.names, choice.param, tools)
+    strict = [f"{tool.param}.strict" for tool in tools if tool.strict]
     if required:
         param = "tool_choice"
+    elif choice.names is not None:
+        param = choice.param
     elif strict:
         param = strict[0]
     elif answer is not None:
         param = answer.param
     else:
         return None
-    schemas = tuple(_tool_schema(tool, number, exact=required) for number, tool in tools)
-    # If tool_choice names a tool, OpenAI's API answers with one call.
-    parallel = request.parallel_tool_calls is not False and not isinstance(choice, ToolChoice)
-    return ConstrainedCalls(schemas, required, parallel, param)
+    schemas = tuple(_tool_schema(tool, exact=required) for tool in tools)
+    return ConstrainedCalls(schemas, required, choice.parallel, param)
 
 
-def _named(choice: ToolChoice, tools: list[tuple[int, Tool]]) -> list[tuple[int, Tool]]:
-    if choice.type != "function":
-        raise Unsupported(f"tool_choice of type {shorten(choice.type)!r}", param="tool_choice.type")
-    if choice.function is None:
-        raise InvalidRequest("tool_choice of type function needs function.name", param="tool_choice.function")
-    name = choice.function.name
-    named = [(number, tool) for number, tool in tools if tool.function.name == name]
-    if not named:
-        raise InvalidRequest(f"no tool is named {shorten(name)!r}", param="tool_choice.function.name")
-    return named
+def _named(names: Sequence[str], param: str, tools: Sequence[ToolSpec]) -> list[ToolSpec]:
+    known = {tool.name for tool in tools}
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(f"no tool is named {shorten(name)!r}", param=param)
+    return [tool for tool in tools if tool.name in names]
 
 
-def _tool_schema(tool: Tool, number: int, *, exact: bool) -> ToolSchema:
+def _tool_schema(tool: ToolSpec, *, exact: bool) -> ToolSchema:
     """Return the schema of a tool's arguments. Rendering the prompt has checked that the schema is JSON.
 
     exact  whether to enforce the schema even if the tool is not strict
     """
-    function, param = tool.function, f"tools[{number}].function.parameters"
-    if not exact and not function.strict:
+    if not exact and not tool.strict:
         schema = _ANY_ARGUMENTS
     else:  # as in OpenAI's API, a function without `parameters` has no arguments
-        schema = json_text(function.parameters, param) if is_set(function.parameters) else _NO_ARGUMENTS
-    return ToolSchema(function.name, schema, param)
+        schema = json_text(tool.parameters, tool.schema_param) if is_set(tool.parameters) else _NO_ARGUMENTS
+    return ToolSchema(tool.name, schema, tool.schema_param)
 
 
 def _constraints(request: OpenAIRequest) -> Iterator[Constrained]:
@@ -157,19 +184,21 @@ def _response_format(format: ResponseFormat) -> Iterator[Constrained]:
     _check_fields(format)
     match format.type:
         case "json_object" if is_set(format.schema):
-            yield Constrained(JsonSchema(json_text(format.schema, "response_format.schema")), "response_format.schema")
+            yield Constrained(
+                JsonSchema(json_text(format.schema, "response_format.schema")), "response_format.schema", True
+            )
         case "json_object":
-            yield Constrained(JsonObject(), "response_format")
+            yield Constrained(JsonObject(), "response_format", True)
         case "json_schema":
             param = "response_format.json_schema"
             if format.json_schema is None or not is_set(format.json_schema.schema):
                 raise InvalidRequest("response_format of type json_schema needs json_schema.schema", param=param)
             param += ".schema"
-            yield Constrained(JsonSchema(json_text(format.json_schema.schema, param)), param)
+            yield Constrained(JsonSchema(json_text(format.json_schema.schema, param)), param, True)
         case "structural_tag":
             parts = {name: getattr(format, name) for name in ("structures", "triggers", "format")}
             description = msgspec.json.encode({name: part for name, part in parts.items() if is_set(part)})
-            yield Constrained(StructuralTag(json_text(Raw(description), "response_format")), "response_format")
+            yield Constrained(StructuralTag(json_text(Raw(description), "response_format")), "response_format", True)
 
 
 def _check_fields(format: ResponseFormat) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Raw, Struct
 
 from infd.errors import InvalidRequest, Unsupported, shorten
 from infd.http.json_body import exceeds_depth
@@ -25,17 +26,43 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
 
-def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+class ToolSpec(Struct, frozen=True):
+    """A function that the model may call, in a form common to all APIs.
+
+    parameters   JSON schema of the arguments
+    param        request field of the function, for error messages
+    schema_name  name of the schema's field in `param`
+    """
+
+    name: str
+    description: str | None
+    parameters: Raw
+    strict: bool | None
+    param: str
+    schema_name: str = "parameters"
+
+    @property
+    def schema_param(self) -> str:
+        return f"{self.param}.{self.schema_name}"
+
+
+def tool_specs(tools: Sequence[Tool]) -> list[ToolSpec]:
+    """Return the functions of a chat request's tools."""
+    functions = ((f"tools[{number}].function", tool.function) for number, tool in enumerate(tools))
+    return [ToolSpec(each.name, each.description, each.parameters, each.strict, param) for param, each in functions]
+
+
+def template_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     """Return the tools as dicts for a chat template. The order of keys is fixed, so that equal tools render equally.
 
     Raises InvalidRequest, naming the tool.
     """
-    return [_tool(tool, f"tools[{number}].function") for number, tool in enumerate(tools)]
+    return [_tool(tool) for tool in tools]
 
 
-def offered_tools(tools: Sequence[Tool]) -> Offered:
+def offered_tools(tools: Sequence[ToolSpec]) -> Offered:
     """Return the tools that an answer may call."""
-    schemas = ((tool.function.name, bytes(tool.function.parameters)) for tool in tools)
+    schemas = ((tool.name, bytes(tool.parameters)) for tool in tools)
     return Offered({name: b"" if schema == bytes(ABSENT) else schema for name, schema in schemas})
 
 
@@ -86,24 +113,23 @@ def _content(message: Message, at: str) -> str | list[dict[str, str]]:
 
 def _call(call: Called, at: str) -> dict[str, Any]:
     # Some clients send an empty string for a call without arguments.
-    arguments = _object(call.function.arguments.encode("utf-8", "surrogatepass") or b"{}", f"{at}.arguments")
+    arguments = json_dict(call.function.arguments.encode("utf-8", "surrogatepass") or b"{}", f"{at}.arguments")
     read: dict[str, Any] = {"type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
     return read if call.id is None else {"id": call.id, **read}
 
 
-def _tool(tool: Tool, at: str) -> dict[str, Any]:
-    function = tool.function
-    described: dict[str, Any] = {"name": function.name}
-    if function.description is not None:
-        described["description"] = function.description
-    if (schema := bytes(function.parameters)) != bytes(ABSENT):
-        described["parameters"] = _object(schema, f"{at}.parameters")
-    if function.strict is not None:
-        described["strict"] = function.strict
-    return {"type": tool.type, "function": described}
+def _tool(tool: ToolSpec) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        described["description"] = tool.description
+    if (schema := bytes(tool.parameters)) != bytes(ABSENT):
+        described["parameters"] = json_dict(schema, tool.schema_param)
+    if tool.strict is not None:
+        described["strict"] = tool.strict
+    return {"type": "function", "function": described}
 
 
-def _object(data: bytes, param: str) -> dict[str, Any]:
+def json_dict(data: bytes, param: str) -> dict[str, Any]:
     """Parse a JSON object. Raises InvalidRequest, naming `param`."""
     if exceeds_depth(data, SCHEMA_DEPTH):
         raise InvalidRequest(f"{param} is nested more than {SCHEMA_DEPTH} levels deep", param=param)

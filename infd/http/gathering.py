@@ -137,7 +137,7 @@ class _Choice:
             self._finish,
             self._stop_reason,
             self._prompt,
-            joined(self._asides),
+            joined(self._asides, self._texts),
             self._error,
             self._end_id,
         )

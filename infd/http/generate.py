@@ -67,7 +67,13 @@ async def generate(
         answer = await _queue(generation, prompts, served, ticket, exchange, backend)
         prompt_ids = [prompt.ids for prompt in prompts]
         accepted = Accepted(
-            ticket, model, served.tokenizer, prompt_ids, answer.marked_up, fingerprint=backend.fingerprint()
+            ticket,
+            model,
+            served.tokenizer,
+            prompt_ids,
+            answer.marked_up,
+            fingerprint=backend.fingerprint(),
+            context_tokens=served.max_model_len,
         )
         format = format_of(accepted)
         exchange.errors = format

@@ -34,12 +34,15 @@ from infd.errors import (
 )
 from infd.http import connection, expectations, failure
 from infd.http.exchange import Exchange
+from infd.http.formats.messages import ANTHROPIC_VERSION, MESSAGES_ERRORS
 from infd.http.formats.openai import OPENAI_ERRORS
 from infd.http.service import ERRORS, EXCHANGE, SERVICE
 from infd.telemetry import log
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from infd.http.formats.base import Errors
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -60,7 +63,7 @@ async def log_access(request: web.Request, handler: Handler) -> web.StreamRespon
     client_id = request.headers.get("X-Request-Id", "")
     exchange = request[EXCHANGE] = Exchange(
         client_id=client_id if _CLIENT_ID.fullmatch(client_id) else None,
-        errors=request.app[ERRORS].get(request.path, OPENAI_ERRORS),
+        errors=_errors(request),
     )
     began = time.monotonic()
     client = connection.of(request)
@@ -70,7 +73,7 @@ async def log_access(request: web.Request, handler: Handler) -> web.StreamRespon
         response = await handler(request)
         status = response.status
         if not response.prepared:
-            response.headers["X-Request-Id"] = exchange.id
+            _set_request_id(response, exchange)
         return response
     except ConnectionError:
         # aiohttp detects the lost connection itself. A raised error would form a reference cycle with aiohttp's task.
@@ -138,7 +141,9 @@ async def authorize(request: web.Request, handler: Handler) -> web.StreamRespons
     service = request.app[SERVICE]
     path = _raw_path(request)
     if path not in OPEN and not (path == METRICS and service.config.metrics.public):
-        request[EXCHANGE].key = service.keys.identify(request.headers.get("Authorization"))
+        request[EXCHANGE].key = service.keys.identify(
+            request.headers.get("Authorization"), request.headers.get("X-Api-Key")
+        )
     return await handler(request)
 
 
@@ -154,7 +159,7 @@ async def finish_headers(request: web.Request, response: web.StreamResponse) -> 
     service = request.app[SERVICE]
     response.headers["Server"] = "infd"  # without a version number; /version reports it
     if (exchange := request.get(EXCHANGE)) is not None:
-        response.headers["X-Request-Id"] = exchange.id
+        _set_request_id(response, exchange)
     if response.status in _RETRYABLE:
         response.headers.setdefault("Retry-After", "1")
     service.origins.set_headers(request, response)
@@ -165,6 +170,16 @@ async def finish_headers(request: web.Request, response: web.StreamResponse) -> 
     if not response.keep_alive:
         response.headers["Connection"] = "close"
     connection.set_server_version(request)
+
+
+def _set_request_id(response: web.StreamResponse, exchange: Exchange) -> None:
+    response.headers["X-Request-Id"] = response.headers[exchange.errors.request_id_header] = exchange.id
+
+
+def _errors(request: web.Request) -> Errors:
+    """Return the encoder of errors: the API's of the path, else Anthropic's for a client that names its version."""
+    others = MESSAGES_ERRORS if ANTHROPIC_VERSION in request.headers else OPENAI_ERRORS
+    return request.app[ERRORS].get(request.path, others)
 
 
 def _raw_path(request: web.Request) -> str:

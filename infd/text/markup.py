@@ -9,12 +9,12 @@ returned text is never revoked.
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 
 class CallDelta(Struct):
@@ -26,15 +26,29 @@ class CallDelta(Struct):
     name: str | None = None
 
 
+class Run(Struct):
+    """Consecutive characters of one kind. A call's run begins the call or continues its arguments.
+
+    count  characters of content or thought; of a call, the characters of its arguments
+    call   index of the call
+    """
+
+    kind: Literal["content", "thought", "call"]
+    count: int
+    call: int = -1
+
+
 class Aside(Struct):
     """The parts of an answer that are not content.
 
     thought_tokens  tokens of the thought, its marks included
+    order           the order of thoughts, calls and content; empty if there is no thought and no call
     """
 
     thought: str = ""
     thought_tokens: int = 0
     calls: list[CallDelta] = []
+    order: list[Run] = []
 
 
 class Asides:
@@ -43,18 +57,36 @@ class Asides:
     most_calls  number of calls after which further calls are dropped; None: no limit
     """
 
-    __slots__ = ("_arguments", "_begun", "_calls", "_most_calls", "_thoughts", "thought_tokens")
+    __slots__ = ("_arguments", "_begun", "_calls", "_most_calls", "_order", "_thoughts", "thought_tokens")
 
     def __init__(self, most_calls: int | None = None) -> None:
         self.thought_tokens = 0
         self._thoughts: list[str] = []
         self._calls: list[CallDelta] = []
         self._arguments: list[list[str]] = []  # parts of the arguments of each call in _calls
+        self._order: list[Run] = []
         self._begun = 0
         self._most_calls = most_calls
 
     def think(self, text: str) -> None:
-        self._thoughts.append(text)
+        if text:
+            self._thoughts.append(text)
+            self._extend("thought", len(text))
+
+    def pass_content(self, text: str, *, before_call: bool) -> None:
+        """Record the place of content that a parser returned.
+
+        before_call  whether the content precedes the call that the parser began while it read the text
+        """
+        if not text:
+            return
+        run = self._order[-1] if self._order else None
+        if before_call and run is not None and run.kind == "call":
+            self._order.pop()
+            self._extend("content", len(text))
+            self._order.append(run)
+        else:
+            self._extend("content", len(text))
 
     def call(self, name: str, id: str | None = None) -> None:
         """Begin a call."""
@@ -62,6 +94,7 @@ class Asides:
         if self._wanted:
             self._calls.append(CallDelta(self._begun - 1, id=id or f"call_{secrets.token_hex(12)}", name=name))
             self._arguments.append([])
+            self._order.append(Run("call", 0, self._begun - 1))
 
     def append_arguments(self, text: str) -> None:
         """Append to the arguments of the latest call."""
@@ -70,16 +103,31 @@ class Asides:
                 self._calls.append(CallDelta(self._begun - 1))
                 self._arguments.append([])
             self._arguments[-1].append(text)
+            self._extend("call", len(text), self._begun - 1)
+
+    @property
+    def begun(self) -> int:
+        """The number of calls that have begun."""
+        return self._begun
 
     def take(self) -> Aside | None:
         """Return the thoughts and tool calls added since the last `take`, None if there are none."""
         if not (self._thoughts or self.thought_tokens or self._calls):
+            self._order.clear()
             return None
         for call, arguments in zip(self._calls, self._arguments, strict=True):
             call.arguments = "".join(arguments)
-        news = Aside("".join(self._thoughts), self.thought_tokens, self._calls)
+        news = Aside("".join(self._thoughts), self.thought_tokens, self._calls, self._order)
+        self._order = []
         self._thoughts, self._calls, self._arguments, self.thought_tokens = [], [], [], 0
         return news
+
+    def _extend(self, kind: Literal["content", "thought", "call"], count: int, call: int = -1) -> None:
+        run = self._order[-1] if self._order else None
+        if run is not None and run.kind == kind and run.call == call:
+            run.count += count
+        else:
+            self._order.append(Run(kind, count, call))
 
     @property
     def _wanted(self) -> bool:
@@ -123,8 +171,10 @@ class Reading:
         asides = self._asides
         if self._thoughts is not None:
             text = self._thoughts.feed(text, asides)
+        begun = asides.begun
         if self._calls is not None and text:
             text = self._calls.feed(text, asides)
+        asides.pass_content(text, before_call=asides.begun > begun)
         return text
 
     def count(self) -> None:
@@ -140,6 +190,7 @@ class Reading:
         text = "" if self._thoughts is None else self._thoughts.finish(asides)
         if self._calls is not None:
             text = self._calls.feed(text, asides) + self._calls.finish(asides)
+        asides.pass_content(text, before_call=False)
         return text
 
     def take(self) -> Aside | None:
@@ -147,8 +198,11 @@ class Reading:
         return self._asides.take()
 
 
-def joined(asides: Iterable[Aside | None]) -> Aside | None:
-    """Join the asides of one answer."""
+def joined(asides: Sequence[Aside | None], texts: Sequence[str] = ()) -> Aside | None:
+    """Join the asides of one answer.
+
+    texts  content beside each aside; empty: `order` is not needed
+    """
     news = [aside for aside in asides if aside is not None]
     if not news:
         return None
@@ -162,7 +216,14 @@ def joined(asides: Iterable[Aside | None]) -> Aside | None:
         "".join(aside.thought for aside in news),
         sum(aside.thought_tokens for aside in news),
         [CallDelta(index, "".join(arguments[index]), call.id, call.name) for index, call in calls.items()],
+        [run for aside, text in zip(asides, texts, strict=False) for run in _runs(aside, text)],
     )
+
+
+def _runs(aside: Aside | None, text: str) -> Sequence[Run]:
+    if aside is not None and aside.order:
+        return aside.order
+    return (Run("content", len(text)),) if text else ()
 
 
 def overlap(text: str, mark: str) -> int:

@@ -27,7 +27,7 @@ from infd.apart.client import Worker
 from infd.config import LimitsConfig
 from infd.errors import CheckpointError, RequestError, TextFailed
 from infd.http import json_body, sampling
-from infd.http.conversation import template_messages, template_tools
+from infd.http.conversation import template_messages, template_tools, tool_specs
 from infd.http.schema.chat import ChatRequest, Message
 from infd.http.schema.completions import CompletionRequest
 from infd.http.schema.tokens import DetokenizeRequest, TokenizeRequest
@@ -100,7 +100,7 @@ class RequestTarget(Target):
                 sampling.check(request, self._limits)
             if isinstance(request, ChatRequest):
                 template_messages(request.messages)
-                template_tools(request.tools or ())
+                template_tools(tool_specs(request.tools or ()))
         except RequestError:
             pass
 

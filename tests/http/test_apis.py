@@ -38,6 +38,8 @@ class PlainRequest(GenerationFields, kw_only=True):
 
 
 class PlainErrors:
+    request_id_header = "X-Plain-Id"
+
     def error_body(self, error: RequestError) -> bytes:
         return msgspec.json.encode({"wrong": str(error), "status": error.status})
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from infd.config import Config
 from infd.errors import InvalidRequest, NothingAllowed, Unsupported
 from infd.http.apis.chat import CHAT
-from infd.http.constraints import ConstrainedCalls, constrained, constrained_calls
+from infd.http.constraints import ConstrainedCalls, constrained
+from infd.http.generation import Conversation
 from infd.http.json_body import decode
 from infd.request import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag, ToolSchema
 from tests.engine.fake_grammars import Counted, CountedGrammar, FakeGrammars
@@ -170,7 +172,9 @@ JSON: dict[str, Any] = {"response_format": {"type": "json_object"}}
 def asked_calls(tools: list[Any], **fields: Any) -> Any:
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": tools, **fields}
     request = decode(json.dumps(body).encode(), CHAT.decoder, 128)
-    return constrained_calls(request, constrained(request))
+    generation = CHAT.generation(request, 0, Config())
+    assert isinstance(generation.input, Conversation)
+    return generation.input.constrained_calls
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import msgspec
 from infd.errors import InvalidRequest
 from infd.http import sampling
 from infd.http.apis.api import Api
-from infd.http.constraints import constrained, constrained_calls
-from infd.http.conversation import final_text, offered_tools, template_messages, template_tools
+from infd.http.constraints import call_choice, constrained, constrained_calls
+from infd.http.conversation import final_text, offered_tools, template_messages, template_tools, tool_specs
 from infd.http.formats.chat import ChatFormat
 from infd.http.formats.openai import OPENAI_ERRORS
 from infd.http.generation import Conversation, Generation
@@ -46,14 +46,15 @@ def generation(request: ChatRequest, body_bytes: int, config: Config) -> Generat
 
 def _conversation(request: ChatRequest, body_bytes: int, answer: Constrained | None) -> Conversation:
     # With tool_choice "none" the prompt contains no tools, because infd would not parse calls.
-    tools = None if request.tool_choice == "none" else request.tools
+    tools = None if request.tool_choice == "none" or request.tools is None else tool_specs(request.tools)
+    choice = call_choice(request.tool_choice, request.parallel_tool_calls)
     return Conversation(
         messages=partial(template_messages, request.messages),
         body_bytes=body_bytes,
         tools=None if tools is None else partial(template_tools, tools),
         offered=None if tools is None else offered_tools(tools),
         max_calls=1 if request.parallel_tool_calls is False else None,
-        constrained_calls=constrained_calls(request, answer),
+        constrained_calls=constrained_calls(tools or (), choice, answer),
         add_generation_prompt=request.add_generation_prompt,
         continued=final_text(request.messages) if request.continue_final_message else None,
         thinking=thinking(request),

@@ -37,10 +37,11 @@ ENTRY_BYTES: Final = 128
 class Accepted(Struct, frozen=True):
     """The properties of a queued generation that its format reports.
 
-    model        model name that the answer reports
-    prompts      token ids of each prompt
-    marked_up    whether thoughts or tool calls are parsed out of the answers; content may then be missing
-    fingerprint  changes with the weights and with infd's version
+    model           model name that the answer reports
+    prompts         token ids of each prompt
+    marked_up       whether thoughts or tool calls are parsed out of the answers; content may then be missing
+    fingerprint     changes with the weights and with infd's version
+    context_tokens  the model's context length
     """
 
     ticket: Ticket
@@ -49,10 +50,16 @@ class Accepted(Struct, frozen=True):
     prompts: Sequence[tuple[int, ...]]
     marked_up: bool = False
     fingerprint: str = ""
+    context_tokens: int = 0
 
 
 class Errors(Protocol):
-    """The format of an API's errors."""
+    """The format of an API's errors.
+
+    request_id_header  the response header that clients of the API read the request id from, beside X-Request-Id
+    """
+
+    request_id_header: str
 
     def error_body(self, error: RequestError) -> bytes:
         """Return the body of an error response."""

@@ -22,6 +22,8 @@ def detail(error: RequestError) -> ErrorDetail:
 class OpenAIErrors:
     """Errors as `{"error": {message, type, param, code}}`; routes that generate nothing use this format too."""
 
+    request_id_header = "X-Request-Id"
+
     def error_body(self, error: RequestError) -> bytes:
         return msgspec.json.encode(ErrorBody(error=detail(error)))
 

@@ -1,24 +1,35 @@
-"""GET /v1/models and /v1/models/{id}."""
+"""GET /v1/models and /v1/models/{id}, in OpenAI's format, or in Anthropic's for clients that name its version."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from infd.errors import InvalidRequest
 from infd.http import send
+from infd.http.formats.messages import ANTHROPIC_VERSION
+from infd.http.schema.anthropic import ModelInfo, ModelPage
 from infd.http.schema.models import ModelCard, ModelList
 from infd.http.service import SERVICE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from aiohttp import web
 
     from infd.http.served_model import ServedModel
+
+PAGE_MODELS: Final = 20  # Anthropic's default and limit
+LARGEST_PAGE: Final = 1000
 
 
 async def list_models(request: web.Request) -> web.StreamResponse:
     """Return an entry for each name of the served model, then for each loaded adapter."""
     served = request.app[SERVICE].model()
+    if ANTHROPIC_VERSION in request.headers:
+        return send.json(msgspec.json.encode(_page(served, request.query)))
     return send.json(
         msgspec.json.encode(ModelList(data=[_card(served, name) for name in (*served.names, *served.adapters)]))
     )
@@ -27,7 +38,42 @@ async def list_models(request: web.Request) -> web.StreamResponse:
 async def show_model(request: web.Request) -> web.StreamResponse:
     """Return the entry of one model or adapter. Ids may contain slashes."""
     served = request.app[SERVICE].model()
-    return send.json(msgspec.json.encode(_card(served, served.name(request.match_info["id"]))))
+    name = served.name(request.match_info["id"])
+    card = _info(served, name) if ANTHROPIC_VERSION in request.headers else _card(served, name)
+    return send.json(msgspec.json.encode(card))
+
+
+def _page(served: ServedModel, query: Mapping[str, str]) -> ModelPage:
+    """Return a page of the models in Anthropic's format. Raises InvalidRequest."""
+    names = [*served.names, *served.adapters]
+    limit = query.get("limit", str(PAGE_MODELS))
+    if not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit[:5]) <= LARGEST_PAGE:
+        raise InvalidRequest(f"limit is a number from 1 to {LARGEST_PAGE}", param="limit")
+    start, end = 0, len(names)
+    for field in ("after_id", "before_id"):
+        if (name := query.get(field)) is None:
+            continue
+        if name not in names:
+            raise InvalidRequest(f"{field} names no model", param=field)
+        if field == "after_id":
+            start = names.index(name) + 1
+        else:
+            end = names.index(name)
+            start = max(start, end - int(limit))
+    page = names[start:end][: int(limit)]
+    data = [_info(served, name) for name in page]
+    return ModelPage(
+        data=data,
+        has_more=start + len(page) < end,
+        first_id=page[0] if page else None,
+        last_id=page[-1] if page else None,
+    )
+
+
+def _info(served: ServedModel, name: str) -> ModelInfo:
+    created = datetime.fromtimestamp(served.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    longest = served.max_model_len
+    return ModelInfo(id=name, display_name=name, created_at=created, max_input_tokens=longest, max_tokens=longest)
 
 
 def _card(served: ServedModel, name: str) -> ModelCard:

@@ -10,7 +10,7 @@ import msgspec
 from infd.errors import InvalidRequest
 from infd.http import send
 from infd.http.body import read
-from infd.http.conversation import final_text, template_messages, template_tools
+from infd.http.conversation import final_text, template_messages, template_tools, tool_specs
 from infd.http.generation import Conversation
 from infd.http.prompt import SHORT_CHARACTERS, check_length, decode, encode, render
 from infd.http.sampling import check_ids
@@ -37,7 +37,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
         conversation = Conversation(
             messages=partial(template_messages, body.messages),
             body_bytes=size,
-            tools=partial(template_tools, body.tools) if body.tools else None,
+            tools=partial(template_tools, tool_specs(body.tools)) if body.tools else None,
             add_generation_prompt=body.add_generation_prompt,
             continued=final_text(body.messages) if body.continue_final_message else None,
             template_variables={} if variables is None else msgspec.to_builtins(variables),

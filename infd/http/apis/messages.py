@@ -1,0 +1,207 @@
+"""Anthropic's POST /v1/messages."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from infd.errors import InvalidRequest, Unsupported, shorten
+from infd.http import sampling
+from infd.http.apis.api import Api
+from infd.http.constraints import CallChoice, Constrained, constrained_calls, is_set, json_text
+from infd.http.conversation import ToolSpec, json_dict, offered_tools, template_tools
+from infd.http.formats.messages import MESSAGES_ERRORS, MessagesFormat
+from infd.http.generation import Conversation, Generation
+from infd.http.schema.anthropic import MessagesRequest
+from infd.http.thinking import Thinking
+from infd.request import JsonSchema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from infd.config import Config
+    from infd.http.schema.anthropic import (
+        Block,
+        InputMessage,
+        InputTool,
+        InputToolChoice,
+        MessagesFields,
+        ThinkingConfig,
+    )
+
+# Claude Code sends a block that differs from request to request, before all others: no prefix would ever be cached.
+_BILLING: Final = "x-anthropic-billing-header"
+_SCHEMA: Final = "output_config.format.schema"
+
+
+def generation(request: MessagesRequest, body_bytes: int, config: Config) -> Generation:
+    """Check a messages request and convert it to a Generation. Raises InvalidRequest, Unsupported."""
+    check(request)
+    stop_strings = tuple(request.stop_sequences or ())
+    sampling.check_fields(request, stop_strings, config.limits)
+    return Generation(
+        fields=request,
+        input=conversation(request, body_bytes),
+        prompt_param="messages",
+        body_bytes=body_bytes,
+        default_max_tokens=request.max_tokens,  # a default is cut to the rest of the context
+        constrained=_constrained(request),
+        stop_strings=stop_strings,
+    )
+
+
+def check(request: MessagesFields) -> None:
+    """Refuse a conversation that is invalid for every model. Raises InvalidRequest, Unsupported."""
+    sampling.refuse_unsupported(request, request.NEUTRAL)
+    if request.tool_choice is not None and request.tool_choice.type != "none" and not request.tools:
+        raise InvalidRequest("tool_choice is only for requests with tools", param="tool_choice")
+    for number, tool in enumerate(request.tools or ()):
+        if tool.type not in (None, "custom"):
+            raise Unsupported(f"a tool of type {shorten(tool.type)!r}", param=f"tools[{number}].type")
+
+
+def conversation(request: MessagesFields, body_bytes: int) -> Conversation:
+    """Return the conversation of a request. Raises InvalidRequest, Unsupported."""
+    choice = request.tool_choice
+    offered = () if choice is not None and choice.type == "none" else request.tools or ()
+    tools = [_spec(number, tool) for number, tool in enumerate(offered)]
+    final = request.messages[-1]
+    return Conversation(
+        messages=partial(_template_messages, request),
+        body_bytes=body_bytes,
+        tools=partial(template_tools, tools) if tools else None,
+        offered=offered_tools(tools) if tools else None,
+        max_calls=1 if choice is not None and choice.disable_parallel_tool_use else None,
+        constrained_calls=constrained_calls(tools, _call_choice(choice), _constrained(request)),
+        continued=_text_of(final.content, "messages") if final.role == "assistant" else None,
+        thinking=_thinking(request.thinking),
+        template_variables=_variables(request),
+    )
+
+
+def _thinking(config: ThinkingConfig | None) -> Thinking:
+    """Return the settings for thoughts. With type "adaptive" the model decides."""
+    if config is None or config.type == "adaptive":
+        return Thinking()
+    params = {"enabled": "thinking.type", "budget": "thinking.budget_tokens"}
+    return Thinking(enabled=config.type == "enabled", budget=config.budget_tokens, params=params)
+
+
+def _variables(request: MessagesFields) -> dict[str, Any]:
+    """Return the template's variables; a template drops those that it does not read.
+
+    Without `thinking` a model that can do without does not think. Clients send an effort whatever the model.
+    """
+    variables: dict[str, Any] = {} if request.thinking is not None else {"enable_thinking": False, "thinking": False}
+    if request.output_config is not None and request.output_config.effort is not None:
+        variables["reasoning_effort"] = request.output_config.effort
+    return variables
+
+
+def _spec(number: int, tool: InputTool) -> ToolSpec:
+    return ToolSpec(tool.name, tool.description, tool.input_schema, tool.strict, f"tools[{number}]", "input_schema")
+
+
+def _call_choice(choice: InputToolChoice | None) -> CallChoice:
+    if choice is None:
+        return CallChoice()
+    if choice.type == "tool" and choice.name is None:
+        raise InvalidRequest("tool_choice of type tool needs a name", param="tool_choice.name")
+    names = (choice.name or "",) if choice.type == "tool" else None
+    required = choice.type in ("any", "tool")
+    return CallChoice(required, names, "tool_choice.name", parallel=not choice.disable_parallel_tool_use)
+
+
+def _constrained(request: MessagesFields) -> Constrained | None:
+    if request.output_config is None or request.output_config.format is None:
+        return None
+    schema = request.output_config.format.schema
+    if not is_set(schema):
+        raise InvalidRequest("a format of type json_schema needs a schema", param=_SCHEMA)
+    return Constrained(JsonSchema(json_text(schema, _SCHEMA)), _SCHEMA, beside_calls=True)
+
+
+def _template_messages(request: MessagesFields) -> list[dict[str, Any]]:
+    """Return the messages as dicts for a chat template. Raises InvalidRequest, Unsupported, naming the block."""
+    messages: list[dict[str, Any]] = []
+    if isinstance(request.system, str):
+        messages.append({"role": "system", "content": request.system})
+    elif system := [part for part in _texts(request.system or (), "system") if not part["text"].startswith(_BILLING)]:
+        messages.append({"role": "system", "content": system})
+    for number, message in enumerate(request.messages):
+        convert = _assistant if message.role == "assistant" else _user
+        messages += convert(message, f"messages[{number}]")
+    return messages
+
+
+def _user(message: InputMessage, at: str) -> Iterator[dict[str, Any]]:
+    """Yield a message for each result of a tool, and for the text between results."""
+    if isinstance(message.content, str):
+        yield {"role": message.role, "content": message.content}
+        return
+    texts: list[dict[str, str]] = []
+    for number, block in enumerate(message.content):
+        where = f"{at}.content[{number}]"
+        if block.type != "tool_result":
+            texts += _texts((block,), where, indexed=False)
+            continue
+        if texts:
+            yield {"role": message.role, "content": texts}
+            texts = []
+        if block.tool_use_id is None:
+            raise InvalidRequest("a tool_result has a tool_use_id", param=f"{where}.tool_use_id")
+        content: Any = block.content or ""
+        if not isinstance(content, str):
+            content = _texts(content, f"{where}.content")
+        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+    if texts or not message.content:
+        yield {"role": message.role, "content": texts or ""}
+
+
+def _assistant(message: InputMessage, at: str) -> Iterator[dict[str, Any]]:
+    read: dict[str, Any] = {"role": "assistant", "content": _text_of(message.content, f"{at}.content")}
+    if not isinstance(message.content, str):
+        thoughts, calls = [], []
+        for number, block in enumerate(message.content):
+            where = f"{at}.content[{number}]"
+            if block.type == "thinking":
+                thoughts.append(block.thinking or "")
+            elif block.type == "tool_use":
+                calls.append(_call(block, where))
+        if thoughts:
+            read["reasoning_content"] = "".join(thoughts)
+        if calls:
+            read["tool_calls"] = calls
+    yield read
+
+
+def _call(block: Block, at: str) -> dict[str, Any]:
+    if not block.id or not block.name:
+        raise InvalidRequest("a tool_use has an id and a name", param=at)
+    arguments = json_dict(bytes(block.input) if is_set(block.input) else b"{}", f"{at}.input")
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _text_of(content: str | Sequence[Block], at: str) -> str:
+    """Return the text of an assistant's message: thoughts and calls are no text."""
+    if isinstance(content, str):
+        return content
+    said = [block for block in content if block.type not in ("thinking", "redacted_thinking", "tool_use")]
+    return "".join(part["text"] for part in _texts(said, at))
+
+
+def _texts(blocks: Sequence[Block], at: str, *, indexed: bool = True) -> list[dict[str, str]]:
+    parts = []
+    for number, block in enumerate(blocks):
+        where = f"{at}[{number}]" if indexed else at
+        if block.type != "text":
+            raise Unsupported(f"content of type {shorten(block.type)!r}", param=f"{where}.type")
+        if block.text is None:
+            raise InvalidRequest("a block of type 'text' has a text", param=f"{where}.text")
+        parts.append({"type": "text", "text": block.text})
+    return parts
+
+
+MESSAGES: Final = Api(msgspec.json.Decoder(MessagesRequest), generation, MessagesFormat, MESSAGES_ERRORS)

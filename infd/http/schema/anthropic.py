@@ -1,0 +1,199 @@
+"""Anthropic's POST /v1/messages and /v1/messages/count_tokens, and its models and errors.
+
+Requests accept fields of other versions and clients; fields known to change an answer are served or refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from infd.http.schema.chat import MESSAGES
+from infd.http.schema.sampling import GenerationFields, StopString
+from infd.http.schema.tools import CALLS, TOOLS, CallId, ToolName
+from infd.http.schema.unsupported import ABSENT, UnsupportedField
+
+
+class Block(Struct, kw_only=True):
+    """A content block of any type, with the fields of the types that infd reads.
+
+    input    arguments of a tool_use
+    content  of a tool_result
+    """
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: CallId | None = None
+    name: str | None = None
+    input: Raw = ABSENT
+    tool_use_id: CallId | None = None
+    content: str | Annotated[list[Block], Meta(max_length=4096)] | None = None
+
+
+class InputMessage(Struct, kw_only=True):
+    """One message of a request."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[Block], Meta(max_length=4096)]
+
+
+class InputTool(Struct, kw_only=True):
+    """A tool. Only tools of type "custom", the default, are supported."""
+
+    name: ToolName
+    type: str | None = None
+    description: str | None = None
+    input_schema: Raw = ABSENT
+    strict: bool | None = None
+
+
+class InputToolChoice(Struct, kw_only=True):
+    """Which tools an answer calls. `name` is for type "tool"."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingConfig(Struct, kw_only=True):
+    """Whether the model thinks before it answers, and whether the answer shows the thought."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(Struct, kw_only=True):
+    """The JSON schema of the answer's text."""
+
+    type: Literal["json_schema"]
+    schema: Raw
+
+
+class OutputConfig(Struct, kw_only=True):
+    """The effort of thinking, and the format of the answer's text."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class MessagesFields(GenerationFields, kw_only=True):
+    """The fields of a conversation, both to answer and to count."""
+
+    messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=MESSAGES)]
+    system: str | Annotated[list[Block], Meta(max_length=4096)] | None = None
+    tools: Annotated[list[InputTool], Meta(max_length=TOOLS)] | None = None
+    tool_choice: InputToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+
+    container: UnsupportedField = ABSENT
+    context_management: UnsupportedField = ABSENT
+    mcp_servers: UnsupportedField = ABSENT
+
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"context_management": ({},), "mcp_servers": ([],)}
+
+
+class CountTokensRequest(MessagesFields, kw_only=True):
+    """The body of a request to count a conversation's tokens."""
+
+
+class MessagesRequest(MessagesFields, kw_only=True):
+    """The body of a messages request."""
+
+    max_tokens: Annotated[int, Meta(ge=1)]
+    stop_sequences: Annotated[list[StopString], Meta(max_length=CALLS)] | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+
+
+class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):
+    """Text of an answer."""
+
+    text: str
+
+
+class ThinkingBlock(Struct, kw_only=True, tag_field="type", tag="thinking"):
+    """A thought of an answer. `signature` is opaque; infd ignores the signature of a thought that is sent back."""
+
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(Struct, kw_only=True, tag_field="type", tag="tool_use"):
+    """A tool call of an answer. `input` is a JSON object."""
+
+    id: str
+    name: str
+    input: Raw
+
+
+OutputBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class OutputTokensDetails(Struct, kw_only=True):
+    thinking_tokens: int
+
+
+class MessageUsage(Struct, kw_only=True):
+    """Tokens of a request. The prompt is the sum of all three input counts."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails | UnsetType = UNSET
+
+
+class OutputMessage(Struct, kw_only=True):
+    """A whole answer; in a stream's first event, without content and reason."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[OutputBlock]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(Struct, kw_only=True):
+    """The number of tokens of a conversation's prompt."""
+
+    input_tokens: int
+
+
+class ModelInfo(Struct, kw_only=True):
+    """A name that requests may send as `model`. `created_at` is in RFC 3339."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    max_tokens: int
+
+
+class ModelPage(Struct, kw_only=True):
+    """A page of the models."""
+
+    data: list[ModelInfo]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class MessageErrorDetail(Struct, kw_only=True):
+    type: str
+    message: str
+
+
+class MessageError(Struct, kw_only=True):
+    """The body of an error response, and the data of an error event."""
+
+    type: Literal["error"] = "error"
+    error: MessageErrorDetail
