@@ -93,7 +93,10 @@ def after_thought(thought: Thought, answer: str, token_of: TokenOf) -> Rules:
     answer    name of the answer's grammar
     token_of  returns the id of the token that spells a mark; None if no token does
     """
-    inside, rules = _text_to(thought.closing, "thought", token_of)
+    tokens = (mark for mark in thought.marks if thought.closing.startswith(mark) and token_of(mark) is not None)
+    first = next(tokens, thought.closing)  # text never matches a mark of several tokens, of which one is special
+    inside, rules = _text_to(first, "thought", token_of)
+    inside += _spelled(thought.closing.removeprefix(first), thought.marks, token_of)
     if thought.newlines:
         rules["NEWLINES"] = Pattern(rf"\n{{1,{thought.newlines}}}")
         inside += (Repeated(Reference("NEWLINES"), 0, 1),)

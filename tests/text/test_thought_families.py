@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from infd.text.reasoning.blocks import Block
 
 # Looked through by hand. Templates that are not named here have no thoughts, or one of these: channels of whole answers
-# (gpt-oss, muse, Solar, Kimi K3); a model that thinks unprompted, of which its template says nothing (MiMo-VL).
+# (gpt-oss, muse, Solar); a model that thinks unprompted, of which its template says nothing (MiMo-VL).
 PUBLISHED = {
     "apertus": {"llama.cpp/Apertus-8B-Instruct", "vllm/apertus"},
     "apriel": {"llama.cpp/Apriel-1.6-15b-Thinker-fixed", "llama.cpp/unsloth-Apriel-1.5"},
@@ -37,6 +37,7 @@ PUBLISHED = {
     "granite33": {"llama.cpp/ibm-granite-granite-3.3-2B-Instruct"},
     "hunyuan_a13b": {"vllm/hunyuan_a13b"},
     "hy_v3": {"llama.cpp/tencent-Hy3"},
+    "kimi_k3": {"llama.cpp/Kimi-K3"},
     "minimax_m3": {"llama.cpp/MiniMax-M3"},
     "mistral": {"llama.cpp/mistralai-Ministral-3-14B-Reasoning-2512"},
     "seed_oss": {"llama.cpp/ByteDance-Seed-OSS"},
@@ -103,6 +104,8 @@ def test_every_published_template_has_the_thoughts_of_its_family():
         ("llama.cpp/deepseek-ai-DeepSeek-V3.1", {"thinking": True}, True),
         ("llama.cpp/deepseek-ai-DeepSeek-V3.1", {}, None),
         ("llama.cpp/MiniMax-M2", {}, True),
+        ("llama.cpp/Kimi-K3", {}, True),
+        ("llama.cpp/Kimi-K3", {"thinking": False}, None),
         ("llama.cpp/MiniMax-M3", {}, False),
         ("llama.cpp/MiniMax-M3", {"thinking_mode": "enabled"}, True),
         ("llama.cpp/MiniMax-M3", {"thinking_mode": "disabled"}, None),
@@ -174,6 +177,15 @@ def test_the_marks_around_an_answer_are_no_content(name: str):
     assert read(Reading(family.start(closed, "")), ["Four", f".{closing}"]) == Message(f"Four.{closing}")
     assert read(Reading(family.start(closed, "")), [opening[:3]]) == Message(opening[:3])
     assert read(Reading(family.start(closed, "")), [f"{opening}a", closing[:3]]) == Message(f"a{closing[:3]}")
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.answer])
+def test_an_answer_that_the_prompt_has_opened_loses_its_closing_mark(name: str):
+    family = FAMILIES[name]
+    prompt = f"<|assistant|>{family.answer[0]}"
+    assert family.thought(prompt, "") is None
+    for parts in cuts(f"Four.\n{family.answer[1]}"):
+        assert read(Reading(family.start(prompt, "")), parts) == Message("Four.")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -83,6 +83,7 @@ class BlockParser:
         variants: Sequence[tuple[str, str]] = (),
         answer: Sequence[str] = (),
         closed: bool = False,
+        answering: bool = False,
     ) -> None:
         """Start before the block, or inside or after a block that the prompt has opened or closed.
 
@@ -90,6 +91,7 @@ class BlockParser:
         variants  further pairs of marks of the block
         answer    the marks before and after the answer that follows the block, both optional in the text; empty: none
         closed    whether the prompt has closed the block
+        answering whether the prompt has opened the answer
         """
         self.inside = thought.inside
         pairs = ((thought.opening, thought.closing), *variants)
@@ -98,7 +100,8 @@ class BlockParser:
         self._ends = tuple(ends)
         self._answer = tuple(answer)
         self._at_line_start = True
-        self._state = _State.INSIDE if thought.inside else _State.CLOSED if closed else _State.START
+        before = _State.ANSWER if answering else _State.CLOSED if closed else _State.START
+        self._state = _State.INSIDE if thought.inside else before
         self._pending = ""  # text that may begin a mark
         self._emitted = False  # whether part of the thought was emitted
         self._newlines = 0  # held back until more of the thought follows

@@ -44,6 +44,8 @@ class Block(Struct, frozen=True):
         return all(map(template.mentions, self.mentioned or (self.closing,)))
 
     def thought(self, prompt: str, continued: str) -> Thought | None:
+        if self._answering(prompt, continued):
+            return None
         for opening, closing in ((self.opening, self.closing), *self.variants):
             if continued.strip():
                 if continued.rfind(opening) > continued.rfind(closing):
@@ -60,11 +62,17 @@ class Block(Struct, frozen=True):
 
     def start(self, prompt: str, continued: str, ends: Sequence[str] = ()) -> BlockParser | None:
         thought = self.thought(prompt, continued)
+        if self._answering(prompt, continued):
+            return BlockParser(Thought(self.opening, self.closing), answer=self.answer, answering=True)
         if thought is not None:
             return BlockParser(thought, ends, variants=self.variants, answer=self.answer)
         if self.answer and not continued.strip():
             return BlockParser(Thought(self.opening, self.closing), answer=self.answer, closed=True)
         return None
+
+    def _answering(self, prompt: str, continued: str) -> bool:
+        """Return whether the prompt has opened the answer."""
+        return bool(self.answer) and not continued.strip() and prompt.rstrip().endswith(self.answer[0])
 
 
 QWEN3: Final = Block("<think>", "</think>")
@@ -107,6 +115,13 @@ FAMILIES: Final[Mapping[str, Block]] = MappingProxyType(
         "apriel": Block("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
         "longcat": Block("<longcat_think>", "</longcat_think>"),
         "kimi": Block("◁think▷", "◁/think▷"),
+        "kimi_k3": Block(
+            "<|open|>think<|sep|>",
+            "<|close|>think<|sep|>",
+            mentioned=("<|open|>", "<|close|>", "open_tag('think')"),
+            tokens=("<|open|>", "<|close|>", "<|sep|>"),
+            answer=("<|open|>response<|sep|>", "<|close|>response<|sep|><|close|>message<|sep|>"),
+        ),
         "qwen3": QWEN3,
     }
 )

@@ -55,6 +55,7 @@ class TagValues(Struct, frozen=True, kw_only=True):
                 are not part of the value
     strings     attributes of a parameter whose value is a string
     documents   attributes of a parameter whose value is JSON
+    verbatim    marks around a string that may contain `value_end`; empty: there are none
     """
 
     head: Parts
@@ -67,6 +68,7 @@ class TagValues(Struct, frozen=True, kw_only=True):
     newlines: bool = False
     strings: frozenset[str] = frozenset()
     documents: frozenset[str] = frozenset()
+    verbatim: tuple[str, str] | tuple[()] = ()
     grammar: CallSyntax | None = None
 
     @property
@@ -96,6 +98,7 @@ class TagValuesParser(MarkedCalls):
         self._first = True  # whether the next parameter is the first of its call
         self._types = typed.STRING
         self._quoted = False
+        self._value_mark = family.value_end  # of the value, with the mark of a verbatim string
         self._value: list[str] = []  # parts of a value that is emitted once it is complete
 
     def _cut(self, rest: str, asides: Asides) -> None:
@@ -157,6 +160,15 @@ class TagValuesParser(MarkedCalls):
         """Consume the newline before a value."""
         if not self._pending:
             return False
+        self._value_mark = self._family.value_end
+        if self._family.verbatim:
+            opening, closing = self._family.verbatim
+            if self._pending.startswith(opening):
+                self._pending = self._pending[len(opening) :]
+                self._value_mark = closing + self._value_mark
+                self._types = typed.STRING
+            elif opening.startswith(self._pending):
+                return False
         if self._family.newlines:
             self._pending = self._pending.removeprefix("\n")
         if self._types == typed.STRING:
@@ -206,7 +218,8 @@ class TagValuesParser(MarkedCalls):
     def _value_end(self, text: str) -> tuple[int, int | None]:
         """Return the end of the value, and the index after its closing mark; None if the value may continue."""
         family = self._family
-        place, after = text.find(family.value_end), len(family.value_end)
+        mark = self._value_mark
+        place, after = text.find(mark), len(mark)
         at = text.find(family.call_end) if self._unclosed is not None else -1
         while at >= 0 and self._unclosed is not None and not 0 <= place < at:
             found = self._unclosed.match(text, at)
@@ -217,7 +230,7 @@ class TagValuesParser(MarkedCalls):
                 break
             at = text.find(family.call_end, at + 1)
         if place < 0:
-            held = overlap(text, family.value_end)
+            held = overlap(text, mark)
             if self._unclosed is not None:
                 held = max(held, overlap(text, family.call_end))
             return self._without_newline(text, len(text) - held), None

@@ -165,6 +165,39 @@ def dsml(section: str) -> dict[str, tuple[str, Message]]:
     return {**transcripts(shape), "types that the model states": (one, Message(calls=(stated,)))}
 
 
+def kimi(name: str, values: dict[str, str]) -> str:
+    arguments = "".join(
+        f'<|open|>argument key="{key}"<|sep|>{value}<|close|>argument<|sep|>' for key, value in values.items()
+    )
+    return f'<|open|>call tool="{name}" index="1"<|sep|>{arguments}<|close|>call<|sep|>'
+
+
+def mini(name: str, values: dict[str, str]) -> str:
+    parameters = "".join(f'<param name="{key}">{value}</param>' for key, value in values.items())
+    return f'<function name="{name}">{parameters}</function>'
+
+
+KIMI = Shape(
+    kimi,
+    lambda *calls: f"<|open|>tools<|sep|>{''.join(calls)}<|close|>tools<|sep|>",
+    "<|close|>argument<|sep|>",
+    "<|close|>call<|sep|>",
+)
+MINI = Shape(mini, lambda *calls: "\n".join(calls), "</param>", "</function>")
+KIMI_STATED = (
+    '<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>'
+    '<|open|>argument key="i" type="string"<|sep|>7<|close|>argument<|sep|>'
+    '<|open|>argument key="s" type="number"<|sep|>7<|close|>argument<|sep|>'
+    "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>"
+)
+KIMIS = {"types that the model states": (KIMI_STATED, Message(calls=(("f", '{"i": "7", "s": 7}'),)))}
+MINIS = {
+    "a text between marks": (
+        mini("f", {"i": "<![CDATA[7]]>", "s": "<![CDATA[<a>]]</param>\n& b]]>", "x": "<![CDAT"}),
+        Message(calls=(("f", r'{"i": "7", "s": "<a>]]</param>\n& b", "x": "<![CDAT"}'),)),
+    ),
+}
+
 OWN = {
     "no newlines around a value": (
         "<tool_call><function=f><parameter=s>a</parameter><parameter=x>\n</parameter></function></tool_call>",
@@ -214,6 +247,8 @@ FAMILIES = {
         schemas=SCHEMAS,
     ),
     "step3": Family(transcripts(STEP), schemas=SCHEMAS),
+    "kimi_k3": Family({**transcripts(KIMI), **KIMIS}, templates=("llama.cpp/Kimi-K3",), schemas=SCHEMAS),
+    "minicpm5": Family({**transcripts(MINI), **MINIS}, templates=("llama.cpp/openbmb-MiniCPM5-1B",), schemas=SCHEMAS),
     "glm45": Family(
         transcripts(pairs("\n")),
         templates=(
