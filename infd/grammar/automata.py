@@ -75,6 +75,30 @@ def literal(text: str) -> Regular:
     return Join(tuple(Set(((ord(each), ord(each)),)) for each in text))
 
 
+class Work(Struct):
+    """The steps that a construction may still take.
+
+    whole  the work of several constructions, of which this is one; None: this construction alone
+    """
+
+    steps: int = _WORK
+    whole: Work | None = None
+
+    def part(self, steps: int) -> Work:
+        """Return the work of one of several constructions."""
+        return Work(steps, self)
+
+    def affords(self, steps: int) -> bool:
+        """Take steps; return whether they were left."""
+        self.steps -= steps
+        return (self.whole is None or self.whole.affords(steps)) and self.steps >= 0
+
+    def take(self, steps: int) -> None:
+        """Take steps. Raises GrammarFailed if fewer are left."""
+        if not self.affords(steps):
+            _too_large()
+
+
 class Automaton(Struct, frozen=True, eq=False):
     """A deterministic automaton that starts in state 0. Every state, except perhaps 0, leads to an accepting state.
 
@@ -100,13 +124,13 @@ class Automaton(Struct, frozen=True, eq=False):
             state = self.edges[state][at][2]
         return self.accepting[state]
 
-    def both(self, other: Automaton) -> Automaton:
+    def both(self, other: Automaton, work: Work | None = None) -> Automaton:
         """Return the intersection. Raises GrammarFailed for too large a result."""
-        return _product(self, other, lambda one, two: one and two)
+        return _product(self, other, lambda one, two: one and two, work or Work())
 
     def without(self, other: Automaton) -> Automaton:
         """Return the difference. Raises GrammarFailed for too large a result."""
-        return _product(self, other, lambda one, two: one and not two)
+        return _product(self, other, lambda one, two: one and not two, Work())
 
     def rules(self, prefix: str, spell: Callable[[Ranges], Expression], end: Expression = EMPTY) -> Rules:
         """Return the automaton as rules `prefix0`, `prefix1`, ..., numbered by state.
@@ -147,9 +171,9 @@ class Automaton(Struct, frozen=True, eq=False):
         return {target: ranges_of(ranges) for target, ranges in found.items()}
 
 
-def automaton(regular: Regular) -> Automaton:
+def automaton(regular: Regular, work: Work | None = None) -> Automaton:
     """Return the automaton of the texts that an expression matches as a whole. Raises GrammarFailed if too large."""
-    return _deterministic(_Positions(regular))
+    return _deterministic(_Positions(regular), work or Work())
 
 
 def automaton_of(texts: Iterable[str]) -> Automaton:
@@ -165,7 +189,7 @@ def automaton_of(texts: Iterable[str]) -> Automaton:
                 accepting.append(False)
             state = following
         accepting[state] = True
-    return _minimal([sorted((c, c, target) for c, target in row.items()) for row in tree], accepting, len(tree))
+    return _minimal([sorted((c, c, target) for c, target in row.items()) for row in tree], accepting, states=len(tree))
 
 
 class _Positions:
@@ -232,14 +256,13 @@ class _Positions:
         return frozenset(found)
 
 
-def _deterministic(positions: _Positions) -> Automaton:
+def _deterministic(positions: _Positions, work: Work) -> Automaton:
     start = positions.closure([positions.first], begin=True, end=False)
     # The start is a separate state, because its subset of nodes may recur later, where anchors at the beginning fail.
     numbers: dict[tuple[frozenset[int], bool], int] = {(start, True): 0}
     order = [(start, True)]
     edges: list[list[tuple[int, int, int]]] = []
     accepting: list[bool] = []
-    work = 0
     for nodes, begin in order:
         ending = positions.closure(nodes, begin=begin, end=True)
         accepting.append(positions.last in ending)
@@ -250,10 +273,10 @@ def _deterministic(positions: _Positions) -> Automaton:
             for low, high in ranges:
                 first = bisect.bisect_left(bounds, low)
                 last = bisect.bisect_left(bounds, high + 1)
-                work += last - first + 1
+                work.take(last - first + 1)
                 for at in range(first, last):
                     targets[at].add(after)
-        work += len(ending) + len(steps)
+        work.take(len(ending) + len(steps))
         closed: dict[frozenset[int], int] = {}
         row: list[tuple[int, int, int]] = []
         for at, several in enumerate(targets):
@@ -262,16 +285,16 @@ def _deterministic(positions: _Positions) -> Automaton:
             key = frozenset(several)
             if key not in closed:
                 subset = (positions.closure(key, begin=False, end=False), False)
-                work += len(subset[0])
+                work.take(len(subset[0]))
                 if subset not in numbers:
                     numbers[subset] = len(order)
                     order.append(subset)
                 closed[key] = numbers[subset]
             row.append((bounds[at], bounds[at + 1] - 1, closed[key]))
-        if work > _WORK or len(order) > 4 * STATES:
+        if len(order) > 4 * STATES:
             _too_large()
         edges.append(row)
-    return _minimal(edges, accepting)
+    return _minimal(edges, accepting, steps=5 * work.steps)
 
 
 def explored(
@@ -295,7 +318,7 @@ def explored(
     return _minimal(edges, [accepts(state) for state in order])
 
 
-def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool]) -> Automaton:
+def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool], work: Work) -> Automaton:
     """Return the product of two automata: an automaton whose states are pairs of their states.
 
     accept  returns whether the product accepts a text, given whether `one` and `two` accept the text
@@ -307,7 +330,6 @@ def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool
     edges: list[list[tuple[int, int, int]]] = []
     accepting: list[bool] = []
     keep = accept(True, False)
-    work = 0
     for a, b in order:
         accepting.append(accept(one.accepting[a], b >= 0 and two.accepting[b]))
         row: list[tuple[int, int, int]] = []
@@ -319,7 +341,7 @@ def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool
             while at <= high:
                 while index < len(others) and others[index][1] < at:
                     index += 1
-                work += 1
+                work.take(1)
                 if index < len(others) and others[index][0] <= at:
                     last, pair = min(high, others[index][1]), (target, others[index][2])
                 else:
@@ -332,15 +354,18 @@ def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool
                     row.append((at, last, numbers[pair]))
                 at = last + 1
         edges.append(row)
-        if work > _WORK or len(order) > 4 * STATES:
+        if len(order) > 4 * STATES:
             _too_large()
-    return _minimal(edges, accepting)
+    return _minimal(edges, accepting, steps=5 * work.steps)
 
 
-def _minimal(edges: list[list[tuple[int, int, int]]], accepting: list[bool], states: int = STATES) -> Automaton:
+def _minimal(
+    edges: list[list[tuple[int, int, int]]], accepting: list[bool], *, states: int = STATES, steps: int = 5 * _WORK
+) -> Automaton:
     """Remove states from which no accepting state is reachable, and merge equivalent states, by partition refinement.
 
     states  most states of the result
+    steps   most steps of merging
     """
     before: list[list[int]] = [[] for _ in edges]
     for state, row in enumerate(edges):
@@ -356,7 +381,7 @@ def _minimal(edges: list[list[tuple[int, int, int]]], accepting: list[bool], sta
     order = sorted(live | {0})
     rows = {state: [edge for edge in edges[state] if edge[2] in live] for state in order}
     groups = {state: int(accepting[state]) for state in order}
-    count, work = len(set(groups.values())), 0
+    count = len(set(groups.values()))
     while True:
         keys: dict[tuple[int, tuple[tuple[int, int, int], ...]], int] = {}
         refined = {}
@@ -368,12 +393,12 @@ def _minimal(edges: list[list[tuple[int, int, int]]], accepting: list[bool], sta
                     joined[-1] = (joined[-1][0], high, group)
                 else:
                     joined.append((low, high, group))
-            work += len(joined) + 1
+            steps -= len(joined) + 1
             refined[state] = keys.setdefault((groups[state], tuple(joined)), len(keys))
         groups = refined
         if len(keys) == count:
             break
-        if work > 5 * _WORK:  # merge no states: the automaton is larger, but correct
+        if steps < 0:  # merge no states: the automaton is larger, but correct
             groups = {state: number for number, state in enumerate(order)}
             break
         count = len(keys)

@@ -54,13 +54,13 @@ def parse(pattern: str, *, crate: bool = True) -> Regular:
 
     Raises GrammarFailed: invalid_grammar for a malformed expression, unsupported_grammar for word boundaries.
     """
-    return _Parser(pattern, crate).whole()
+    return Parser(pattern, crate).whole()
 
 
-class _Parser:
+class Parser:
     """A recursive-descent parser."""
 
-    def __init__(self, pattern: str, crate: bool) -> None:
+    def __init__(self, pattern: str, crate: bool = True) -> None:
         self._text = pattern
         self._crate = crate
         self._at = 0
