@@ -36,8 +36,10 @@ InfdError
 ├── StepTooLarge           a step did not fit the device's memory; a smaller step may
 ├── DeviceLost             the device is unusable; the daemon exits 70
 ├── NotAnswered            `infd chat` got no answer from the server; exit code 69
+│   └── RequestRefused     the server answered 400, e.g. to a schema; exit code 65
 └── StartError             the daemon cannot start; carries a sysexits code
     ├── UsageError         64
+    ├── InputMalformed     65, a file named on the command line
     ├── DeviceMissing      69
     ├── OutOfMemory        71
     ├── AddressUnavailable 71
@@ -332,6 +334,12 @@ class NotAnswered(InfdError):
     exit_code: ClassVar[int] = os.EX_UNAVAILABLE
 
 
+class RequestRefused(NotAnswered):
+    """The server answered 400: the message, the schema or an option has to change."""
+
+    exit_code = os.EX_DATAERR
+
+
 class StartError(InfdError):
     """The daemon cannot start. The message names the remedy."""
 
@@ -340,6 +348,12 @@ class StartError(InfdError):
 
 class UsageError(StartError):
     exit_code = os.EX_USAGE
+
+
+class InputMalformed(StartError):
+    """A file named on the command line does not contain what it should."""
+
+    exit_code = os.EX_DATAERR
 
 
 class DeviceMissing(StartError):

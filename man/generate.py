@@ -50,6 +50,10 @@ Stopped by a signal or infdctl, with no request cut off.
 .B 64
 Bad command line.
 .TP
+.B 65
+.BR "infd chat" :
+the schema's file holds no schema, or the server refused the request.
+.TP
 .B 69
 The device is missing; or no server answered
 .BR "infd chat" .

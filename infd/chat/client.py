@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from infd.errors import NotAnswered, UsageError
+from infd.errors import NotAnswered, RequestRefused, UsageError
 from infd.unixhttp import UnixConnection
 
 if TYPE_CHECKING:
@@ -210,6 +210,8 @@ class ChatClient:
         except msgspec.MsgspecError:
             refusal = None
         reason = refusal.message if refusal is not None and refusal.message else f"{response.status} {response.reason}"
+        if response.status == http.HTTPStatus.BAD_REQUEST:
+            raise RequestRefused(reason)
         raise NotAnswered(reason + hint)
 
     def _lost(self, error: Exception) -> NotAnswered:

@@ -8,23 +8,26 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from infd.chat.client import Turn
-from infd.errors import UsageError
+from infd.errors import InputMalformed, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def read_schema(file: Path) -> dict[str, Any]:
-    """Return the `response_format` of answers that satisfy the JSON schema in a file. Raises UsageError."""
+    """Return the `response_format` of answers that satisfy the JSON schema in a file.
+
+    Raises UsageError for an unreadable file, InputMalformed for a file without a schema.
+    """
     try:
         text = file.read_bytes().strip()
         schema = json.loads(text)
     except OSError as error:
         raise UsageError(f"--schema {file}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--schema {file}: not JSON: {error}") from error
+        raise InputMalformed(f"--schema {file}: not JSON: {error}") from error
     if not isinstance(schema, dict | bool):
-        raise UsageError(f"--schema {file}: a JSON schema is an object or a boolean")
+        raise InputMalformed(f"--schema {file}: a JSON schema is an object or a boolean")
     # The request contains the file's text: decoding and encoding could change numbers.
     named = {"name": "answer", "schema": msgspec.Raw(text), "strict": True}
     return {"type": "json_schema", "json_schema": named}

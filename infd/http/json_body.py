@@ -32,7 +32,10 @@ def decode(data: bytes | bytearray, decoder: msgspec.json.Decoder[T], depth_limi
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        message, param = _describe(str(error), decoder.type, data)
+        try:
+            message, param = _describe(str(error), decoder.type, data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as malformed:  # behind the refused value
+            raise InvalidRequest(f"the body is not valid JSON: {malformed}", code="invalid_json") from None
         raise InvalidRequest(message, param=param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
@@ -77,7 +80,8 @@ def _wrong_key(data: bytes | bytearray, path: str) -> str:
     for step in _STEP.findall(path):
         found = found[int(step) if isinstance(found, list) else step]
     keys: list[str] = list(found)
-    return next((key for key in keys if not key.isdecimal()), None) or max(keys, key=int)
+    wrong = next((key for key in keys if not key.isdecimal()), None)
+    return max(keys, key=lambda key: (len(key), key)) if wrong is None else wrong  # the largest number
 
 
 @cache  # type_info(ChatRequest) takes two milliseconds

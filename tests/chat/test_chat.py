@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import socket
 import stat
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from infd.chat.client import AnswerPart, ChatClient, Ending, Turn
 from infd.chat.conversation import Conversation, read_schema
 from infd.chat.screen import Plain, Terminal
 from infd.chat.talk import answer
-from infd.errors import NotAnswered, UsageError
+from infd.errors import NotAnswered, StartError, UsageError
 from infd.http.auth import Keys
 from tests.http.endpoint import serving
 from tests.http.model import MODEL
@@ -224,19 +225,22 @@ def test_a_schema_is_sent_as_it_is_written(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "says", "code"),
     [
-        (None, "No such file"),
-        (b"{", "not JSON"),
-        (b"\xff", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        (b"3", "object or a"),
+        (None, "No such file", os.EX_USAGE),
+        (b"{", "not JSON", os.EX_DATAERR),
+        (b"\xff", "not JSON", os.EX_DATAERR),
+        (b"[" * 100_000, "not JSON", os.EX_DATAERR),
+        (b"3", "object or a", os.EX_DATAERR),
     ],
     ids=["none", "cut", "latin", "deep", "number"],
 )
-def test_a_file_without_a_schema_is_a_usage_error(tmp_path: Path, content: bytes | None, says: str):
+def test_a_file_without_a_schema_ends_with_the_code_of_bad_input(
+    tmp_path: Path, content: bytes | None, says: str, code: int
+):
     file = tmp_path / "schema.json"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(StartError, match=says) as failed:
         read_schema(file)
+    assert failed.value.exit_code == code

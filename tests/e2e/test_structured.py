@@ -236,6 +236,17 @@ def test_infd_chat_prints_an_answer_that_satisfies_a_schema(daemon: Daemon, tmp_
     assert done.stderr == ""
 
 
+def test_infd_chat_ends_with_the_code_of_bad_input_for_a_schema_that_the_server_refuses(daemon: Daemon, tmp_path: Path):
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "thing"}')
+    host, port = daemon.address
+    command = [sys.executable, "-m", "infd", "chat", "--url", f"http://{host}:{port}", "--schema", str(file)]
+    done = subprocess.run(command, input="Draw a circle.", capture_output=True, text=True, check=False, cwd=ROOT)
+
+    assert done.returncode == os.EX_DATAERR
+    assert "type" in done.stderr
+
+
 async def test_a_client_that_leaves_ends_its_constrained_choices(daemon: Daemon):
     before = (await asyncio.to_thread(idle_status, daemon)).terminal["disconnect"]
     body = {"prompt": "once", "stream": True, "n": 2, **LONG}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infd.errors import InvalidRequest
+from infd.errors import InvalidRequest, shorten
 from infd.http.json_body import decode, exceeds_depth
 from infd.http.schema.chat import ChatRequest
 from infd.http.schema.completions import CompletionRequest
@@ -75,6 +75,8 @@ USER = {"role": "user", "content": "hi"}
         ({"messages": [USER], "logit_bias": {"5": 101}}, "logit_bias"),
         ({"messages": [USER], "logit_bias": {"-5": 1}}, "logit_bias.-5"),
         ({"messages": [USER], "logit_bias": {"five": 1}}, "logit_bias.five"),
+        ({"messages": [USER], "logit_bias": {"": 1, "5": 1}}, "logit_bias."),
+        ({"messages": [USER], "logit_bias": {"5": 1, "9" * 5000: 1}}, f"logit_bias.{shorten('9' * 5000)}"),
         ({"messages": [USER], "stop": ["a", ""]}, "stop[1]"),
         ({"messages": [USER], "stop_token_ids": [1, -1]}, "stop_token_ids[1]"),
         ({"messages": [USER], "request_id": "a\n"}, "request_id"),
@@ -89,6 +91,13 @@ def test_a_wrong_value_is_named_by_its_path(body: dict[str, Any], param: str):
         decode(json.dumps(body).encode(), CHAT, 128)
 
     assert caught.value.param == param
+
+
+def test_a_wrong_key_before_malformed_json_is_malformed_json():
+    with pytest.raises(InvalidRequest, match="not valid JSON") as caught:
+        decode(b'{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"five": 1}, "n"}', CHAT, 128)
+
+    assert caught.value.code == "invalid_json"
 
 
 @pytest.mark.parametrize(

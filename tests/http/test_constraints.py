@@ -64,7 +64,7 @@ def asked(**fields: Any) -> Any:
             "structured_outputs.json_object",
         ),
         (
-            {"structured_outputs": {"json_object": True, "disable_additional_properties": False}},
+            {"structured_outputs": {"json_object": True, "disable_additional_properties": False, "backend": "auto"}},
             JsonObject(),
             "structured_outputs.json_object",
         ),
@@ -149,6 +149,7 @@ def test_without_a_constraint_any_text_may_follow(fields: dict[str, Any]):
             Unsupported,
             "structured_outputs.whitespace_pattern",
         ),
+        ({"structured_outputs": {"regex": "a", "backend": "outlines"}}, Unsupported, "structured_outputs.backend"),
     ],
     ids=str,
 )

@@ -45,6 +45,7 @@ NEUTRAL = {
     "function_call": "none",
     "functions": None,
     "grammar_lazy": False,
+    "guided_decoding_backend": "auto",
     "guided_json": None,
     "length_penalty": 1.0,
     "logits_processors": None,

@@ -37,7 +37,10 @@ class ResponseFormat(Struct, kw_only=True):
 
 
 class StructuredOutputs(Struct, kw_only=True):
-    """The field `structured_outputs`: exactly one constraint, and options. JSON may be an object or a string."""
+    """The field `structured_outputs`: exactly one constraint, and options. JSON may be an object or a string.
+
+    backend  vLLM: the library that enforces the constraint; here the operator chooses the library (grammar.engine)
+    """
 
     json: Raw = ABSENT
     regex: Text | None = None
@@ -47,8 +50,12 @@ class StructuredOutputs(Struct, kw_only=True):
     structural_tag: Raw = ABSENT
     disable_any_whitespace: bool | None = None
     disable_fallback: bool | None = None  # vLLM: use no second grammar library; infd never falls back
+    backend: UnsupportedField = ABSENT
     disable_additional_properties: UnsupportedField = ABSENT
     whitespace_pattern: UnsupportedField = ABSENT
 
     SUPPORTED: ClassVar[frozenset[str]] = frozenset({"json", "structural_tag"})
-    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"disable_additional_properties": (False,)}
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "backend": ("auto",),
+        "disable_additional_properties": (False,),
+    }

@@ -105,6 +105,7 @@ class OpenAIRequest(GenerationFields, kw_only=True):
     SUPPORTED: ClassVar[frozenset[str]] = frozenset({"guided_json", "json_schema", "structural_tag"})
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         "grammar_lazy": (False,),
+        "guided_decoding_backend": ("auto",),
         "kv_transfer_params": ({},),
         "length_penalty": (1, 1.0),
         "logits_processors": ([],),
