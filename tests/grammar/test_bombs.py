@@ -51,8 +51,26 @@ def chained(levels: int, keyword: str) -> JsonSchema:
 PATTERNS = {"allOf": [{"pattern": f".*{a}.*{b}"} for a in "abcdef" for b in "uvwxyz"]}
 TOOL = ToolSchema("f", json.dumps({"properties": {"a": PATTERNS}, "required": ["a"]}), "tools[0]")
 NO_ARGUMENTS = ToolSchema("f", '{"type": "object"}', "tools[0]")
+CRASHES_ELSEWHERE: dict[str, Constraint] = {  # CVE-2025-48942, -48943, -48944 of vLLM
+    "a type that is none": schema(type="something", properties={"a": {"type": "strin"}}),
+    "a pattern of a lone quantifier": schema(type="string", pattern="*"),
+    "a pattern of an open class": schema(type="string", pattern="[a-z"),
+    "an open class": Regex("[a-z"),
+    "a lone backslash": Regex("\\"),
+    "properties that are a string": schema(properties="stone"),
+    "a schema that is a string": JsonSchema('"stone"'),
+    "a schema that is no JSON": JsonSchema("{"),
+    "arguments of no type": Calls(GRAMMAR, (ToolSchema("f", '{"type": "something"}', "tools[0]"),), required=True),
+    "a recursive Lark rule without end": Lark("start: a\na: b\nb: a"),
+}
 REFUSED: dict[str, Constraint] = {
+    **CRASHES_ELSEWHERE,
+    "500 optional properties": schema(**properties(500)),
+    "1,000 optional properties": schema(**properties(1000)),
+    "2,000 optional properties": schema(**properties(2000)),
     "5,000 optional properties": schema(**properties(5000)),
+    "10,000 required names": schema(type="object", required=[f"p{each}" for each in range(10_000)]),
+    "an enum of 50,000": schema(enum=[f"value {each}" for each in range(50_000)]),
     "2,000 properties": schema(**properties(2000, required=True)),
     "an enum of 200,000": schema(enum=[str(each) for each in range(200_000)]),
     "an enum of 20,000": schema(enum=list(range(20_000))),
@@ -62,6 +80,7 @@ REFUSED: dict[str, Constraint] = {
     "3^12 alternatives": schema(
         allOf=[{"anyOf": [{"properties": {f"a{i}{j}": {"type": "null"}}} for j in range(3)]} for i in range(12)]
     ),
+    "integers beyond 64 bits": schema(type="integer", minimum=-(10**30), maximum=10**30),
     "an integer of 9,000 digits": JsonSchema('{"minimum": ' + "1" * 9000 + "}"),
     "a schema of itself": JsonSchema('{"$ref": "#"}'),
     "multipleOf 1e-300": JsonSchema('{"type": "number", "multipleOf": 1e-300}'),
