@@ -174,5 +174,5 @@ def _faults(config: PeftConfig, module: str, a: StoredTensor, b: StoredTensor, p
 
 
 def _bare(module: str) -> str:
-    """Return a module's name without the prefix, which depends on the version of transformers."""
+    """Return a module's name without its prefix: the prefix depends on the version of transformers."""
     return module.removeprefix(next(root for root in ROOTS if module.startswith(root)))

@@ -1,10 +1,10 @@
 """The registry of loaded adapters: names, generations, host memory.
 
-Each load of a name is a new generation; a request keeps the generation it
-started with. Weights of unused adapters may be evicted from host memory, and are
-read again for the next request; a request fails if the files changed since the
-load. A request whose adapter does not fit beside the adapters in use waits for
-memory; meanwhile at most `patience` later requests for adapters in memory start.
+Each load of a name is a new generation; a request uses the generation with which
+it started. Weights of unused adapters may be evicted from host memory, and are read
+again for the next request; a request fails if the files changed since the load. A
+request whose adapter does not fit beside the adapters in use waits for memory;
+meanwhile at most `patience` later requests for adapters in memory start.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def transformers_length(config: Mapping[str, Any]) -> int:
 
     Raises CheckpointError.
     """
-    from infd.models.transformers.admission import admit  # imports transformers, which takes seconds
+    from infd.models.transformers.admission import admit  # imports transformers, for seconds
 
     try:
         length = getattr(admit(config).config, "max_position_embeddings", None)

@@ -42,7 +42,7 @@ class Cache(Resource):
         self._running = 0  # sequences that hold pages
         self._found: tuple[int, Tables] = (0, [])  # tokens and pages of the prefix hit that `fits` has accepted
         self._refused: tuple[Sequence, int] | None = None  # the sequence that did not fit, and the pages available then
-        self._unsettled: dict[int, dict[Sequence, list[int]]] = {}  # by step in flight and sequence: filled pages
+        self._unsettled: dict[int, dict[Sequence, list[int]]] = {}  # filled pages, by step in flight and sequence
 
     # Admission
 

@@ -36,7 +36,7 @@ class PageGroup(Struct, frozen=True, kw_only=True):
         return range(self.pages_droppable(computed), ceil_div(planned, self.page_tokens))
 
     def pages_droppable(self, computed: int) -> int:
-        """Return how many leading pages no query at position `computed` or later attends to."""
+        """Return the number of leading pages to which no query at position `computed` or later attends."""
         if self.window is None:
             return 0
         return max(0, computed - self.window + 1) // self.page_tokens

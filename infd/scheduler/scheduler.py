@@ -60,7 +60,7 @@ class Scheduled(Struct):
 
     @property
     def admitted(self) -> list[Sequence]:
-        """The sequences admitted to this step, which are the sequences of the last spans, in the order of the joins."""
+        """The sequences admitted to this step: the sequences of the last spans, in the order of the joins."""
         return self.sequences[len(self.sequences) - len(self.plan.joins) :]
 
 

@@ -37,7 +37,7 @@ class Packable(Protocol):
 class Form(Protocol):
     """The stored form of a weight matrix [out, in], and products with it.
 
-    shape, dtype  of `storage`, the tensor that stores the matrix; its contents are arbitrary until placed
+    shape, dtype  of `storage`, the tensor that stores the matrix; arbitrary until `place` stores rows
     least_rows    smallest number of rows at which a product's row does not depend on the number of rows; see LEAST_ROWS
     wide          dtype of `wide` products: float32, or the activations' dtype if float32 needs another pass
     """

@@ -1,8 +1,8 @@
 """FlashInfer's state on one device: workspace, wrappers, and XQA, the kernel without a plan.
 
 XQA reads lengths and page tables on the device, so the host does no work between steps, and captured calls stay valid.
-XQA supports one query per sequence, certain page sizes, and no softcap. With an fp8 cache XQA also quantizes queries
-and weights to fp8, which the other kernels do not; so XQA is not used with an fp8 cache.
+XQA supports one query per sequence, certain page sizes, and no softcap. XQA is not used with an fp8 cache: it would
+also quantize queries and weights to fp8; the other kernels do not.
 """
 
 from __future__ import annotations

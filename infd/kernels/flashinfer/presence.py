@@ -1,4 +1,4 @@
-"""Report why FlashInfer's kernels are unavailable, without importing flashinfer, which takes seconds."""
+"""Report why FlashInfer's kernels are unavailable. Does not import flashinfer: the import takes seconds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """int4 weights in plain torch: the oracle of the int4 forms.
 
 A group of 32 weights of a row is stored as integers from -8 to 7 and a bfloat16 scale, chosen so that the weight of
-largest magnitude becomes -8. Activations are quantized to int8 in groups of 32 before each product, which loses
-about as much precision as bfloat16.
+largest magnitude becomes -8. Activations are quantized to int8 in groups of 32 before each product. Quantizing
+activations loses about as much precision as rounding them to bfloat16.
 """
 
 from __future__ import annotations

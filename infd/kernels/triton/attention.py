@@ -2,7 +2,7 @@
 
 A program computes one split of a tile's keys (`tiles.py`), for all query heads of one key head: queries times heads are
 the rows of one matrix product. A second kernel merges splits. The device computes each split's key range from the true
-lengths. Arguments that change from step to step are excluded from Triton's specialization, which would recompile.
+lengths. Arguments that change from step to step are excluded from Triton's specialization, to avoid recompiling.
 
 An fp8 cache is converted to the queries' dtype. It has one scale for each head: the keys' scale multiplies the scores,
 the values' scale the result.

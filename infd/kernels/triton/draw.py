@@ -1,9 +1,9 @@
 """Token sampling on a GPU: one program per row, without sorting and without waiting for the device.
 
-Top-k and top-p keep every token down to a smallest logit, found by bisection over the bits of the float, which as
-integers have the order of the floats. Each guess is evaluated by the number or the probability mass of the tokens that
-the guess keeps; once a single token is between a guess that keeps too little and a guess that keeps enough, the limit
-is exact. Equally likely tokens are kept or dropped together.
+Top-k and top-p keep every token down to a smallest logit, found by bisection over the bits of the float: as integers,
+the bits of positive floats are in the order of the floats. Each guess is evaluated by the number or the probability
+mass of the tokens that the guess keeps; once a single token is between a guess that keeps too little and a guess that
+keeps enough, the limit is exact. Equally likely tokens are kept or dropped together.
 
 One pass over the row finds the four likeliest tokens of each lane, and the likeliest token missing from these four; in
 a usual vocabulary, the lanes' tokens include the likeliest two thousand tokens. Most limits are among the lanes' tokens

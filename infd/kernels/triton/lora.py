@@ -7,8 +7,8 @@ rows and weights from two tables: one for the step (`Tiles`), one for the produc
 In captured steps each device slot is a group, and there is one tile per row; the programs of unused tiles exit at once.
 The tables cover all slots, and more ranks than requested, so that another adapter seldom requires another graph.
 
-Only three block sizes are compile-time constants that depend on the adapters: a step with several adapters compiles no
-kernel that steps with each adapter alone would not compile.
+Only three block sizes are compile-time constants that depend on the adapters. A step with several adapters uses only
+kernels that steps with one of these adapters also use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Report why Triton's kernels are unavailable, without importing triton, which takes a second."""
+"""Report why Triton's kernels are unavailable. Does not import triton: the import takes a second."""
 
 from __future__ import annotations
 

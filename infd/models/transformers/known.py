@@ -1,7 +1,7 @@
 """Name the models that infd cannot run with transformers' code, without importing transformers.
 
-Importing transformers, which imports torch, takes seconds; transformers' table of model names is a literal in a
-source file, which this module parses.
+Importing transformers takes seconds, because transformers imports torch. This module parses the source file in which
+transformers' table of model names is a literal.
 """
 
 from __future__ import annotations

@@ -19,7 +19,10 @@ LOGITS_BYTES = 2**25  # most bytes of logits of a step whose head is captured
 
 
 def sizes(most: int) -> list[int]:
-    """Return the captured sizes for steps of up to `most` sequences; at most 3 rows, or an eighth, are padding."""
+    """Return the captured sizes for steps of up to `most` sequences.
+
+    Padding to the next size adds at most 3 rows, or an eighth of the step's rows if that is more.
+    """
     captured = [1, 2, 4]
     while captured[-1] < most:
         captured.append(captured[-1] + max(4, captured[-1] // 8 // 4 * 4))

@@ -27,9 +27,9 @@ class Graphs(Protocol):
 class CudaGraphs:
     """Implements Graphs with CUDA graphs. Other threads may call CUDA during a capture.
 
-    torch.cuda.graph is not used: before each capture it synchronizes with the device and empties torch's caches, which
-    delays streams, and makes the next prompt allocate memory again. CudaGraphs empties caches only after memory ran
-    out.
+    torch.cuda.graph is not used: before each capture it synchronizes with the device and empties torch's caches, so
+    that streams are delayed and the next prompt allocates memory again. CudaGraphs empties caches only after memory
+    ran out.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -77,7 +77,9 @@ class TrialPlans:
         return plan
 
     def chunked(self, tokens: int, sampling: SamplingParams) -> list[StepPlan]:
-        """Return three steps that compute a prompt: about two thirds of its tokens, all others but the last, the last.
+        """Return three steps that compute a prompt in three chunks.
+
+        The first chunk has about two thirds of the tokens, the last chunk one token, the second chunk the other tokens.
 
         tokens  of the prompt, limited by `room`; a prompt of fewer than 4 tokens has no steps
         """
