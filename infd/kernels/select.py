@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """The device, dtype and head size for which a candidate is accepted or refuses.
+    """The device, dtype and head size that decide whether a candidate refuses.
 
     head  size of a key head; None: unknown
     """

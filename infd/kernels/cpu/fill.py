@@ -48,7 +48,7 @@ class Fill:
         self._turn_s = turn_s
 
     def __call__(self, parts: Sequence[FilePart], report: Callable[[int], None]) -> int | None:
-        """Return as weights.parts.Fill does; call `report` about every `turn_s` seconds."""
+        """Read and pack all parts, see weights.parts.Fill. `report` is called about every `turn_s` seconds."""
         structures = (FillPart * len(parts))(*(FillPart(*part) for part in parts))
         progress = FillProgress(0, 0, 0)
         done = 0

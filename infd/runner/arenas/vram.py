@@ -157,7 +157,7 @@ class _Backing:
 
 
 def _free_or_defer(driver: Driver, first: int, size: int, memory: _Backing, unfreed: deque[Callable[[], None]]) -> None:
-    """Free a range without tensors, at once or in the bank's next call."""
+    """Free a range whose tensors were all freed, at once or in the bank's next call."""
     free = partial(_free, driver, first, size, memory)
     try:
         now = driver.may_wait()
