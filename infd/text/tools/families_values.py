@@ -158,6 +158,32 @@ FAMILIES: Final[Mapping[str, TagValues]] = {
             marks=(),
         ),
     ),
+    "hy_v3": TagValues(
+        sections=("<tool_calls:opensource>",),
+        head=("<tool_call:opensource>", SPACE, NAME, SPACE, "<tool_sep:opensource>"),
+        parameter=("<arg_key:opensource>", KEY, "</arg_key:opensource>", SPACE, "<arg_value:opensource>"),
+        value_end="</arg_value:opensource>",
+        call_end="</tool_call:opensource>",
+        closes=("</tool_calls:opensource>",),
+        grammar=CallSyntax(
+            begin="<tool_calls:opensource>\n",
+            call="<tool_call:opensource>$name<tool_sep:opensource>\n$arguments</tool_call:opensource>\n",
+            between="",
+            end="</tool_calls:opensource>",
+            parameter=(
+                "<arg_key:opensource>$key</arg_key:opensource>\n<arg_value:opensource>$value</arg_value:opensource>\n"
+            ),
+            excluded=("</tool_call:opensource>",),
+            trigger="<tool_calls:opensource>",
+            marks=tuple(
+                f"<{mark}:opensource>"
+                for mark in (
+                    *("tool_calls", "/tool_calls", "tool_call", "/tool_call", "tool_sep"),
+                    *("arg_key", "/arg_key", "arg_value", "/arg_value"),
+                )
+            ),
+        ),
+    ),
     "glm45": _pairs("\n"),
     "glm47": _pairs(""),
 }

@@ -177,6 +177,20 @@ def mini(name: str, values: dict[str, str]) -> str:
     return f'<function name="{name}">{parameters}</function>'
 
 
+def hunyuan(name: str, values: dict[str, str]) -> str:
+    parameters = "".join(
+        f"<arg_key:opensource>{key}</arg_key:opensource>\n<arg_value:opensource>{value}</arg_value:opensource>\n"
+        for key, value in values.items()
+    )
+    return f"<tool_call:opensource>{name}<tool_sep:opensource>\n{parameters}</tool_call:opensource>\n"
+
+
+HUNYUAN = Shape(
+    hunyuan,
+    lambda *calls: f"<tool_calls:opensource>\n{''.join(calls)}</tool_calls:opensource>",
+    "</arg_value:opensource>",
+    "</tool_call:opensource>",
+)
 KIMI = Shape(
     kimi,
     lambda *calls: f"<|open|>tools<|sep|>{''.join(calls)}<|close|>tools<|sep|>",
@@ -247,6 +261,7 @@ FAMILIES = {
         schemas=SCHEMAS,
     ),
     "step3": Family(transcripts(STEP), schemas=SCHEMAS),
+    "hy_v3": Family(transcripts(HUNYUAN), templates=("llama.cpp/tencent-Hy3",), schemas=SCHEMAS),
     "kimi_k3": Family({**transcripts(KIMI), **KIMIS}, templates=("llama.cpp/Kimi-K3",), schemas=SCHEMAS),
     "minicpm5": Family({**transcripts(MINI), **MINIS}, templates=("llama.cpp/openbmb-MiniCPM5-1B",), schemas=SCHEMAS),
     "glm45": Family(
