@@ -6,22 +6,27 @@ import json
 import random
 from functools import cache
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from infd.text import tools
 from infd.text.chat import ChatTemplate
 from infd.text.markup import Asides, Reading
+from infd.text.reply import Reply
 from infd.text.syntax import Syntax
 from infd.text.tools.offered import Offered
 from tests.text.syntaxes import families
 from tests.text.templates import published
-from tests.text.transcripts import Message, cuts, read
-from tests.text.vocabularies import byte_level, wrap
+from tests.text.transcripts import Message, cuts, message_of, read
+from tests.text.vocabularies import KINDS, byte_level, wrap
+
+if TYPE_CHECKING:
+    from infd.text.tokenizer import Tokenizer
 
 FAMILIES = families()
 TOKENIZER = wrap(byte_level())
+SHAPES = ("hermes", "kimi_k2", "qwen3_coder", "glm47", "pythonic", "gemma4")  # one family of each shape
 QUESTION = "\ufdd1"
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -71,8 +76,41 @@ def test_a_published_template_is_read_by_its_syntax(name: str, template: str):
     assert chosen(template) == name
 
 
+@cache
+def tokenizer(name: str, kind: str) -> Tokenizer:
+    """Return a tokenizer in which the marks of a syntax are special tokens."""
+    backend = KINDS[kind]()
+    backend.add_special_tokens(list(tools.SYNTAXES[name].marks))
+    return wrap(backend)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_soups_of_marks_are_the_same_message_however_they_arrive(name: str):
+def test_a_transcript_is_the_same_message_however_its_tokens_arrive(name: str, kind: str):
+    vocabulary, draw = tokenizer(name, kind), random.Random(name)
+    marks = frozenset(vocabulary.special_ids)
+    for answer, message in FAMILIES[name].transcripts.values():
+        ids = vocabulary.encode(answer, add_special_tokens=False)
+        found = set()
+        for step in (1, len(ids) + 1, draw.randrange(2, 9), draw.randrange(2, 30)):
+            reply = Reply(vocabulary, reading=start(name), mark_ids=marks)
+            content, asides = "", []
+            for at in range(0, len(ids), step):
+                reply.feed(ids[at : at + step])
+                content += reply.take()
+                assert reply.reading is not None
+                asides.append(reply.reading.take())
+            content += reply.finish()
+            assert reply.reading is not None
+            asides.append(reply.reading.take())
+            found.add(message_of(content, asides))
+        assert len(found) == 1, answer
+        if kind == "byte_level":  # the other kind writes spaces around marks
+            assert found == {message}
+
+
+def soups(name: str, count: int) -> None:
+    """Parse random texts of marks, whole and in parts."""
     marks = tools.SYNTAXES[name].marks
     pieces = [*marks, *(mark[: len(mark) // 2] for mark in marks), *(mark[1:] for mark in marks)]
     pieces += ["{", "}", "[", "]", '"', ":", ",", ";", "\n", " ", "a", "é", "\\", "<", ">", "=", "|", "```", "()"]
@@ -80,7 +118,7 @@ def test_soups_of_marks_are_the_same_message_however_they_arrive(name: str):
     for answer, _ in FAMILIES[name].transcripts.values():
         pieces += [answer[place : place + 12] for place in range(0, len(answer), 12)]
     draw = random.Random(name)
-    for _ in range(1000):
+    for _ in range(count):
         text = "".join(draw.choices(pieces, k=draw.randrange(16)))
         whole = read(start(name), [text])
         assert read(start(name), list(text)) == whole, text
@@ -88,6 +126,17 @@ def test_soups_of_marks_are_the_same_message_however_they_arrive(name: str):
         assert read(start(name), [text[:cut], text[cut:]]) == whole, text
         if not whole.calls:
             assert whole == Message(text), text
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_soups_of_marks_are_the_same_message_however_they_arrive(name: str):
+    soups(name, 1000)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", SHAPES)
+def test_ten_thousand_soups_of_marks_are_the_same_message_however_they_arrive(name: str):
+    soups(name, 10_000)
 
 
 def drawn(draw: random.Random, depth: int = 3) -> Any:
