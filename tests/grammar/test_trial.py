@@ -15,7 +15,7 @@ import pytest
 from infd.errors import GrammarFailed, GrammarInterrupted, InfdError, ServerStopped, TooSlow
 from infd.grammar.llguidance import FUEL
 from infd.grammar.protocol import Limits
-from infd.grammar.trial import WORKERS, Trial
+from infd.grammar.trial import MEMORY, NICE, WORKERS, Trial
 from infd.request import JsonObject, JsonSchema, Regex
 
 if TYPE_CHECKING:
@@ -110,6 +110,15 @@ def test_a_task_whose_memory_ends_is_refused_and_its_worker_forks_again(trial: T
     assert isinstance(errors[0], GrammarFailed)
     assert written(trial)
     assert worker in trial.pids
+
+
+def test_a_worker_yields_to_the_daemon_and_its_memory_is_bounded(trial: Trial):
+    assert written(trial)
+    (fork,) = children(trial.pids[0])
+    nice = int(Path(f"/proc/{fork}/stat").read_text().rsplit(")", 1)[1].split()[16])
+    assert nice == min(19, os.nice(0) + NICE)
+    limits = Path(f"/proc/{fork}/limits").read_text().splitlines()
+    assert next(line.split()[3:5] for line in limits if line.startswith("Max data size")) == [str(MEMORY)] * 2
 
 
 def test_a_task_ends_at_its_limit_of_processor_time(trial: Trial):
