@@ -93,10 +93,7 @@ def after_thought(thought: Thought, answer: str, token_of: TokenOf) -> Rules:
     answer    name of the answer's grammar
     token_of  returns the id of the token that spells a mark; None if no token does
     """
-    tokens = (mark for mark in thought.marks if thought.closing.startswith(mark) and token_of(mark) is not None)
-    first = next(tokens, thought.closing)  # text never matches a mark of several tokens, of which one is special
-    inside, rules = _text_to(first, "thought", token_of)
-    inside += _spelled(thought.closing.removeprefix(first), thought.marks, token_of)
+    inside, rules = _text_to(thought.closing, "thought", thought.marks, token_of)
     if thought.newlines:
         rules["NEWLINES"] = Pattern(rf"\n{{1,{thought.newlines}}}")
         inside += (Repeated(Reference("NEWLINES"), 0, 1),)
@@ -157,7 +154,7 @@ def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: 
     if syntax.otherwise:
         text = Without(syntax.marks, (syntax.otherwise,)) if syntax.marks else Pattern(syntax.otherwise)
         return {ROOT: Alternatives((begun, Reference("REST"))), **rules, "REST": text}
-    to_call, free = _text_to(syntax.trigger, "free", token_of)
+    to_call, free = _text_to(syntax.trigger, "free", syntax.marks, token_of)
     begun = Sequence((*to_call, *spelled(first.removeprefix(syntax.trigger)), Reference("calls")))
     rules |= {**free, "REST": Without((syntax.trigger,))}
     return {ROOT: Sequence((Repeated(begun, 0, None if parallel else 1), Reference("REST"))), **rules}
@@ -235,13 +232,8 @@ def _parameter(
         # pattern is extended by the newline, which thus is required. A text without patterns may lack the newline.
         newline = tail[: len(tail) - len(tail.lstrip())]
         within = tuple(f"(?:{pattern}){newline}" for pattern in parameter.patterns)
-        value: tuple[Expression, ...]
-        if token_of(mark) is None:
-            rules[name] = Until(mark, marks, within)
-            value = (Reference(name),)
-        else:
-            rules[name.upper()] = Without(marks, within)
-            value = (Reference(name.upper()), _mark(mark, token_of))
+        value, written = _text_to(mark, name, syntax.marks, token_of, syntax.excluded, within)
+        rules |= written
         yield Sequence((*begun, *value, *spelled(tail.partition(mark)[2])))
     for number, document in enumerate(parameter.documents):
         rules[f"{name}_{number}"] = Document(document)
@@ -249,15 +241,31 @@ def _parameter(
         yield Sequence((*begun, Reference(f"{name}_{number}"), *spelled(tail)))
 
 
-def _text_to(mark: str, name: str, token_of: TokenOf) -> tuple[tuple[Expression, ...], Rules]:
-    """Return the parts of a free text that ends with its first `mark`, and the rules to which they refer.
+def _text_to(
+    mark: str,
+    name: str,
+    marks: Many[str],
+    token_of: TokenOf,
+    excluded: Many[str] = (),
+    within: tuple[str, ...] = (),
+) -> tuple[tuple[Expression, ...], Rules]:
+    """Return the parts of any text that ends with the first `mark`, and the rules that they use.
 
-    name  name of the rule of the free text; a terminal has the name in capitals
+    name      name of the rule, or in capitals of the terminal
+    marks     parts of `mark` that may be single tokens
+    excluded  texts that the text does not contain either
+    within    patterns that the text before the mark matches
     """
-    if token_of(mark) is None:
-        return (Reference(name),), {name: Until(mark, (mark,))}
+    parts = _spelled(mark, (mark, *marks), token_of)
+    place = next((place for place, part in enumerate(parts) if isinstance(part, Token)), None)
+    if place is None:
+        return (Reference(name),), {name: Until(mark, (mark, *excluded), within)}
+    # No text spells a special token, so the text ends before the mark's first token, with the mark's text before it.
+    before = re.escape("".join(part.text for part in parts[:place] if isinstance(part, Text)))
+    if before:
+        within = tuple(f"(?:{pattern}){before}" for pattern in within or ("(?s:.)*",))
     terminal = name.upper()
-    return (Reference(terminal), _mark(mark, token_of)), {terminal: Without((mark,))}
+    return (Reference(terminal), *parts[place:]), {terminal: Without((mark, *excluded), within)}
 
 
 def _spelled(text: str, marks: Many[str], token_of: TokenOf) -> tuple[Expression, ...]:

@@ -12,7 +12,7 @@ import pytest
 
 from infd.errors import GrammarFailed
 from infd.grammar.protocol import Limits, Vocabulary
-from infd.request import AfterThought, Calls, CallSyntax, Headed, Regex, ToolSchema
+from infd.request import AfterThought, Calls, CallSyntax, Headed, Regex, Thought, ToolSchema
 from infd.text import answers, tools
 from infd.text.markup import Reading
 from infd.text.tools.offered import Offered
@@ -73,10 +73,13 @@ def drawn(marks: tuple[str, ...], name: str, draw: random.Random) -> tuple[str, 
     return content, [(call.name or "", json.loads(call.arguments)) for call in aside.calls]
 
 
-@pytest.mark.parametrize("spelled", [False, True])
+@pytest.mark.parametrize("tokens", ["none", "marks", "parts of marks"])
 @pytest.mark.parametrize("name", FORCED)
-def test_forced_calls_are_read_as_calls_of_offered_tools(name: str, spelled: bool):
-    marks = () if spelled else tuple(dict.fromkeys(tools.SYNTAXES[name].marks))
+def test_forced_calls_are_read_as_calls_of_offered_tools(name: str, tokens: str):
+    grammar = tools.SYNTAXES[name].grammar
+    assert grammar is not None
+    marks = {"none": (), "marks": tools.SYNTAXES[name].marks, "parts of marks": grammar.marks}[tokens]
+    marks = tuple(dict.fromkeys(marks))
     draw, finished = random.Random(1), 0
     for _ in range(4):
         content, calls = drawn(marks, name, draw)
@@ -300,6 +303,28 @@ def test_arguments_that_may_all_be_absent_are_separated_wherever_they_begin():
 def test_an_answer_that_does_not_begin_as_a_call_may_be_any_text(text: str, allowed: bool, marks: tuple[str, ...]):
     strict = Calls(CALLED.syntax, CALLED.tools, required=False)
     assert allows(strict, text, marks) == allowed
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "kimi_k3"])
+def test_a_string_ends_before_the_token_in_its_closing_mark(name: str):
+    syntax = tools.SYNTAXES[name].grammar
+    assert syntax is not None
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}, "required": ["a"]}
+    tool = ToolSchema("f", json.dumps(schema), "tools[0]")
+    written = syntax.begin + syntax.call.replace("$name", "f").replace("$number", "0") + syntax.end
+
+    def text(value: str) -> str:
+        return written.replace("$arguments", syntax.parameter.replace("$key", "a").replace("$value", value))
+
+    for value, allowed in (("x </a> </", True), ("", True), ("ten letters", False)):
+        assert allows(Calls(syntax, (tool,), required=True), text(value), syntax.marks) == allowed
+    strict = Calls(syntax, (tool,), required=False)
+    assert allows(strict, f"a </b> {text('x')}", syntax.marks)
+    assert not allows(strict, f"a {text('ten letters')}", syntax.marks)
+    thought = Thought("<|open|>think<|sep|>", "<|close|>think<|sep|>", marks=("<|open|>", "<|close|>", "<|sep|>"))
+    answer = AfterThought(thought, Regex("[0-9]"))
+    assert allows(answer, "<|open|>think<|sep|>Hm.<|close|>think<|sep|>\n7", thought.marks)
+    assert not allows(answer, "<|open|>think<|sep|>Hm.<|close|>think<|sep|>x", thought.marks)
 
 
 HARMONY = answers.SYNTAXES["harmony"]
