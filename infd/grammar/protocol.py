@@ -58,8 +58,8 @@ class Vocabulary(Struct, frozen=True, eq=False):
 class Limits(Struct, frozen=True, kw_only=True):
     """Limits on a constraint's size, checked before compilation, and on the time to write its grammar, see `trial`."""
 
-    text_bytes: int = 2**18  # all texts of the constraint together
-    properties: int = 1000  # all objects of a schema together
+    text_bytes: int = 2**18  # of all texts of the constraint together
+    properties: int = 1000  # of all objects of a schema together
     optional: int = 200  # optional properties of one object; with 200 a mask takes up to 20 ms, with 400 up to 80 ms
     enumerated: int = 10_000  # values of enums, options of a choice and alternatives of a grammar, together
     depth: int = 64  # levels of nesting

@@ -81,7 +81,7 @@ class Draft(Struct):
 def write(constraint: Constraint, limits: Limits, marks: Mapping[str, int]) -> Draft:
     """Return a constraint as grammars. Raises GrammarFailed.
 
-    marks  mark -> id of the token that spells it, for marks of the constraint that single tokens spell
+    marks  mark -> id of the token that spells the mark, for marks of the constraint that single tokens spell
     """
     match constraint:
         case Continuation(answer):

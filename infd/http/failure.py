@@ -45,7 +45,7 @@ def reason(error: RequestError) -> str:
 
 
 def response(error: RequestError, errors: Errors = OPENAI_ERRORS) -> web.Response:
-    """Return the response that reports an error, if no part of another response has been sent."""
+    """Return the response that reports an error. For requests to which no part of a response has been sent."""
     answer = web.Response(body=errors.error_body(error), status=error.status, content_type="application/json")
     if error.retry_after_s is not None:
         answer.headers["Retry-After"] = str(error.retry_after_s)

@@ -87,8 +87,8 @@ def _walk(fuel: Fuel, value: object, known: dict[int, int]) -> int:
     return known[id(value)]
 
 
-def holds(fuel: Fuel, value: object, sought: object) -> bool:
-    """Return whether a structure is, or has in it, a certain object."""
+def contains(fuel: Fuel, value: object, sought: object) -> bool:
+    """Return whether a structure is the object `sought`, or contains this object at any depth. Burns fuel."""
     todo, known = [value], set[int]()
     while todo:
         current = todo.pop()

@@ -53,8 +53,8 @@ _TURNS, _JOINED, _MADE, _BODY, _COMPARED, _SUBTRACTED, _KEY = (
     *("each turn", "joined parts", "made value", "each call", "compared", "subtracted", "a key"),
 )
 
-CHANGES: Final = frozenset(("append", "insert", "pop"))  # methods that change a list, and that templates may call
-_SCOPES: Final = frozenset(("_block_vars", "_loop_vars"))  # jinja's own arguments of a call, which no function gets
+CHANGES: Final = frozenset(("append", "insert", "pop"))  # methods of a list that templates may call to change it
+_SCOPES: Final = frozenset(("_block_vars", "_loop_vars"))  # arguments that jinja removes before a call
 
 _COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "eq": operator.eq,
@@ -339,7 +339,7 @@ def pay_for_operator(fuel: Fuel, operator: str, left: Any, right: Any) -> None:
 
 
 class Written(list[object]):
-    """A list that a literal of the template made. Templates may change such lists, and none of the client's."""
+    """A list that a template's literal created. A template may change its own lists, but no list of the client."""
 
 
 def pay_to_call(fuel: Fuel, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -364,7 +364,7 @@ def pay_to_call(fuel: Fuel, function: Any, args: tuple[Any, ...], kwargs: dict[s
             _pay_for_text_method(fuel, owner, function.__name__, args, kwargs)
         case Written() if function.__name__ in CHANGES:
             fuel.burn(STEP + len(owner))
-            if any(costs.holds(fuel, argument, owner) for argument in args):
+            if any(costs.contains(fuel, argument, owner) for argument in args):
                 raise SecurityError("puts a list into itself")
         case list() | tuple() | ValuesView() | ItemsView() | KeysView() | Set():
             fuel.burn(walk(fuel, owner) + walk(fuel, args))

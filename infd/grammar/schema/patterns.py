@@ -165,7 +165,7 @@ def _one_of(characters: Iterable[str]) -> str:
 def _without_boundary(pattern: str) -> str:
     r"""Return a pattern that ends with [a]{m,n}\b[b]*$ as a pattern without \b; return another pattern unchanged.
 
-    The alternatives differ in whether a letter precedes the boundary.
+    The result contains an alternative for a letter before the boundary, and another for any other character.
     """
     found = re.search(rf"({_CLASS})(\+|\{{(\d{{1,9}}+)(?:(,)(\d{{0,9}}+))?\}}|)\\b(\(?)({_CLASS})\*(\)?)\$\Z", pattern)
     if found is None or bool(found[6]) != bool(found[8]):

@@ -98,7 +98,7 @@ class HarmonyParser:
         self._calls = calls
         self._header = header
         self._consumed = ""  # the part of the header that is not in the prompt
-        self._first = True  # no header is complete yet
+        self._first = True  # whether no header is complete yet
         self._pending = ""
         self._content: list[str] = []
         self._emit: Callable[[str, Asides], None] = self._emit_content

@@ -297,7 +297,7 @@ class Literal:
 
 
 def _word(word: str, *, key: bool) -> str:
-    """Return the JSON of a word: a number, a constant, or a string without quotes."""
+    """Return the JSON of a word, which is a number, a constant, or a string that the model wrote without quotes."""
     literal = _WORDS.get(word, word)
     try:
         json.loads(literal, parse_constant=_no_constant)
@@ -324,7 +324,7 @@ def _encoded(text: str) -> str:
 
 
 def _forced(begin: str, between: str, end: str, *marks: str, trigger: str = "", otherwise: str = "") -> CallSyntax:
-    """Return the syntax in which a grammar forces calls: values are JSON, or a constant of Python on its own."""
+    """Return the syntax in which a grammar forces calls: a value is JSON, or a constant as Python writes it."""
     return CallSyntax(
         begin=begin,
         call="$name($arguments)",

@@ -266,7 +266,7 @@ def _patterns(family: TagValues) -> tuple[re.Pattern[str], re.Pattern[str], re.P
 
 
 def _pattern(parts: Parts, optional: tuple[str, ...] = ()) -> str:
-    """Return a pattern that matches all the parts, with the group `whole`, or a text that ends within them."""
+    """Return a pattern that matches the text of all parts, with the group `whole`, or the end of an incomplete text."""
     found = "(?P<whole>)"
     for part in reversed(parts):
         if isinstance(part, tuple):

@@ -299,7 +299,7 @@ def _special(value: Any) -> bool:
 
 
 def _charsmap(value: Any) -> bool:
-    """Return whether all normalized forms in a table are short. The table: a trie's length, the trie, the forms."""
+    """Return whether all normalized forms in a table are short. A table consists of a trie's length, trie and forms."""
     if value is None:
         return True
     try:
