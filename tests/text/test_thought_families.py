@@ -14,7 +14,9 @@ from infd.text.fuel import Limits as TemplateLimits
 from infd.text.markup import Reading
 from infd.text.reasoning import ALIASES, SYNTAXES
 from infd.text.reasoning.blocks import FAMILIES
-from infd.text.syntax import PROMPT_END, check_names
+from infd.text.syntax import PROMPT_END, Syntax, check_names
+from infd.text.tools.families_json import HERMES
+from infd.text.tools.offered import Offered
 from tests.grammar import engines
 from tests.grammar.vocabularies import walk
 from tests.text.templates import published
@@ -161,6 +163,34 @@ def test_a_transcript_is_the_same_message_wherever_it_is_cut(name: str):
         assert (parser is None) == (not family.answer)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_answer_has_one_thought_which_may_be_cut(name: str):
+    family = FAMILIES[name]
+    opening, closing = family.opening, family.closing
+    for prompt, answer, message in (
+        ("<|assistant|>", f"{opening}cut", Message("", "cut")),
+        (opening, f"Hm.{closing[:-1]}", Message("", f"Hm.{closing[:-1]}")),
+        (opening, f"Hm.{closing}a{opening}b{closing}", Message(f"a{opening}b{closing}", "Hm.")),
+    ):
+        for parts in cuts(answer):
+            assert read(Reading(family.start(prompt, "")), parts) == message, parts
+    assert family.thought(f"<|assistant|>{opening}\n\n{closing}\n\n", "") is None
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_call_after_a_thought_that_is_closed_or_left_open_is_a_call(name: str):
+    syntax = Syntax(FAMILIES[name], HERMES)
+    thought = syntax.thought("<|assistant|>")
+    assert thought is not None
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    for closing in ("\n", thought.closing, f"\n{thought.closing}\n\n"):
+        answer = f"{thought.opening}Hm.{closing}{call}"
+        for parts in (list(answer), *([answer[:place], answer[place:]] for place in range(len(answer)))):
+            reading = syntax.start("<|assistant|>", offered=Offered({"f": b""}))
+            assert reading is not None
+            assert read(reading, parts) == Message("", "Hm.", (("f", "{}"),))
+
+
 @pytest.mark.parametrize("name", ANSWERED)
 def test_the_marks_around_an_answer_are_no_content(name: str):
     family, text = FAMILIES[name], ANSWERED[name]
@@ -192,13 +222,20 @@ def test_an_answer_that_the_prompt_has_opened_loses_its_closing_mark(name: str):
 def test_random_marks_lose_no_text(name: str):
     family, draw = FAMILIES[name], random.Random(1)
     words = [family.opening, family.closing, *family.answer, family.opening[:2], family.closing[1:], "\n", "ab", "é"]
-    for _ in range(600):
+    words += [*family.marks, *(mark[: len(mark) // 2] for mark in family.marks), " ", "<", "["]
+    for _ in range(200):
         text = "".join(draw.choices(words, k=draw.randint(0, 9)))
         for prompt in ("", family.opening, family.closing):
             parser = family.start(prompt, "")
             if parser is not None:
                 whole = read(Reading(parser), [text])
                 assert read(Reading(family.start(prompt, "")), list(text)) == whole
+                called = f"{text}\n<tool_call>{text}"
+                ended = [
+                    read(Reading(family.start(prompt, "", ["<tool_call>"])), parts) for parts in ([called], called)
+                ]
+                assert ended[0] == ended[1]
+                assert "<tool_call>" in ended[0].content
                 returned = bare(whole.thought + whole.content, family)
                 assert returned == bare(text, family)
 

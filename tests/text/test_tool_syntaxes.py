@@ -224,5 +224,5 @@ def _schema(value: Any) -> dict[str, Any]:
         case float():
             return {"type": "number", "description": ""}
         case list():
-            return {"type": "array", "description": ""}
-    return {"type": "object", "description": ""}
+            return {"type": "array", "description": "", "items": {}}
+    return {"type": "object", "description": "", "additionalProperties": {}}

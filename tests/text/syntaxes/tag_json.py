@@ -124,6 +124,7 @@ FAMILIES = {
         each(
             '{\n"tool_name": "NAME",\n"parameters": ARGUMENTS\n}', begin="Action: ```json\n[", between=",", end="]```"
         ),
+        "llama.cpp/CohereForAI-c4ai-command-r-plus-tool_use",
     ),
     "jamba": family(
         "jamba",
