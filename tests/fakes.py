@@ -448,6 +448,7 @@ class FakeExecutor:
             "cache_bytes": 0,
             "ops": [{"family": "attention", "chosen": "fake", "refused": {}}],
             "resident": self.resident,
+            "stored": {"int4, groups of 32, kept": 7},
         }
 
     def pulse(self) -> int:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from infd.adapters.peft import PeftConfig
-    from infd.weights.checkpoint import StoredTensor, TensorFile
+    from infd.weights.checkpoint import TensorFile
+    from infd.weights.stored import StoredTensor
 
 PROBLEMS_SHOWN = 10
 PREFIX = "base_model.model."

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.adapters.fit import Change, Target
-    from infd.weights.checkpoint import StoredTensor
     from infd.weights.load import Arena
+    from infd.weights.stored import StoredTensor
 
 
 class HostWeights(Struct, frozen=True, eq=False, weakref=True):

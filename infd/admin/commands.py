@@ -114,7 +114,17 @@ async def status(context: AdminContext, args: protocol.NoArguments) -> protocol.
     now = msgspec.structs.asdict(context.engine.status())
     own = {"version": __version__, "pid": os.getpid(), "model": context.model, "apart": dict(context.apart)}
     facts = context.engine.describe()
-    names = ("device", "dtype", "quantization", "vocabulary", "cache_dtype", "resident", "graphs", "large_pages")
+    names = (
+        "device",
+        "dtype",
+        "quantization",
+        "stored",
+        "vocabulary",
+        "cache_dtype",
+        "resident",
+        "graphs",
+        "large_pages",
+    )
     computing = {name: facts[name] for name in names if name in facts}
     return msgspec.convert(now | own | computing, protocol.Status)
 
@@ -134,6 +144,7 @@ async def ops(context: AdminContext, args: protocol.NoArguments) -> protocol.Ops
         device=str(facts.get("device", "")),
         dtype=str(facts.get("dtype", "")),
         quantization=str(facts.get("quantization", "none")),
+        stored=facts.get("stored", {}),
         ops=msgspec.convert(rows, list[protocol.Selection]),
     )
 

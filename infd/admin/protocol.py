@@ -82,6 +82,7 @@ class Status(Struct):
     max_model_len, step_tokens, rows    limits in force; 0 until the model is loaded
     device, dtype     device and data type of the model's computation; empty until the model is loaded
     quantization      format into which weights were quantized while loading
+    stored            number of matrices that the checkpoint stores quantized, by encoding
     vocabulary        format of embedding and head, if it differs from the other weights'
     cache_dtype       data type of cached keys and values
     graphs            captured decoding steps; None: decoding steps are not captured
@@ -117,6 +118,7 @@ class Status(Struct):
     device: str = ""
     dtype: str = ""
     quantization: str = "none"
+    stored: dict[str, int] = {}
     vocabulary: str = ""
     cache_dtype: str = ""
     resident: dict[str, int] = {}
@@ -156,12 +158,13 @@ class Selection(Struct):
 
 
 class Ops(Struct):
-    """Chosen kernels. `quantization`: format into which weights were quantized while loading."""
+    """Chosen kernels. `quantization` and `stored` as in Status."""
 
     device: str
     dtype: str
     ops: list[Selection]
     quantization: str = "none"
+    stored: dict[str, int] = {}
 
 
 class Abort(Struct, forbid_unknown_fields=True):

@@ -40,11 +40,12 @@ class Examined(Struct, kw_only=True):
     unchecked: list[str] = []
 
     def collect(self, check: Callable[[], object]) -> None:
-        """Run `check`, and append the message of a StartError to `faults`."""
+        """Run `check`, and append the message of a StartError to `faults`, unless an earlier check found it too."""
         try:
             check()
         except StartError as error:
-            self.faults.append(str(error))
+            if str(error) not in self.faults:
+                self.faults.append(str(error))
 
 
 def examine(directory: Path, config: Config) -> Examined:

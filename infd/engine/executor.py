@@ -96,6 +96,7 @@ class Executor(Protocol):
         device, weights_bytes, cache_bytes, threads, load_s
         dtype         of activations
         quantization  the form of the weights
+        stored        number of matrices that the checkpoint encodes, by encoding
         vocabulary    the form of embedding and head, if it differs from `quantization`
         cache_dtype   of cached keys and values
         ops           the kernel selection: {family, chosen, refused: {name: reason}} each

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from infd.kernels.families.matrices import Packable
+from infd.kernels.families.matrices import Grouped, Packable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
 
-    from infd.kernels.families.matrices import Form, Packing
+    from infd.kernels.families.matrices import Form, Groups, Packing
 
 
 class Source(Struct, frozen=True):
@@ -51,6 +51,14 @@ class Parameter:
         """See weights/load.py Parameter."""
         return None
 
+    def groups(self) -> Groups | None:
+        """See weights/load.py Parameter."""
+        return None
+
+    def place_groups(self, first: int, integers: torch.Tensor, scales: torch.Tensor) -> None:
+        """See weights/load.py Parameter."""
+        raise TypeError(self)
+
     def place(self, first: int, rows: torch.Tensor) -> None:
         """See weights/load.py Parameter."""
         self.tensor.narrow(0, first, rows.shape[0]).copy_(rows)
@@ -70,6 +78,13 @@ class Matrix(Parameter):
 
     def packing(self, dtype: torch.dtype) -> Packing | None:
         return self.form.packing(self.tensor, dtype) if isinstance(self.form, Packable) else None
+
+    def groups(self) -> Groups | None:
+        return self.form.groups if isinstance(self.form, Grouped) else None
+
+    def place_groups(self, first: int, integers: torch.Tensor, scales: torch.Tensor) -> None:
+        assert isinstance(self.form, Grouped)
+        self.form.place_groups(self.tensor, first, integers, scales)
 
     def place(self, first: int, rows: torch.Tensor) -> None:
         self.form.place(self.tensor, first, rows)

@@ -5,7 +5,6 @@ Classes are named, not imported: a process imports only the module of its own mo
 
 from __future__ import annotations
 
-import re
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,6 @@ ARCHITECTURES = MappingProxyType(
         "Qwen3ForCausalLM": "infd.models.qwen3:Qwen3",
     }
 )
-_ATTENTION = re.compile(r"Attention$|\.\*self_attn\$?$")  # matches attention classes, and attention module patterns
 TRANSFORMERS = "infd.models.transformers.model:TransformersModel"  # for any other decoder that transformers implements
 
 
@@ -47,8 +45,6 @@ def is_implemented(config: Mapping[str, Any]) -> bool:
 
     Raises CheckpointError if config.json alone rules out both.
     """
-    if "quantization_config" in Settings(config) and not _only_the_cache(config["quantization_config"]):
-        raise CheckpointError("config.json: quantization_config: quantized checkpoints are not supported")
     if (name := architecture(config)) in ARCHITECTURES:
         return True
     try:
@@ -78,23 +74,6 @@ def _unsupported(name: str, reason: CheckpointError) -> CheckpointError:
         f"config.json: architecture {name!r} is not supported: {reason}; supported: {served}, and most other decoders"
         " that transformers implements"
     )
-
-
-def _only_the_cache(how: Any) -> bool:
-    """Return whether a quantization_config calibrates attention and the cache only, and quantizes no weights.
-
-    If queries are calibrated too, llm-compressor writes a config group of attention modules without weights.
-    """
-    if not isinstance(how, dict) or not isinstance(groups := how.get("config_groups") or {}, dict):
-        return False
-    return bool(how.get("kv_cache_scheme") or groups) and all(map(_only_attention, groups.values()))
-
-
-def _only_attention(group: Any) -> bool:
-    targets = group.get("targets") if isinstance(group, dict) else None
-    return bool(
-        isinstance(targets, list) and targets and all(map(_ATTENTION.search, map(str, targets)))
-    ) and not group.get("weights")
 
 
 def build(

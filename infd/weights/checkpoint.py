@@ -20,6 +20,8 @@ from msgspec import Meta, Struct
 from infd.errors import CheckpointError
 from infd.rounding import ceil_div
 from infd.untrusted import Root, open_regular, read
+from infd.weights.encodings import find
+from infd.weights.stored import EncodedTensor, StoredTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # maps tensors to files of a sharded checkpoint
+MODELOPT = "hf_quant_config.json"  # what ModelOpt wrote before config.json had a place for it
 # Maximum size of a header: several times the largest real header. Parsing the format's maximum would take gigabytes.
 HEADER_BYTES = 2**25
 
@@ -47,21 +50,6 @@ class _Entry(Struct):
     dtype: str
     shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=16)]
     data_offsets: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]]
-
-
-class StoredTensor(Struct, frozen=True):
-    """A tensor's location in a file. `dtype` is safetensors' name, such as "BF16"."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int  # offset of the first byte in the file
-    bytes: int
-    file: TensorFile
-
-    def read(self, buffer: memoryview, start: int = 0) -> None:
-        """Fill `buffer` with the tensor's bytes from offset `start`. Raises CheckpointError if truncated."""
-        self.file.read(buffer, self.offset + start)
 
 
 class TensorFile:
@@ -159,7 +147,7 @@ class Checkpoint:
     """An open checkpoint directory, and a context manager that closes it.
 
     config   content of config.json
-    tensors  tensors by name
+    tensors  tensors by name; an encoded matrix is one tensor, its stored tensors are left out
     """
 
     def __init__(self, directory: Path) -> None:
@@ -168,7 +156,11 @@ class Checkpoint:
         self.config = read_config(directory)
         self._files: list[TensorFile] = []
         try:
-            self.tensors = self._open()
+            tensors = self._open()
+            try:
+                self.tensors = find.encoded(self.config, tensors)
+            except CheckpointError as error:  # the message of `error` lacks the directory
+                raise CheckpointError(f"{directory}: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -189,10 +181,11 @@ class Checkpoint:
         """Return each file's size in bytes and modification time in nanoseconds, by file name."""
         return {file.path.name: file.stamp() for file in self._files}
 
-    def stored_order(self) -> Iterator[StoredTensor]:
-        """Yield all tensors by file and offset, so that the disk is read sequentially."""
+    def stored_order(self) -> Iterator[StoredTensor | EncodedTensor]:
+        """Yield all tensors by file and offset, an encoded matrix at its first part: the disk is read sequentially."""
+        begins = {_first_part(tensor).name: tensor for tensor in self.tensors.values()}
         for file in self._files:
-            yield from file.tensors
+            yield from (begins[stored.name] for stored in file.tensors if stored.name in begins)
 
     def _open(self) -> dict[str, StoredTensor]:
         single, index = self.directory / SINGLE, self.directory / INDEX
@@ -202,7 +195,7 @@ class Checkpoint:
         for file in sorted(set(promised.values()), key=_natural) or [SINGLE]:
             self._files.append(TensorFile(self.directory / file))
         tensors: dict[str, StoredTensor] = {}
-        for tensor in self.stored_order():
+        for tensor in (tensor for file in self._files for tensor in file.tensors):
             if tensor.name in tensors:
                 other = tensors[tensor.name].file.path
                 raise CheckpointError(f"{tensor.file.path}: {tensor.name} is in {other.name} too")
@@ -229,8 +222,14 @@ def locate(path: str, root: str) -> Path:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Return the content of config.json. Raises CheckpointError."""
-    return _read_object(directory / "config.json")
+    """Return the content of config.json, with `quantization_config` of ModelOpt's file if it has none of its own.
+
+    Raises CheckpointError.
+    """
+    config = _read_object(directory / "config.json")
+    if config.get("quantization_config") is None and (beside := directory / MODELOPT).exists():
+        config["quantization_config"] = {"quant_method": "modelopt", **_read_object(beside)}
+    return config
 
 
 def indexed_files(path: Path) -> dict[str, str]:
@@ -245,6 +244,10 @@ def indexed_files(path: Path) -> dict[str, str]:
         if type(file) is not str or Path(file).name != file or "\0" in file:
             raise CheckpointError(f"{path}: {name}: expected the name of a file, found {file!r}")
     return files
+
+
+def _first_part(tensor: StoredTensor | EncodedTensor) -> StoredTensor:
+    return tensor if isinstance(tensor, StoredTensor) else tensor.encoding.parts[0]
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -7,13 +7,16 @@ weights are read.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from infd.errors import CheckpointError
 from infd.rounding import round_up
 from infd.weights import parts
+from infd.weights.formats.encoded import EncodedReader
 from infd.weights.formats.plain import DTYPES, PlainReader
+from infd.weights.stored import EncodedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
@@ -21,8 +24,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from infd.weights.checkpoint import Checkpoint, StoredTensor
+    from infd.weights.checkpoint import Checkpoint
+    from infd.weights.formats.encoded import Groups
     from infd.weights.parts import FilePart, Fill, Packing
+    from infd.weights.stored import StoredTensor
 
 ALIGNMENT = 64  # bytes: a cache line and a CPU's widest load; suffices for GPU kernels
 PROBLEMS_SHOWN = 20
@@ -66,6 +71,12 @@ class Parameter(Protocol):
     def packing(self, dtype: torch.dtype) -> Packing | None:
         """Return the packing by which native code stores rows of `dtype`; None: only `place` stores them."""
 
+    def groups(self) -> Groups | None:
+        """Return the kind of integers with scales that `place_groups` stores unchanged; None: it stores none."""
+
+    def place_groups(self, first: int, integers: Tensor, scales: Tensor) -> None:
+        """Store integers [n, in] int8 and scales [n, groups], starting at row `first`."""
+
     def place(self, first: int, rows: Tensor) -> None:
         """Convert floating-point `rows` to the parameter's form and store them, starting at row `first`."""
 
@@ -83,13 +94,24 @@ class Loadable(Protocol):
     def unread(self) -> Container[str]: ...
 
 
+S = TypeVar("S")
+S_contra = TypeVar("S_contra", contravariant=True)
+
+
+class _Reader(Protocol[S_contra]):
+    """A reader of one kind of tensors; see PlainReader and EncodedReader."""
+
+    def read(self, stored: S_contra, destination: Tensor) -> None: ...
+    def rows(self, stored: S_contra) -> Iterator[tuple[int, Tensor]]: ...
+
+
 class _Place(NamedTuple):
     """The destination of one checkpoint tensor."""
 
     parameter: Parameter
     source: Source
 
-    def read(self, reader: PlainReader, stored: StoredTensor) -> None:
+    def read(self, reader: _Reader[S], stored: S) -> None:
         first, count = self.source.row, self.source.shape[0] if self.source.shape else 1
         rows = self.parameter.rows(first, count)
         if rows is None:
@@ -97,6 +119,18 @@ class _Place(NamedTuple):
                 self.parameter.place(first + start, chunk)
         else:
             reader.read(stored, rows)
+
+    def decode(self, reader: EncodedReader, stored: EncodedTensor) -> str:
+        """Read an encoded matrix. Returns how it is kept: as stored, or decoded, with the reason."""
+        if (form := self.parameter.groups()) is None:
+            self.read(reader, stored)
+            return "decoded"
+        if reason := reader.why_not(stored, form):
+            self.read(reader, stored)
+            return f"decoded: {reason}"
+        for start, integers, scales in reader.integers(stored, form):
+            self.parameter.place_groups(self.source.row + start, integers, scales)
+        return "kept"
 
     def parts(self, stored: StoredTensor) -> list[FilePart] | None:
         """Return the parts of the tensor for native code to fill, or None if only Python can fill it."""
@@ -123,8 +157,8 @@ def load(
     arena: Arena,
     progress: Callable[[int, int], None] | None = None,
     natively: Fill | None = None,
-) -> None:
-    """Allocate every parameter in `arena` and read its values.
+) -> Counter[str]:
+    """Allocate every parameter in `arena` and read its values. Returns as `fill`.
 
     progress  called with (bytes read, bytes to read), before the first byte, then at least every second while reading
     natively  native code that fills the tensors that it supports; None: Python fills all tensors
@@ -135,7 +169,7 @@ def load(
     places = check(model, checkpoint)
     for parameter in model.parameters:
         parameter.tensor = arena.take(parameter.shape, parameter.dtype)
-    fill(places, checkpoint, progress, natively)
+    return fill(places, checkpoint, progress, natively)
 
 
 def check(model: Loadable, checkpoint: Checkpoint) -> Places:
@@ -153,8 +187,11 @@ def fill(
     checkpoint: Checkpoint,
     progress: Callable[[int, int], None] | None = None,
     natively: Fill | None = None,
-) -> None:
-    """Read every tensor to its destination, replacing present values. Raises CheckpointError if a file is truncated."""
+) -> Counter[str]:
+    """Read every tensor to its destination, replacing present values. Raises CheckpointError if a file is truncated.
+
+    Returns the number of encoded matrices, by encoding and by how they are kept.
+    """
     total = sum(checkpoint.tensors[name].bytes for name in places)
     done = 0
 
@@ -165,19 +202,23 @@ def fill(
             progress(done, total)
 
     report(0)
-    reader = PlainReader(report)
+    plain, encoded = PlainReader(report), EncodedReader(report)
+    kept: Counter[str] = Counter()
     given: list[FilePart] = []
     owners: list[StoredTensor] = []
     for stored in checkpoint.stored_order():
         if (place := places.get(stored.name)) is None:
             continue
-        if natively is None or (found := place.parts(stored)) is None:
-            place.read(reader, stored)
+        if isinstance(stored, EncodedTensor):
+            kept[f"{stored.encoding.label}, {place.decode(encoded, stored)}"] += 1
+        elif natively is None or (found := place.parts(stored)) is None:
+            place.read(plain, stored)
         else:
             given += found
             owners += [stored] * len(found)
     if natively is not None and (short := natively(given, report)) is not None:
         raise owners[short].file.cut_short()
+    return kept
 
 
 def _problems(model: Loadable, places: Places, checkpoint: Checkpoint) -> Iterator[str]:

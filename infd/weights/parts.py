@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.weights.checkpoint import StoredTensor
+    from infd.weights.stored import StoredTensor
 
 PART_BYTES: Final = 2**19  # bytes of a part; a part that is read and packed must fit a core's cache
 

@@ -53,6 +53,8 @@ async def test_json_and_table_of_every_reading_verb(backend: AdminEngine) -> Non
     assert request_id in tables["ps"]
     assert "attention" in tables["ops"]
     assert tables["ops"].startswith("device ")
+    assert ", stored as int4, groups of 32, kept (7 matrices)" in tables["ops"]
+    assert ", stored as int4, groups of 32, kept (7 matrices)" in tables["status"]
     assert [line for out in tables.values() for line in out.splitlines() if line != line.rstrip()] == []
     assert "Engine" in tables["dump"]
     assert "\x1b" not in "".join(tables.values())

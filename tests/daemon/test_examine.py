@@ -134,7 +134,11 @@ def test_an_unsupported_architecture_is_refused_by_name(checkpoint: Path, archit
         (promise, {}, "model.more.weight should be in model-1.safetensors, which does not hold it"),
         (describe(num_attention_heads=3), {}, "num_key_value_heads: expected a divisor"),
         (describe(max_position_embeddings=1), {}, "a prompt and an answer need 2"),
-        (describe(quantization_config={"quant_method": "gptq"}), {}, "quantized checkpoints are not supported"),
+        (
+            describe(quantization_config={"quant_method": "gptq"}),
+            {},
+            "quantization_config: Object missing required field `bits`",
+        ),
         (describe(), {"max_model_len": 10**6}, "model.max_model_len is 1000000; the model's context length is"),
         (describe(**GPT_NEOX), {"quantization": "int8"}, "whose weights infd does not quantize; omit --quantization"),
         (describe(), {"cache": {"dtype": "bfloat16"}}, "cache.dtype: no attention kernel supports 'bfloat16' on cpu"),

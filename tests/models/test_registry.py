@@ -100,10 +100,6 @@ def test_every_registered_class_exists():
         ({**GEMMA3, "use_bidirectional_attention": True}, "use_bidirectional_attention: expected false"),
         ({**GEMMA3, "text_config": 3}, "text_config: expected an object"),
         ({**GEMMA3, "text_config": {"hidden_size": 0}}, r"text_config\.hidden_size: expected an integer"),
-        (
-            {"quantization_config": {"quant_method": "gptq"}},
-            "quantization_config: quantized checkpoints are not supported",
-        ),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(change, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from functools import cache
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from infd.config import Config, ModelConfig
 from infd.errors import CheckpointError
@@ -253,9 +255,29 @@ def test_code_in_the_repository_is_ignored_where_transformers_has_its_own():
     build({**tiny_config("olmo"), "auto_map": {"AutoModelForCausalLM": "ours.Ours"}})
 
 
-def test_quantized_checkpoints_are_refused_before_anything_is_built():
-    with pytest.raises(CheckpointError, match="quantized checkpoints are not supported"):
-        build({**tiny_config("olmo"), "quantization_config": {"quant_method": "gptq"}})
+def test_quantized_weights_are_decoded_for_transformers_code(foreign, tmp_path):
+    """Quantized as bitsandbytes' int8."""
+    tensors = load_file(foreign("gpt-neox") / "model.safetensors")
+    plain, packed = {}, {}
+    for name, tensor in tensors.items():
+        if name.endswith("dense.weight"):
+            scale = tensor.abs().amax(1)
+            rows = (tensor / scale[:, None] * 127).round().to(torch.int8)
+            packed |= {name: rows, name.replace("weight", "SCB"): scale}
+            plain[name] = rows.float() * scale[:, None] * 7.874015718698502e-3
+        else:
+            plain[name] = packed[name] = tensor
+    assert len(packed) > len(plain)
+    config = json.loads((foreign("gpt-neox") / "config.json").read_text())
+    found = []
+    for kind, held, method in (("plain", plain, {}), ("packed", packed, {"quant_method": "bitsandbytes"})):
+        directory = tmp_path / kind
+        directory.mkdir()
+        save_file(held, directory / "model.safetensors")
+        (directory / "config.json").write_text(json.dumps({**config, "quantization_config": method or None}))
+        driver = Driver(load_model(directory))
+        found.append(driver.step((driver.start(text(1)), LENGTH))[0])
+    assert found[0].equal(found[1])
 
 
 def test_a_config_that_asks_for_more_outputs_gets_the_same_model(foreign):

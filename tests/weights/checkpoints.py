@@ -13,7 +13,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8"}
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
 
 
 def raw(header: bytes | Mapping[str, Any], body: bytes = b"", *, length: int | None = None) -> bytes:

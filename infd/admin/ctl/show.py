@@ -64,7 +64,13 @@ def _numbers(now: protocol.Status) -> str:
     weights = "" if now.quantization == "none" else f", weights {now.quantization}"
     vocabulary = now.vocabulary and f", vocabulary {now.vocabulary}"
     cache = "" if now.cache_dtype in ("", now.dtype) else f", cache {now.cache_dtype}"
-    return f"{now.dtype}{weights}{vocabulary}{cache}"
+    return f"{now.dtype}{weights}{vocabulary}{cache}{_stored(now.stored)}"
+
+
+def _stored(encodings: dict[str, int]) -> str:
+    """Return how the checkpoint stores matrices that loading decoded; "" if it stores them plainly."""
+    listed = "; ".join(f"{label} ({count} matrices)" for label, count in encodings.items())
+    return listed and f", stored as {listed}"
 
 
 def _sizes(sizes: dict[str, int]) -> str:
@@ -136,7 +142,7 @@ def loras(answer: protocol.Loras) -> None:
 
 def ops(answer: protocol.Ops) -> None:
     kept = "" if answer.quantization == "none" else f", weights {answer.quantization}"
-    click.echo(f"device {answer.device or 'none'}, dtype {answer.dtype or 'none'}{kept}")
+    click.echo(f"device {answer.device or 'none'}, dtype {answer.dtype or 'none'}{kept}{_stored(answer.stored)}")
     table(
         ("FAMILY", "CHOSEN", "REFUSED"),
         (

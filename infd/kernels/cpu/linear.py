@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional as F
 
 from infd.kernels.cpu.library import INT, POINTER, Library, address
 from infd.kernels.cpu.product import Product, product
-from infd.kernels.families.matrices import Packing
+from infd.kernels.families.matrices import Groups, Packing
 from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
@@ -125,18 +126,51 @@ class Matrices:
         return Panels(self._kernels, outputs, inputs, (ceil_div(inputs, 2), PANEL, 2), torch.bfloat16, dtype)
 
 
+class Int8Panels(Panels):
+    """A matrix of int8 in panels: two lines of scales and of the sums' initial values, then lines of four inputs."""
+
+    @property
+    def groups(self) -> Groups:
+        return Groups(8, self._inputs, torch.float32)
+
+    def place_groups(self, storage: Tensor, first: int, integers: Tensor, scales: Tensor) -> None:
+        rows = torch.arange(first, first + len(integers))
+        panel, column = rows // PANEL, rows % PANEL
+        storage[panel, 0, column] = scales.contiguous().view(torch.int32).squeeze(1)
+        storage[panel, 1, column] = (integers.sum(1) * -128).to(torch.int32)  # see OFFSET in native/quantized.h
+        words = F.pad(integers, (0, -integers.shape[1] % 4)).contiguous().view(torch.int32)
+        storage[panel, Int8.HEADER :, column] = words
+
+
 class Int8:
     """Forms of int8 weights: a word contains four inputs of one output; see `native/quantized.h`."""
 
     HEADER = 2  # lines of a panel before the weights: the scales, and the sums' initial values
-    MOST_INPUTS = 2**31 // 127**2  # most products whose sum fits an int32
+    MOST_INPUTS = 2**31 // (127 * 128)  # most products whose sum fits an int32
 
     def __init__(self, library: Library | None = None) -> None:
         self._kernels = Kernels("int8", tuple(FLOATS), library)
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Panels:
         assert inputs <= self.MOST_INPUTS
-        return Panels(self._kernels, outputs, inputs, (self.HEADER + ceil_div(inputs, 4), PANEL), activations=dtype)
+        panel = (self.HEADER + ceil_div(inputs, 4), PANEL)
+        return Int8Panels(self._kernels, outputs, inputs, panel, activations=dtype)
+
+
+class Int4Panels(Panels):
+    """A matrix of int4 in panels: steps of GROUP inputs, each with 64 bfloat16 scales and four lines of 64 words."""
+
+    groups = Groups(4, 32, torch.bfloat16)
+
+    def place_groups(self, storage: Tensor, first: int, integers: Tensor, scales: Tensor) -> None:
+        count, steps = scales.shape
+        padded = F.pad(integers, (0, steps * self.groups.inputs - integers.shape[1]))
+        fields = (padded + 8).view(torch.uint8).view(count, steps, 4, 2, 4)  # a word: four inputs low, four high
+        words = (fields[..., 0, :] | fields[..., 1, :] << 4).contiguous().view(torch.int32).squeeze(-1)
+        rows = torch.arange(first, first + count)
+        panel, column = rows // PANEL, rows % PANEL
+        storage[..., : PANEL // 2].view(torch.bfloat16)[panel, :, column] = scales
+        storage[..., PANEL // 2 :].unflatten(-1, (-1, PANEL))[panel, :, :, column] = words
 
 
 class Int4:
@@ -149,4 +183,5 @@ class Int4:
         self._kernels = Kernels("int4", tuple(FLOATS), library)
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Panels:
-        return Panels(self._kernels, outputs, inputs, (ceil_div(inputs, self.GROUP), self.STEP), activations=dtype)
+        panel = (ceil_div(inputs, self.GROUP), self.STEP)
+        return Int4Panels(self._kernels, outputs, inputs, panel, activations=dtype)

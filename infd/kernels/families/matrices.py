@@ -34,6 +34,28 @@ class Packable(Protocol):
         """Return the packing of rows of `dtype`; None: only `Form.place` stores these rows."""
 
 
+class Groups(NamedTuple):
+    """Integers from -2^(bits-1) to 2^(bits-1) - 1, and a scale for each group of a row's `inputs` consecutive inputs.
+
+    scales  dtype of the scales
+    """
+
+    bits: int
+    inputs: int
+    scales: torch.dtype
+
+
+@runtime_checkable
+class Grouped(Protocol):
+    """A form that stores `groups` of a quantized checkpoint unchanged."""
+
+    @property
+    def groups(self) -> Groups: ...
+
+    def place_groups(self, storage: Tensor, first: int, integers: Tensor, scales: Tensor) -> None:
+        """Store rows from `first` on: integers [n, in] int8, and scales [n, groups] in `groups.scales`."""
+
+
 class Form(Protocol):
     """The stored form of a weight matrix [out, in], and products with it.
 

@@ -13,7 +13,7 @@ import torch
 from msgspec import Struct
 from torch.nn import functional as F
 
-from infd.kernels.families.matrices import LEAST_ROWS
+from infd.kernels.families.matrices import LEAST_ROWS, Groups
 from infd.kernels.reference import int8
 from infd.rounding import ceil_div
 
@@ -58,10 +58,20 @@ class QuantizedMatrix(Struct, frozen=True):
         """Return None: quantized rows differ from the checkpoint's."""
 
     def place(self, storage: Tensor, first: int, rows: Tensor) -> None:
-        numbers, scales = quantize(rows)
+        self._store(storage, first, *quantize(rows))
+
+    def _store(self, storage: Tensor, first: int, numbers: Tensor, scales: Tensor) -> None:
+        """Store numbers [n, groups, GROUP] int8 and scales [n, groups] bfloat16."""
         halves = numbers.view(torch.uint8).bitwise_and(15)
         packed = halves[..., 0::2] | halves[..., 1::2] << 4
-        storage[first : first + len(rows)] = torch.cat((scales[..., None].view(torch.uint8), packed), 2)
+        storage[first : first + len(scales)] = torch.cat((scales[..., None].contiguous().view(torch.uint8), packed), 2)
+
+    @property
+    def groups(self) -> Groups:
+        return Groups(4, GROUP, torch.bfloat16)
+
+    def place_groups(self, storage: Tensor, first: int, integers: Tensor, scales: Tensor) -> None:
+        self._store(storage, first, _grouped(integers), scales)
 
     def multiply(self, x: Tensor, storage: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
         groups = _grouped(x)

@@ -1,6 +1,7 @@
 """int8 weights and int8 caches in plain torch: the oracle of the int8 forms.
 
-A row of weights is stored as integers from -127 to 127 and a scale, the row's largest magnitude / 127. Activations are
+A row of weights is stored as integers from -127 to 127 and a scale, the row's largest magnitude / 127; a checkpoint's
+own integers may be -128. Activations are
 quantized by row before each product; integer products and sums are exact. In a cache each head of each token is
 quantized like a row of weights, and dequantized when attention reads it.
 """
@@ -13,7 +14,7 @@ import torch
 from msgspec import Struct
 from torch.nn import functional as F
 
-from infd.kernels.families.matrices import LEAST_ROWS
+from infd.kernels.families.matrices import LEAST_ROWS, Groups
 from infd.rounding import round_up
 
 if TYPE_CHECKING:
@@ -71,6 +72,13 @@ class QuantizedMatrix(Struct, frozen=True):
     def place(self, storage: Tensor, first: int, rows: Tensor) -> None:
         numbers, scales = quantize(rows)
         storage[first : first + len(rows)] = torch.cat((scales.view(torch.int8), numbers), 1)
+
+    @property
+    def groups(self) -> Groups:
+        return Groups(8, self.inputs, torch.float32)
+
+    def place_groups(self, storage: Tensor, first: int, integers: Tensor, scales: Tensor) -> None:
+        storage[first : first + len(integers)] = torch.cat((scales.contiguous().view(torch.int8), integers), 1)
 
     def multiply(self, x: Tensor, storage: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
         numbers, scales = quantize(x)

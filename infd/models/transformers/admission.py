@@ -20,6 +20,7 @@ MOST_LAYERS = 4096
 TOWERS = ("vision_config", "audio_config")
 # Output settings that infd needs; a saved config may contain other values.
 RETURNED = {"return_dict": True, "use_cache": False, "output_attentions": False, "output_hidden_states": False}
+DECODED = ("quantization_config", "compression_config")  # loading decodes weights; the model's code sees plain weights
 
 
 class Admitted(NamedTuple):
@@ -47,7 +48,8 @@ def _read(config: Mapping[str, Any]) -> Any:
     if kind not in transformers.CONFIG_MAPPING:
         raise CheckpointError(f"transformers {transformers.__version__} does not know model_type {kind!r}")
     try:
-        read = transformers.CONFIG_MAPPING[kind].from_dict({**config, **RETURNED})
+        plain = {key: value for key, value in config.items() if key not in DECODED}
+        read = transformers.CONFIG_MAPPING[kind].from_dict({**plain, **RETURNED})
     except Exception as error:  # config classes raise arbitrary exceptions for invalid values
         raise CheckpointError(f"transformers cannot read config.json: {error}") from error
     layers = getattr(read, "num_hidden_layers", None)

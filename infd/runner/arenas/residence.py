@@ -21,7 +21,7 @@ from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import check, fill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from infd.models.base import Model
     from infd.runner.arenas.arena import Arena, Bank, Parked
@@ -53,6 +53,7 @@ class Residence:
     refusal   why memory cannot be released; empty if it can
     resident  while memory is released: bytes that stayed allocated, by use
     quiet     set by the device thread while no step is in flight
+    stored    number of the checkpoint's encoded matrices, by encoding and by how they are kept
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Residence:
         self._collapsing: Collapsing | None = None
         self._report = report
         self._source = source
+        self.stored: Mapping[str, int] = {}
 
     def released_by(self, level: int) -> frozenset[MemoryPart]:
         """Return the parts released by a sleep of this level."""
@@ -188,8 +190,8 @@ class Residence:
             self._collapsing = None
 
     def facts(self) -> dict[str, Any]:
-        """Return facts about memory, for Executor.describe."""
-        facts: dict[str, Any] = {"resident": self.resident}
+        """Return facts about weights and memory, for Executor.describe."""
+        facts: dict[str, Any] = {"resident": self.resident, "stored": dict(self.stored)}
         if (collapsing := self._collapsing) is not None:
             facts["large_pages"] = {"bytes": self.weights.large, "of": self.weights.used, "ended": collapsing.ended}
         return facts
@@ -217,7 +219,7 @@ class Residence:
             self.memory = replace(self.memory, weights=Residency.INVALID)
         try:
             with torch.inference_mode():
-                fill(places, checkpoint, self._report)
+                self.stored = fill(places, checkpoint, self._report)
         except BaseException:
             if released:
                 self.weights.release()

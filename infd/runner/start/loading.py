@@ -28,6 +28,7 @@ from infd.runner.start.resolve import candidates
 from infd.runner.start.runners import Runners
 from infd.runner.start.setup import choose_device, set_up
 from infd.weights.checkpoint import Checkpoint
+from infd.weights.encodings.find import activation_scales
 from infd.weights.load import load, required_bytes
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _build(
         if progress is not None:
             progress(done, total)
 
-    load(setup.model, checkpoint, weights, report, fill.native_fill())
+    stored = load(setup.model, checkpoint, weights, report, fill.native_fill())
     dtype, quantization = dtype_name(setup.dtype), config.model.quantization
     form = dtype if quantization == "none" else quantization
     of_vocabulary = vocabulary_of(quantization, config.model.quantize_vocabulary)
@@ -123,6 +124,10 @@ def _build(
         vocabulary = dtype if of_vocabulary == "none" else of_vocabulary
     forms = f"{form}, vocabulary {vocabulary}" if vocabulary else form
     log.info("weights: %.0f MiB of %s, computed in %s", required / 2**20, forms, dtype)
+    for label, count in stored.items():
+        log.info("weights: %d matrices are stored as %s", count, label)
+    if count := activation_scales(checkpoint.tensors):
+        log.info("%d scales of activations are not used: activations are computed in %s", count, dtype)
     unused = [name for name in checkpoint.tensors if name.endswith("_scale") and name in setup.model.unread]
     if unused:
         log.info(
@@ -139,6 +144,7 @@ def _build(
             f"{checkpoint.directory}: the first step failed: {error}; the weights are damaged, or need another"
             f" model.dtype (--dtype) than {dtype}"
         ) from error
+    loaded.residence.stored = stored
     loaded.facts.update(
         dtype=dtype,
         quantization=quantization,

@@ -23,6 +23,7 @@ from infd.models.config import (
     stored_dtype,
 )
 from infd.models.dimensions import Dimensions
+from infd.weights.encodings.find import read_format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,6 +66,7 @@ def resolve(
     described  content of config.json
     kind       kind of device, "cpu" or "cuda"; None: not yet known
     """
+    read_format(described)
     own = registry.is_implemented(described)
     if own:
         Dimensions.read(decoder(described))

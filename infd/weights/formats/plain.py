@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from infd.weights.stored import ROWS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
-    from infd.weights.checkpoint import StoredTensor
+    from infd.weights.stored import StoredTensor
 
 assert sys.byteorder == "little"  # safetensors is little-endian
 
 DTYPES = MappingProxyType({"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
-ROWS = 64  # each chunk of `rows` has a multiple of ROWS rows; no form packs rows in larger blocks
 CHUNK_BYTES = 2**24  # size of the staging buffer and interval of progress; a multiple of every item size
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from infd.kernels.families.matrices import Grouped
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -43,3 +45,16 @@ class Placed:
 
     def look_up(self, tokens: Tensor) -> Tensor:
         return self.form.look_up(tokens, self.kept)
+
+
+class Kept(Placed):
+    """Integers of a checkpoint, with their scales, in a form that keeps them; placed in two parts."""
+
+    def __init__(self, matrices: Matrices, integers: Tensor, scales: Tensor, activations: torch.dtype) -> None:
+        self.form = matrices.form(*integers.shape, activations)
+        assert isinstance(self.form, Grouped)
+        self.kept = torch.empty(self.form.shape, dtype=self.form.dtype)
+        self.kept.view(torch.uint8).fill_(255)
+        cut = len(integers) // 3
+        self.form.place_groups(self.kept, cut, integers[cut:], scales[cut:])
+        self.form.place_groups(self.kept, 0, integers[:cut], scales[:cut])

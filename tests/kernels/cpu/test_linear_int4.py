@@ -9,7 +9,7 @@ from torch.nn import functional
 from infd.kernels.cpu.linear import Int4
 from infd.kernels.reference import int4 as reference
 from infd.kernels.reference import int8
-from tests.kernels.cpu.placed import Placed, draw
+from tests.kernels.cpu.placed import Kept, Placed, draw
 
 SHAPES = [(64, 64), (1, 1), (63, 2), (65, 33), (200, 129), (130, 2050), (2, 8199)]
 ROWS = [1, 2, 5, 6, 7, 13, 31]
@@ -122,3 +122,19 @@ def test_a_weight_takes_four_bits_and_a_half():
     for matrices in (Int4(), reference.Matrices()):
         form = matrices.form(1024, 1024, torch.bfloat16)
         assert 8 * torch.Size(form.shape).numel() * form.dtype.itemsize == 4.5 * 1024 * 1024
+
+
+@pytest.mark.parametrize("forms", ["native", "reference"])
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_integers_of_a_checkpoint_are_kept_with_their_scales(library, outputs, inputs, forms):
+    integers = torch.randint(-8, 8, (outputs, inputs), generator=torch.Generator().manual_seed(3)).to(torch.int8)
+    integers[0] = -8
+    scales = torch.rand(outputs, -(-inputs // 32), generator=torch.Generator().manual_seed(4)).bfloat16()
+    weight = integers * scales.float().repeat_interleave(32, 1)[:, :inputs]
+    matrices = Int4(library) if forms == "native" else reference.Matrices()
+    placed = Kept(matrices, integers, scales, torch.float32)
+    assert placed.look_up(torch.arange(outputs)).equal(weight)
+    x = draw(5, inputs, seed=1, dtype=torch.float32)
+    bound = (rounded(x).abs() @ weight.double().abs().T) * (inputs / 32 + 4) * 2.0**-23
+    exact = rounded(x) @ weight.double().T
+    assert ((placed.multiply(x).double() - exact).abs() <= bound + (1e-5 if forms == "reference" else 0)).all()

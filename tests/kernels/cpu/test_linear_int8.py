@@ -7,7 +7,7 @@ import torch
 
 from infd.kernels.cpu.linear import Int8
 from infd.kernels.reference import int8 as reference
-from tests.kernels.cpu.placed import Placed, draw
+from tests.kernels.cpu.placed import Kept, Placed, draw
 
 SHAPES = [(64, 64), (1, 1), (63, 2), (65, 7), (200, 129), (130, 2050), (66, 4399)]
 ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 31, 241]
@@ -92,3 +92,17 @@ def test_rows_of_zeros_give_zeros(library):
 def test_weights_of_any_type_are_quantized_from_what_they_are(library, dtype):
     weight, x = torch.randn(70, 66).to(dtype), draw(9, 66)
     assert Placed(Int8(library), weight).multiply(x).equal(Placed(reference.Matrices(), weight).multiply(x))
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_integers_of_a_checkpoint_are_kept_with_their_scales(library, outputs, inputs):
+    integers = torch.randint(-128, 128, (outputs, inputs), generator=torch.Generator().manual_seed(3)).to(torch.int8)
+    integers[0], integers[-1, ::2] = -128, 127  # the largest sums
+    scales = torch.rand(outputs, 1, generator=torch.Generator().manual_seed(4))
+    placed = Kept(Int8(library), integers, scales, torch.float32)
+    meant = Kept(reference.Matrices(), integers, scales, torch.float32)
+    assert placed.look_up(torch.arange(outputs)).equal(integers * scales)
+    for rows in ROWS:
+        x = draw(rows, inputs, seed=rows, dtype=torch.float32)
+        x[0] = 1
+        assert placed.multiply(x).equal(meant.multiply(x)), f"{rows} rows"

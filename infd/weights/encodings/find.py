@@ -1,0 +1,123 @@
+"""Find the encoded matrices of a checkpoint: quantization_config names the format, stored tensors say what is encoded.
+
+A module whose weight is stored as plain numbers is plain, whatever the config's lists say; tensors that no encoding
+takes are left over, which loading refuses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from infd.weights.encodings.awq import AWQ
+from infd.weights.encodings.bitsandbytes import BitsAndBytes
+from infd.weights.encodings.compressed_tensors import CompressedTensors
+from infd.weights.encodings.config import refusal
+from infd.weights.encodings.fp8 import Float8
+from infd.weights.encodings.gptq import GPTQ
+from infd.weights.encodings.modelopt import ModelOpt
+from infd.weights.encodings.module import Module
+from infd.weights.encodings.mxfp4 import MXFP4
+from infd.weights.stored import EncodedTensor, StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from infd.weights.stored import Encoding
+
+Contents = dict[str, "StoredTensor | EncodedTensor"]
+
+
+class Format(Protocol):
+    """The encodings of one quantization method.
+
+    suffixes  a module's tensors are named by the module's name and one of these
+    matrix    what follows a module's name in the name of its matrix
+    """
+
+    @property
+    def suffixes(self) -> tuple[str, ...]: ...
+    @property
+    def matrix(self) -> str: ...
+
+    def encode(self, module: Module) -> Encoding | None:
+        """Return the encoding of a module's matrix; None if it is stored plainly. Raises CheckpointError."""
+
+
+FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Format]] = MappingProxyType(
+    {
+        "awq": AWQ,
+        "bitsandbytes": BitsAndBytes,
+        "compressed-tensors": CompressedTensors,
+        "fbgemm_fp8": Float8,
+        "fp8": Float8,
+        "gptq": GPTQ,
+        "modelopt": ModelOpt,
+        "modelopt_fp4": ModelOpt,
+        "mxfp4": MXFP4,
+    }
+)
+
+
+def read_format(config: Mapping[str, Any]) -> Format | None:
+    """Return the format named by quantization_config; None without one. Raises CheckpointError.
+
+    A multimodal config.json may have it in `text_config`.
+    """
+    text = config.get("text_config")
+    table = config.get("quantization_config") or config.get("compression_config")
+    if table is None and isinstance(text, dict):
+        table = text.get("quantization_config")
+    if table is None:
+        return None
+    if not isinstance(table, dict):
+        raise refusal(f"expected an object, found {table!r}")
+    method = table.get("quant_method", "compressed-tensors" if "config_groups" in table else None)
+    if not isinstance(method, str) or (make := FORMATS.get(method)) is None:
+        raise refusal(
+            f"quant_method {method!r} is not supported; supported: {', '.join(FORMATS)}; unquantized weights of the"
+            " model are served too, and quantized while loading with --quantization"
+        )
+    return make(table)
+
+
+def encoded(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Contents:
+    """Return the tensors with one EncodedTensor for each encoded matrix, in place of its parts.
+
+    Raises CheckpointError, naming file, tensor and reason.
+    """
+    contents: Contents = dict(tensors)
+    if (found := read_format(config)) is None:
+        return contents
+    endings = sorted(found.suffixes, key=len, reverse=True)
+    modules: dict[str, dict[str, StoredTensor]] = {}
+    for name, stored in tensors.items():
+        ending = next((each for each in endings if name.endswith(each)), None)
+        if ending is not None and name != ending:
+            modules.setdefault(name.removesuffix(ending), {})[ending] = stored
+    for name, parts in modules.items():
+        encoding = found.encode(Module(name, parts))
+        if encoding is None:
+            continue
+        for part in (*encoding.parts, *encoding.unused):
+            del contents[part.name]
+        matrix = name + found.matrix
+        if matrix in contents:
+            stored = tensors[matrix]
+            raise refusal(f"{stored.file.path.name}: {matrix} is stored both plainly and as {encoding.label}")
+        contents[matrix] = EncodedTensor(matrix, encoding)
+    return contents
+
+
+def labels(contents: Mapping[str, StoredTensor | EncodedTensor]) -> Counter[str]:
+    """Return the number of encoded matrices by label."""
+    return Counter(tensor.encoding.label for tensor in contents.values() if isinstance(tensor, EncodedTensor))
+
+
+def activation_scales(contents: Mapping[str, StoredTensor | EncodedTensor]) -> int:
+    """Return the number of stored scales of activations, which no product reads."""
+    encodings = [tensor.encoding for tensor in contents.values() if isinstance(tensor, EncodedTensor)]
+    return sum(
+        part.name.endswith((".input_scale", ".input_global_scale")) for each in encodings for part in each.unused
+    )

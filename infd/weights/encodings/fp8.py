@@ -1,0 +1,59 @@
+"""fp8 as DeepSeek and Qwen write it: blocks with a scale that multiplies, in spite of its name `weight_scale_inv`.
+
+Without blocks a matrix has one scale, as AutoFP8 writes it, or, as FBGEMM writes it, a scale for each row. Activations
+are computed unquantized.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from infd.weights.encodings.compressed_tensors import label, scale_grid
+from infd.weights.encodings.config import convert
+from infd.weights.encodings.module import FLOATS
+from infd.weights.encodings.scaled import Numbers, Scaled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infd.weights.encodings.module import Module
+
+Count = Annotated[int, Meta(ge=1, le=2**24)]
+
+
+class Config(Struct, frozen=True):
+    quant_method: str
+    weight_block_size: tuple[Count, Count] | None = None
+    fmt: Literal["e4m3", "e5m2"] = "e4m3"
+
+
+class Float8:
+    """The encodings of an fp8 checkpoint."""
+
+    suffixes = (".weight", ".weight_scale_inv", ".weight_scale", ".input_scale", ".activation_scale")
+    matrix = ".weight"
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        """Read the config. Raises CheckpointError."""
+        config = convert(dict(table), Config)
+        rows = config.quant_method == "fbgemm_fp8"
+        self._block = config.weight_block_size or ((1, 0) if rows else (0, 0))
+
+    def encode(self, module: Module) -> Scaled | None:
+        """See `Format.encode` in find.py."""
+        if module.is_plain():
+            return None
+        words = module.take(".weight", ("F8_E4M3", "F8_E5M2"), (-1, -1))
+        name = (
+            ".weight_scale" if ".weight_scale" in module and ".weight_scale_inv" not in module else ".weight_scale_inv"
+        )
+        scales = scale_grid(module, self._block, words.shape, (*FLOATS, "F8_E8M0"), name)
+        return Scaled(
+            label=label("fp8", scales, None, None),
+            shape=words.shape,
+            numbers=Numbers(stored=words, type="e4m3" if words.dtype == "F8_E4M3" else "e5m2"),
+            scales=scales,
+            unused=module.present(".input_scale", ".activation_scale"),
+        )

@@ -1,0 +1,79 @@
+"""Read encoded matrices, computing their rows in float32."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Protocol
+
+from infd.weights.encodings.integers import integers_of, why_not
+from infd.weights.encodings.rows import rows_of
+from infd.weights.formats.plain import CHUNK_BYTES
+from infd.weights.stored import ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+    from torch import Tensor
+
+    from infd.weights.stored import EncodedTensor
+
+
+class Groups(Protocol):
+    """The members of `kernels.families.matrices.Groups` that this module uses."""
+
+    @property
+    def bits(self) -> int: ...
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def scales(self) -> torch.dtype: ...
+
+
+class EncodedReader:
+    """A reader of encoded matrices, with the methods of PlainReader.
+
+    Besides the stored tensors of one matrix, about three chunks of CHUNK_BYTES are in memory.
+    """
+
+    def __init__(self, progress: Callable[[int], None]) -> None:
+        """`progress` is called after each chunk; its arguments sum to the bytes read."""
+        self._progress = progress
+
+    def read(self, stored: EncodedTensor, destination: Tensor) -> None:
+        """Fill `destination`, of the matrix's shape. Raises CheckpointError."""
+        rows = destination.view(-1, stored.shape[-1])
+        for first, chunk in self.rows(stored):
+            rows[first : first + len(chunk)].copy_(chunk)
+
+    def rows(self, stored: EncodedTensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield the matrix in chunks: (index of the first row, float32 [rows, inputs]). Raises CheckpointError."""
+        compute = rows_of(stored.encoding)
+        self._progress(stored.bytes)
+        for first, count in _chunks(stored):
+            yield first, compute(first, count)
+            self._progress(0)
+
+    def why_not(self, stored: EncodedTensor, form: Groups) -> str:
+        """Return why `integers` cannot give the matrix unchanged; "" if it can."""
+        return why_not(stored.encoding, form.bits, form.inputs, form.scales)
+
+    def integers(self, stored: EncodedTensor, form: Groups) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield the matrix in chunks: (index of the first row, integers [n, in] int8, scales [n, groups]).
+
+        Raises CheckpointError.
+        """
+        compute = integers_of(stored.encoding, form.inputs)
+        self._progress(stored.bytes)
+        for first, count in _chunks(stored):
+            numbers, scales = compute(first, count)
+            yield first, numbers, scales.to(form.scales)
+            self._progress(0)
+
+
+def _chunks(stored: EncodedTensor) -> Iterator[tuple[int, int]]:
+    """Yield (first row, rows) of each chunk."""
+    count = prod(stored.shape[:-1])
+    most = max(ROWS, CHUNK_BYTES // (stored.shape[-1] * 4) // ROWS * ROWS)
+    for first in range(0, count, most):
+        yield first, min(most, count - first)
