@@ -9,6 +9,8 @@ A construction counts its steps, and raises GrammarFailed after about half a sec
 from __future__ import annotations
 
 import bisect
+from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from msgspec import Struct
@@ -75,30 +77,6 @@ def literal(text: str) -> Regular:
     return Join(tuple(Set(((ord(each), ord(each)),)) for each in text))
 
 
-class Work(Struct):
-    """The steps that a construction may still take.
-
-    whole  the work of several constructions, of which this is one; None: this construction alone
-    """
-
-    steps: int = _WORK
-    whole: Work | None = None
-
-    def part(self, steps: int) -> Work:
-        """Return the work of one of several constructions."""
-        return Work(steps, self)
-
-    def affords(self, steps: int) -> bool:
-        """Take steps; return whether they were left."""
-        self.steps -= steps
-        return (self.whole is None or self.whole.affords(steps)) and self.steps >= 0
-
-    def take(self, steps: int) -> None:
-        """Take steps. Raises GrammarFailed if fewer are left."""
-        if not self.affords(steps):
-            _too_large()
-
-
 class Automaton(Struct, frozen=True, eq=False):
     """A deterministic automaton that starts in state 0. Every state, except perhaps 0, leads to an accepting state.
 
@@ -124,13 +102,13 @@ class Automaton(Struct, frozen=True, eq=False):
             state = self.edges[state][at][2]
         return self.accepting[state]
 
-    def both(self, other: Automaton, work: Work | None = None) -> Automaton:
+    def both(self, other: Automaton) -> Automaton:
         """Return the intersection. Raises GrammarFailed for too large a result."""
-        return _product(self, other, lambda one, two: one and two, work or Work())
+        return _product(self, other, lambda one, two: one and two)
 
     def without(self, other: Automaton) -> Automaton:
         """Return the difference. Raises GrammarFailed for too large a result."""
-        return _product(self, other, lambda one, two: one and not two, Work())
+        return _product(self, other, lambda one, two: one and not two)
 
     def rules(self, prefix: str, spell: Callable[[Ranges], Expression], end: Expression = EMPTY) -> Rules:
         """Return the automaton as rules `prefix0`, `prefix1`, ..., numbered by state.
@@ -171,9 +149,9 @@ class Automaton(Struct, frozen=True, eq=False):
         return {target: ranges_of(ranges) for target, ranges in found.items()}
 
 
-def automaton(regular: Regular, work: Work | None = None) -> Automaton:
+def automaton(regular: Regular) -> Automaton:
     """Return the automaton of the texts that an expression matches as a whole. Raises GrammarFailed if too large."""
-    return _deterministic(_Positions(regular), work or Work())
+    return _deterministic(Positions(regular))
 
 
 def automaton_of(texts: Iterable[str]) -> Automaton:
@@ -189,20 +167,26 @@ def automaton_of(texts: Iterable[str]) -> Automaton:
                 accepting.append(False)
             state = following
         accepting[state] = True
-    return _minimal([sorted((c, c, target) for c, target in row.items()) for row in tree], accepting, states=len(tree))
+    return _minimal([sorted((c, c, target) for c, target in row.items()) for row in tree], accepting, len(tree))
 
 
-class _Positions:
-    """A nondeterministic automaton: nodes, edges with characters, and edges without a character, perhaps anchors."""
+class Positions:
+    """A nondeterministic automaton: nodes, edges with characters, and edges without a character, perhaps anchors.
 
-    def __init__(self, regular: Regular) -> None:
+    start  nodes before the first character
+    """
+
+    def __init__(self, regular: Regular, nodes: int = _NODES) -> None:
+        """Build the automaton. Raises GrammarFailed if it has more than `nodes` nodes."""
+        self._most = nodes
         self.steps: list[list[tuple[Ranges, int]]] = []
         self.empty: list[list[tuple[int, bool | None]]] = []  # next node; `end` of the anchor, None: no anchor
         self.first = self._node()
         self.last = self._add(regular, self.first)
+        self.start = self.closure([self.first], begin=True, end=False)
 
     def _node(self) -> int:
-        if len(self.steps) >= _NODES:
+        if len(self.steps) >= self._most:
             _too_large()
         self.steps.append([])
         self.empty.append([])
@@ -255,14 +239,75 @@ class _Positions:
                     todo.append(after)
         return frozenset(found)
 
+    def after(self, nodes: frozenset[int], code: int) -> frozenset[int]:
+        """Return the nodes after a character, without nodes from which no match follows."""
+        found = [
+            after
+            for node in nodes
+            for ranges, after in self.steps[node]
+            if after in self._live and any(low <= code <= high for low, high in ranges)
+        ]
+        return self.closure(found, begin=False, end=False) & self._live
 
-def _deterministic(positions: _Positions, work: Work) -> Automaton:
-    start = positions.closure([positions.first], begin=True, end=False)
+    def accepts(self, nodes: frozenset[int], *, begin: bool = False) -> bool:
+        """Return whether the text that led to the nodes matches. begin: whether it has no character."""
+        return self.last in self.closure(nodes, begin=begin, end=True)
+
+    def matches(self, text: str) -> bool:
+        nodes = self.start
+        for each in text:
+            nodes = self.after(nodes, ord(each))
+        return self.accepts(nodes, begin=not text)
+
+    @cached_property
+    def _live(self) -> frozenset[int]:
+        """The nodes from which some text, behind a first character, leads to a match."""
+        before: list[list[int]] = [[] for _ in self.steps]
+        for node, (steps, empty) in enumerate(zip(self.steps, self.empty, strict=True)):
+            for after in [*(after for _, after in steps), *(after for after, anchor in empty if anchor is not False)]:
+                before[after].append(node)
+        found, todo = {self.last}, [self.last]
+        while todo:
+            for node in before[todo.pop()]:
+                if node not in found:
+                    found.add(node)
+                    todo.append(node)
+        return frozenset(found)
+
+
+def disjoint(automata: Iterable[Positions], afford: Callable[[int], bool]) -> bool:
+    """Return whether no text matches all expressions; False if the proof takes more steps than `afford` grants."""
+    several = list(automata)
+    ranges = [of for each in several for steps in each.steps for of, _ in steps]
+    ends = {end for of in ranges for low, high in of for end in (low, high + 1)}
+    letters = [0, *(end for end in ends if end <= LAST)]  # one of each set of characters that all edges treat alike
+    first = tuple(each.start for each in several)
+    if all(each.accepts(nodes, begin=True) for each, nodes in zip(several, first, strict=True)):
+        return False
+    seen, todo = {first}, [first]
+    for subsets in todo:
+        if not afford(len(letters)):
+            return False
+        for letter in letters:
+            following = (each.after(nodes, letter) for each, nodes in zip(several, subsets, strict=True))
+            reached = tuple(takewhile(bool, following))
+            if len(reached) < len(several) or reached in seen:
+                continue
+            if all(each.accepts(nodes) for each, nodes in zip(several, reached, strict=True)):
+                return False
+            seen.add(reached)
+            todo.append(reached)
+    return True
+
+
+def _deterministic(positions: Positions) -> Automaton:
+    start = positions.start
     # The start is a separate state, because its subset of nodes may recur later, where anchors at the beginning fail.
     numbers: dict[tuple[frozenset[int], bool], int] = {(start, True): 0}
     order = [(start, True)]
     edges: list[list[tuple[int, int, int]]] = []
     accepting: list[bool] = []
+    work = 0
     for nodes, begin in order:
         ending = positions.closure(nodes, begin=begin, end=True)
         accepting.append(positions.last in ending)
@@ -273,10 +318,10 @@ def _deterministic(positions: _Positions, work: Work) -> Automaton:
             for low, high in ranges:
                 first = bisect.bisect_left(bounds, low)
                 last = bisect.bisect_left(bounds, high + 1)
-                work.take(last - first + 1)
+                work += last - first + 1
                 for at in range(first, last):
                     targets[at].add(after)
-        work.take(len(ending) + len(steps))
+        work += len(ending) + len(steps)
         closed: dict[frozenset[int], int] = {}
         row: list[tuple[int, int, int]] = []
         for at, several in enumerate(targets):
@@ -285,16 +330,16 @@ def _deterministic(positions: _Positions, work: Work) -> Automaton:
             key = frozenset(several)
             if key not in closed:
                 subset = (positions.closure(key, begin=False, end=False), False)
-                work.take(len(subset[0]))
+                work += len(subset[0])
                 if subset not in numbers:
                     numbers[subset] = len(order)
                     order.append(subset)
                 closed[key] = numbers[subset]
             row.append((bounds[at], bounds[at + 1] - 1, closed[key]))
-        if len(order) > 4 * STATES:
+        if work > _WORK or len(order) > 4 * STATES:
             _too_large()
         edges.append(row)
-    return _minimal(edges, accepting, steps=5 * work.steps)
+    return _minimal(edges, accepting)
 
 
 def explored(
@@ -318,7 +363,7 @@ def explored(
     return _minimal(edges, [accepts(state) for state in order])
 
 
-def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool], work: Work) -> Automaton:
+def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool]) -> Automaton:
     """Return the product of two automata: an automaton whose states are pairs of their states.
 
     accept  returns whether the product accepts a text, given whether `one` and `two` accept the text
@@ -330,6 +375,7 @@ def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool
     edges: list[list[tuple[int, int, int]]] = []
     accepting: list[bool] = []
     keep = accept(True, False)
+    work = 0
     for a, b in order:
         accepting.append(accept(one.accepting[a], b >= 0 and two.accepting[b]))
         row: list[tuple[int, int, int]] = []
@@ -341,7 +387,7 @@ def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool
             while at <= high:
                 while index < len(others) and others[index][1] < at:
                     index += 1
-                work.take(1)
+                work += 1
                 if index < len(others) and others[index][0] <= at:
                     last, pair = min(high, others[index][1]), (target, others[index][2])
                 else:
@@ -354,18 +400,15 @@ def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool
                     row.append((at, last, numbers[pair]))
                 at = last + 1
         edges.append(row)
-        if len(order) > 4 * STATES:
+        if work > _WORK or len(order) > 4 * STATES:
             _too_large()
-    return _minimal(edges, accepting, steps=5 * work.steps)
+    return _minimal(edges, accepting)
 
 
-def _minimal(
-    edges: list[list[tuple[int, int, int]]], accepting: list[bool], *, states: int = STATES, steps: int = 5 * _WORK
-) -> Automaton:
+def _minimal(edges: list[list[tuple[int, int, int]]], accepting: list[bool], states: int = STATES) -> Automaton:
     """Remove states from which no accepting state is reachable, and merge equivalent states, by partition refinement.
 
     states  most states of the result
-    steps   most steps of merging
     """
     before: list[list[int]] = [[] for _ in edges]
     for state, row in enumerate(edges):
@@ -381,7 +424,7 @@ def _minimal(
     order = sorted(live | {0})
     rows = {state: [edge for edge in edges[state] if edge[2] in live] for state in order}
     groups = {state: int(accepting[state]) for state in order}
-    count = len(set(groups.values()))
+    count, work = len(set(groups.values())), 0
     while True:
         keys: dict[tuple[int, tuple[tuple[int, int, int], ...]], int] = {}
         refined = {}
@@ -393,12 +436,12 @@ def _minimal(
                     joined[-1] = (joined[-1][0], high, group)
                 else:
                     joined.append((low, high, group))
-            steps -= len(joined) + 1
+            work += len(joined) + 1
             refined[state] = keys.setdefault((groups[state], tuple(joined)), len(keys))
         groups = refined
         if len(keys) == count:
             break
-        if steps < 0:  # merge no states: the automaton is larger, but correct
+        if work > 5 * _WORK:  # merge no states: the automaton is larger, but correct
             groups = {state: number for number, state in enumerate(order)}
             break
         count = len(keys)

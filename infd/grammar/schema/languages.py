@@ -9,39 +9,39 @@ does.
 from __future__ import annotations
 
 import re
-from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from infd.errors import GrammarFailed
-from infd.grammar.automata import Anchor, Join, Set, Times, Work, automaton
+from infd.grammar.automata import Anchor, Join, Positions, Set, Times, disjoint
 from infd.grammar.regexes import Parser
 from infd.grammar.rules import ANY, LAST, opposite, ranges_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from infd.grammar.automata import Automaton, Regular
+    from infd.grammar.automata import Regular
     from infd.grammar.rules import Ranges
 
-_STEPS: Final = 60_000  # most steps of the construction of one automaton; they take about 0.1 s
-_ALL_STEPS: Final = 300_000  # most steps of all proofs about one schema
+_NODES: Final = 2000  # most nodes of an automaton
+_PROOF_STEPS: Final = 20_000  # most transitions of one proof; about 0.1 s
+_ALL_STEPS: Final = 100_000  # most transitions of all proofs about one schema
 
 
 class Languages:
     """The languages of the regular expressions of one schema, with a bound on the time of all proofs."""
 
     def __init__(self) -> None:
-        self._automata: dict[tuple[str, bool], Automaton | None] = {}
+        self._automata: dict[tuple[str, bool], Positions | None] = {}
         self._disjoint: dict[frozenset[str], bool] = {}
-        self._work = Work(_ALL_STEPS)
+        self._steps = 0
 
     def matches(self, pattern: str, text: str) -> bool | None:
         """Return whether an expression matches somewhere in a text; None if uncertain."""
         for wide in (True, False):
             automaton = self._automaton(pattern, wide=wide)
-            if automaton is None or not self._work.affords(len(text)):
+            if automaton is None or len(text) > _PROOF_STEPS or not self._afford(len(text)):
                 return None
-            if automaton.accepts(text) != wide:
+            if automaton.matches(text) != wide:
                 return not wide
         return None
 
@@ -49,28 +49,28 @@ class Languages:
         """Return whether no string matches all expressions; False if there is no proof."""
         known = frozenset(patterns)
         if known not in self._disjoint:
-            self._disjoint[known] = self._proved_disjoint(known)
+            read = [self._automaton(pattern, wide=True) for pattern in sorted(known)]
+            automata = [each for each in read if each is not None]  # fewer match more strings
+            last = self._steps + _PROOF_STEPS
+            proved = bool(automata) and disjoint(automata, lambda steps: self._afford(steps) and self._steps <= last)
+            self._disjoint[known] = proved
         return self._disjoint[known]
 
-    def _proved_disjoint(self, patterns: frozenset[str]) -> bool:
-        read = [self._automaton(pattern, wide=True) for pattern in sorted(patterns)]
-        automata = [each for each in read if each is not None]  # fewer match more strings
-        try:
-            return bool(automata) and reduce(lambda a, b: a.both(b, self._work.part(_STEPS)), automata).empty
-        except GrammarFailed:
-            return False
-
-    def _automaton(self, pattern: str, *, wide: bool) -> Automaton | None:
+    def _automaton(self, pattern: str, *, wide: bool) -> Positions | None:
         """Return the automaton of the texts in which an expression matches; None if it is unreadable or too large."""
         if (pattern, wide) not in self._automata:
             anything = Times(Set(ANY), 0, None)
             try:
                 whole = Join((anything, _Common(pattern, wide=wide).whole(), anything))
-                found = automaton(whole, self._work.part(_STEPS))
+                found = Positions(whole, _NODES)
             except GrammarFailed:
                 found = None
             self._automata[pattern, wide] = found
         return self._automata[pattern, wide]
+
+    def _afford(self, steps: int) -> bool:
+        self._steps += steps
+        return self._steps <= _ALL_STEPS
 
 
 def ascii_members(class_: str) -> frozenset[str] | None:
