@@ -124,7 +124,7 @@ class Worker:
             raise TooCostly(f"took more than {message.seconds:g} s") from None
         except (wire.Closed, FrameTooLarge, msgspec.MsgspecError):
             code = self._end()
-            if code == -signal.SIGALRM:
+            if code in (-signal.SIGALRM, -signal.SIGPROF):  # timers: of the kernel's clock, of processor time
                 raise TooCostly(f"took more than {message.seconds:g} s") from None
             raise TextFailed(f"a checkpoint's text ended its worker ({_named(code)})") from None
         except BaseException:  # in a reused process the next task would receive this task's reply

@@ -23,11 +23,8 @@ def check_text(text: str, limits: Limits) -> None:
     """Raise GrammarFailed for a text of more than `limits.text_bytes`, or with an unpaired surrogate."""
     if len(text) > limits.text_bytes:  # so that only short texts are encoded
         _too_large("bytes", len(text), limits.text_bytes)
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError as error:
-        raise GrammarFailed("the constraint is not valid Unicode", code="invalid_grammar") from error
-    if size > limits.text_bytes:
+    _check_unicode(text)
+    if (size := len(text.encode())) > limits.text_bytes:
         _too_large("bytes", size, limits.text_bytes)
 
 
@@ -62,16 +59,20 @@ def read_json(text: str, limits: Limits) -> Any:
 
 
 def check_schema(schema: Any, limits: Limits) -> None:
-    """Raise GrammarFailed for a schema that exceeds a limit. Counts without recursion."""
+    """Raise GrammarFailed for a schema that exceeds a limit, or has an unpaired surrogate. Counts without recursion."""
     properties = enumerated = 0
     todo = [(schema, 1)]
     while todo:
         value, depth = todo.pop()
         if depth > limits.depth:
             _too_large("levels of nesting", depth, limits.depth)
-        if isinstance(value, list):
+        if isinstance(value, str):
+            _check_unicode(value)
+        elif isinstance(value, list):
             todo += [(each, depth + 1) for each in value]
         elif isinstance(value, dict):
+            for name in value:
+                _check_unicode(name)
             enumerated += sum(len(value[name]) for name in _ENUMERATING if isinstance(value.get(name), list))
             if isinstance(named := value.get("properties"), dict):
                 required = value.get("required")
@@ -84,6 +85,13 @@ def check_schema(schema: Any, limits: Limits) -> None:
     if properties > limits.properties:
         _too_large("properties", properties, limits.properties)
     check_enumerated(enumerated, limits)
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise GrammarFailed("the constraint is not valid Unicode", code="invalid_grammar") from error
 
 
 def _not_json(name: str) -> NoReturn:

@@ -10,6 +10,7 @@ from infd.errors import GrammarFailed
 from infd.grammar import arguments, bounds, ebnf, markup, parameters, regexes, structural
 from infd.grammar.automata import Join, Set, Times, Union, automaton, automaton_of, literal, plain
 from infd.grammar.json_rules import Documents
+from infd.grammar.regex_syntax import spelled
 from infd.grammar.rules import (
     ANY,
     EMPTY,
@@ -98,7 +99,7 @@ class _Writer:
             case Regex(pattern):
                 bounds.check_text(pattern, limits)
                 bounds.check_nesting(pattern, limits)
-                return self._machine(automaton(regexes.parse(pattern)))
+                return self._machine(automaton(regexes.parse(spelled(pattern))))
             case Choice(options):
                 if not options:
                     raise GrammarFailed("a choice of no option", code="invalid_grammar")

@@ -416,7 +416,7 @@ def _every() -> Automaton:
 def searched(pattern: str) -> Automaton:
     """Return the automaton of texts in which a pattern of JSON Schema matches somewhere."""
     anything: Regular = Times(Set(ANY), 0, None)
-    return automaton(Join((anything, regexes.parse(pattern, crate=False), anything)))
+    return automaton(Join((anything, regexes.parse(pattern), anything)))
 
 
 @cache

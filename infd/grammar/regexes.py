@@ -43,26 +43,23 @@ _ASCII: Final = {
 _SPACE: Final = ((9, 13), (32, 32), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029),
                  (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000))  # fmt: skip
 _CIRCLED: Final = ((0x24B6, 0x24E9), (0x1F130, 0x1F149), (0x1F150, 0x1F169), (0x1F170, 0x1F189))  # letters outside L
-_CONTROL: Final = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "a": 7, "0": 0}
+_CONTROL: Final = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "a": 7}
 _DEPTH: Final = 200
 
 
-def parse(pattern: str, *, crate: bool = True) -> Regular:
+def parse(pattern: str) -> Regular:
     """Return the syntax tree of a regular expression.
-
-    crate  whether unknown escapes of letters are malformed, as in the crate; in JSON Schema they mean the letter
 
     Raises GrammarFailed: invalid_grammar for a malformed expression, unsupported_grammar for word boundaries.
     """
-    return Parser(pattern, crate).whole()
+    return Parser(pattern).whole()
 
 
 class Parser:
     """A recursive-descent parser."""
 
-    def __init__(self, pattern: str, crate: bool = True) -> None:
+    def __init__(self, pattern: str) -> None:
         self._text = pattern
-        self._crate = crate
         self._at = 0
         self._depth = 0
         self._dot_all = False
@@ -89,7 +86,7 @@ class Parser:
     def _sequence(self) -> Regular:
         items: list[Regular] = []
         while (here := self._peek()) not in ("", "|", ")"):
-            if here in "*+?" or (here == "{" and (self._crate or _TIMES.match(self._text, self._at))):
+            if here in "*+?{":
                 if not items:
                     self._fail(f"{here} repeats nothing")
                 items.append(self._times(items.pop()))
@@ -220,14 +217,10 @@ class Parser:
                 return opposite(of) if here.isupper() else of
             case "p" | "P":
                 return self._property(negated=here == "P")
-            case "c" if not self._crate and self._peek().isalpha() and self._peek().isascii():
-                self._at += 1
-                return ((ord(self._text[self._at - 1].upper()) - 64,) * 2,)
-            case _ if here in _CONTROL and (here != "0" or not self._crate):
+            case _ if here in _CONTROL:
                 return ((_CONTROL[here],) * 2,)
             case _ if here.isascii() and here.isalnum():
-                if here in "bB<>" or here.isdigit() or self._crate:
-                    self._unsupported(f"\\{here}")
+                self._unsupported(f"\\{here}")
         return ((ord(here), ord(here)),)
 
     def _property(self, *, negated: bool) -> Ranges:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from infd.errors import GrammarFailed, shorten
 from infd.grammar import bounds
+from infd.grammar.regex_syntax import spelled
 from infd.grammar.rules import (
     EMPTY,
     ROOT,
@@ -76,7 +77,7 @@ class _Writer:
             case "regex":
                 pattern = _text(value, "pattern", at)
                 bounds.check_nesting(pattern, self._limits)
-                return self._rule(Pattern(pattern))
+                return self._rule(Pattern(spelled(pattern)))
             case "sequence" | "or" as kind:
                 elements = [
                     self.format(each, f"{at}.elements[{index}]")

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from infd.errors import GrammarFailed
 from infd.grammar import arguments, bounds, ebnf, lark, markup, parameters, structural
+from infd.grammar.regex_syntax import spelled
 from infd.grammar.schema.rewriting import prepare
 from infd.request import (
     AfterThought,
@@ -133,7 +134,7 @@ def _grammar(constraint: Plain, limits: Limits) -> dict[str, Any]:
         case Regex(pattern):
             bounds.check_text(pattern, limits)
             bounds.check_nesting(pattern, limits)
-            return {"lark_grammar": f"start: {lark.regex(pattern)}"}
+            return {"lark_grammar": f"start: {lark.regex(spelled(pattern))}"}
         case Choice(options):
             if not options:
                 raise GrammarFailed("a choice of no option", code="invalid_grammar")

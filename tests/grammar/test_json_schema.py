@@ -468,8 +468,8 @@ REFUSED = [
     ({"anyOf": [{"type": "null"}, {"type": "object", "minProperties": 3}]}, "#/anyOf/1", "unsupported"),
     (
         {"$ref": "#/$defs/a", "$defs": {"a": {"items": [{"patternProperties": {")": False}, "required": ["b"]}]}}},
-        "#/$defs/a/items/0",
-        "unsupported",
+        "#/$defs/a/items/0/patternProperties/)",
+        "invalid",
     ),
     (
         {

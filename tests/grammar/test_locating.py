@@ -32,7 +32,10 @@ def compiler(request: pytest.FixtureRequest) -> Iterator[LlguidanceCompiler]:
     ("schema", "path"),
     [
         ({"properties": {"a": {"items": {"multipleOf": 1.2345678899999998}}}}, "#/properties/a/items"),
-        ({"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"items": {"pattern": "a)"}}}}, "#/$defs/a/items"),
+        (
+            {"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"items": {"multipleOf": 1.2345678899999998}}}},
+            "#/$defs/a/items",
+        ),
         ({"items": {"patternProperties": {"^a": False, "b$": True}, "additionalProperties": False}}, "#/items"),
     ],
     ids=json.dumps,
@@ -45,7 +48,7 @@ def test_a_refused_schema_names_the_path(compiler: LlguidanceCompiler, schema: A
 
 
 def test_refused_arguments_of_a_tool_name_the_path_and_the_tool(compiler: LlguidanceCompiler):
-    wrong = json.dumps({"properties": {"a": {"pattern": "a)"}}})
+    wrong = json.dumps({"properties": {"a": {"multipleOf": 1.2345678899999998}}})
     tools = ToolSchema("one", "{}", "tools[0]"), ToolSchema("two", wrong, "tools[1]")
     with pytest.raises(GrammarFailed, match=r"^the schema at #/properties/a: ") as refusal:
         compiler.compile(Calls(CallSyntax("<$name:$arguments>", "<", ()), tools, required=True), LIMITS)

@@ -167,6 +167,8 @@ class Conversion:
             if value and bound in leaf:
                 leaf[keyword] = leaf.pop(bound)
             return
+        if self._draft == 4 and keyword.startswith("exclusive"):
+            raise invalid((*path, keyword), f"{keyword} is a boolean in draft 4; write {keyword.lower()[9:]} beside it")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise invalid((*path, keyword), f"{keyword} is a number")
         if keyword == "multipleOf" and value <= 0:

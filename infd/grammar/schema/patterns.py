@@ -9,7 +9,8 @@ import re
 import string
 from typing import TYPE_CHECKING, Any
 
-from infd.errors import shorten
+from infd.errors import GrammarFailed, shorten
+from infd.grammar.regex_syntax import spelled
 from infd.grammar.schema.languages import ascii_members
 from infd.grammar.schema.refusals import failed, invalid
 
@@ -99,10 +100,14 @@ def kept_pattern(pattern: Any, path: Path) -> str:
     Brackets and `&&` in a class are characters in JSON Schema but operators in the engine: brackets are escaped, and
     repeated operators become one character.
 
-    Raises GrammarFailed at `path` for look-around and back-references.
+    Raises GrammarFailed at `path` for malformed patterns, look-around and back-references.
     """
     if not isinstance(pattern, str):
         raise invalid(path, "a pattern is a string")
+    try:
+        pattern = spelled(pattern)
+    except GrammarFailed as error:
+        raise failed(path, str(error), error.code or "invalid_grammar") from None
     pattern = _without_boundary(_without_look_ahead(pattern))
     bare = re.sub(r"\\[^bB1-9k]", "", pattern)
     if found := re.search(r"\(\?(=|!|<=|<!)", bare):
