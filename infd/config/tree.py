@@ -48,6 +48,16 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     chat_template: Annotated[
         str, about("file with the chat template (default: the checkpoint's)", flag="--chat-template")
     ] = ""
+    renderer: Annotated[
+        str,
+        about(
+            "what renders conversations: hf: the checkpoint's chat template; a family's name: its renderer; auto: the"
+            " chat template, or the renderer found from the files of a checkpoint without one",
+            flag="--renderer",
+            alias="--tokenizer-mode",
+            values="auto|hf|NAME",
+        ),
+    ] = "auto"
     tool_parser: Annotated[
         str,
         about(

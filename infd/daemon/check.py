@@ -12,7 +12,7 @@ from infd.daemon import resolve
 from infd.daemon.examine import Examined, examine, weight_files
 from infd.errors import CheckpointError, ConfigError
 from infd.hub.cached import cached
-from infd.text import apart
+from infd.text import apart, renderers
 from infd.text.chat import ChatTemplate
 from infd.text.syntax import check_names
 from infd.weights.checkpoint import TensorFile
@@ -42,6 +42,7 @@ def check(config: Config, environment: Environment) -> list[str]:
 
     def parsers() -> None:
         if directory is None:  # with a directory, examine() chooses the syntaxes
+            renderers.check_name(config.model.renderer)
             check_names(reasoning_name=config.model.reasoning_parser, tools_name=config.model.tool_parser)
 
     def adapters() -> None:

@@ -54,7 +54,7 @@ class Language(Struct, frozen=True):
         Raises CheckpointError, ConfigError.
         """
         tokenizer = Tokenizer.load(directory, worker)
-        template = ChatTemplate.load(tokenizer, model.chat_template or None, worker)
+        template = ChatTemplate.load(tokenizer, model.chat_template or None, worker, renderer=model.renderer)
         syntax = Syntax.choose(tokenizer, template, reasoning_name=model.reasoning_parser, tools_name=model.tool_parser)
         defaults = SamplingDefaults.read(tokenizer.files.generation_config)
         return cls(tokenizer, template, syntax, defaults, fingerprint(directory))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from jinja2 import TemplateSyntaxError, meta
 
 from infd.errors import ConfigError, InvalidRequest, TextFailed, TooCostly, without_frames
-from infd.text import vetting
+from infd.text import renderers, vetting
 from infd.text.apart import ApartTemplate
 from infd.text.fuel import Exhausted, Limits
 from infd.text.sandbox import Sandbox
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from infd.apart.client import Worker
+    from infd.text.renderers.base import Renderer
     from infd.text.tokenizer import Tokenizer
 
 MAX_SOURCE_CHARACTERS: Final = 2**19  # the largest known templates have about 30,000 characters
@@ -70,15 +71,25 @@ class ChatTemplate:
         self._compiled: dict[str, Template | InvalidRequest] = {}  # by name; the error if compilation failed
 
     @classmethod
-    def load(cls, tokenizer: Tokenizer, file: str | Path | None = None, worker: Worker | None = None) -> ChatTemplate:
-        """Compile the checkpoint's templates, or the template in `file` instead.
+    def load(
+        cls,
+        tokenizer: Tokenizer,
+        file: str | Path | None = None,
+        worker: Worker | None = None,
+        *,
+        renderer: str = renderers.AUTO,
+    ) -> ChatTemplate:
+        """Compile the checkpoint's templates, or instead the template in `file`, or take a family's renderer.
 
         A missing or broken template of the checkpoint is only logged: completions work without a template, and chat
-        requests are refused. Raises ConfigError for a broken `file`.
+        requests are refused. Raises ConfigError for a broken `file` and an unknown `renderer`.
         """
         files = tokenizer.files
         if file is not None:
             return cls.of_file(file, files.special_tokens, worker)
+        chosen = renderers.choose(renderer, files.directory, has_template=bool(files.templates))
+        if chosen is not None:
+            return cls.of_renderer(chosen, files.special_tokens)
         template = cls(files.templates, files.special_tokens, worker=worker)
         if not template:
             _LOG.warning("the model has no chat template, so chats are refused; --chat-template FILE gives it one")
@@ -90,6 +101,13 @@ class ChatTemplate:
                     "a chat template of the model cannot be used; --chat-template FILE replaces it",
                     extra={"template": name, "reason": str(error)},
                 )
+        return template
+
+    @classmethod
+    def of_renderer(cls, renderer: Renderer, variables: Mapping[str, str] | None = None) -> ChatTemplate:
+        """Return the chat template of a family whose prompts are defined by code. variables: see the constructor."""
+        template = cls({"default": renderer.source}, variables)
+        template._compiled["default"] = renderer
         return template
 
     @classmethod

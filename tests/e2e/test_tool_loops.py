@@ -223,33 +223,33 @@ async def test_pydantic_ai(asynchronous: openai.AsyncOpenAI, stream: bool):
 @THINKING
 def test_required_and_named_choices_always_call(client: openai.OpenAI, stream: bool, thinking: bool):
     named = {"type": "function", "function": {"name": "set_timer"}}
-    for said in (QUESTION, "Hello!", "What is 17 + 25?"):
-        for choice_of_tool, names in (("required", set(RUN)), (named, {"set_timer"})):
-            choices = ask(
-                client,
-                stream=stream,
-                thinking=thinking,
-                messages=[{"role": "user", "content": said}],
-                tool_choice=choice_of_tool,
-                parallel_tool_calls=False,
-                n=2,
-                temperature=1.0,
-                seed=5,
-                extra_body={"chat_template_kwargs": {"enable_thinking": thinking}, "thinking_token_budget": 60},
-                max_tokens=400,
-            )
-            for choice in choices:
-                (call,) = choice.message.tool_calls
-                assert choice.finish_reason == "tool_calls"
-                assert call.function.name in names
-                arguments = json.loads(call.function.arguments)
-                assert list(arguments) == (["city"] if call.function.name == "get_weather" else ["minutes"])
-                assert not choice.message.content
+    for said, choice_of_tool, names in (("Hello!", "required", set(RUN)), (QUESTION, named, {"set_timer"})):
+        choices = ask(
+            client,
+            stream=stream,
+            thinking=thinking,
+            messages=[{"role": "user", "content": said}],
+            tool_choice=choice_of_tool,
+            parallel_tool_calls=False,
+            n=2,
+            temperature=1.0,
+            seed=5,
+            extra_body={"chat_template_kwargs": {"enable_thinking": thinking}, "thinking_token_budget": 60},
+            max_tokens=400,
+        )
+        for choice in choices:
+            (call,) = choice.message.tool_calls
+            assert choice.finish_reason == "tool_calls"
+            assert call.function.name in names
+            arguments = json.loads(call.function.arguments)
+            assert list(arguments) == (["city"] if call.function.name == "get_weather" else ["minutes"])
+            assert not choice.message.content
 
 
 def test_choices_seeds_and_log_probabilities_with_tools(client: openai.OpenAI):
     fields: dict[str, Any] = {
-        "messages": [{"role": "user", "content": QUESTION}],
+        "messages": [{"role": "user", "content": "Hello!"}],
+        "thinking": True,
         "n": 3,
         "seed": 11,
         "temperature": 2.0,

@@ -1,0 +1,40 @@
+"""Renderers: families whose prompts are defined by code instead of a chat template; a file per family.
+
+A renderer is a Template that needs no source from the checkpoint. "auto" takes the checkpoint's chat template, if it
+has one, and else the first renderer whose `matches` accepts the checkpoint's directory.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from infd.errors import ConfigError
+from infd.text.renderers.deepseek_v32 import DeepSeekV32
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from infd.text.renderers.base import Renderer
+
+AUTO: Final = "auto"
+TEMPLATE: Final = "hf"  # the checkpoint's chat template
+RENDERERS: Final[Mapping[str, Renderer]] = MappingProxyType({"deepseek_v32": DeepSeekV32()})
+ALIASES: Final[Mapping[str, str]] = MappingProxyType({"slow": TEMPLATE})  # names of other servers
+
+
+def choose(name: str, directory: Path, *, has_template: bool) -> Renderer | None:
+    """Return the named renderer; None for a chat template. Raises ConfigError for an unknown name."""
+    check_name(name)
+    if ALIASES.get(name, name) != AUTO:
+        return RENDERERS.get(ALIASES.get(name, name))
+    if has_template:
+        return None
+    return next((renderer for renderer in RENDERERS.values() if renderer.matches(directory)), None)
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError for a name that no renderer has."""
+    if name not in {AUTO, TEMPLATE, *RENDERERS, *ALIASES}:
+        raise ConfigError(f"there is no renderer {name!r}; known: {', '.join([AUTO, TEMPLATE, *RENDERERS, *ALIASES])}")

@@ -1,0 +1,39 @@
+"""The protocol of renderers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
+    from pathlib import Path
+
+    from infd.text.fuel import Limits
+
+
+class Renderer(Protocol):
+    """Renders conversations of one family. See Template; a renderer keeps no state.
+
+    source  text with the marks that the family's prompts contain, in which syntaxes are searched
+    """
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def reads(self) -> AbstractSet[str]: ...
+    @property
+    def reads_parts(self) -> bool: ...
+    @property
+    def text_arguments(self) -> bool: ...
+
+    def matches(self, directory: Path) -> bool:
+        """Return whether the files of a checkpoint without a chat template are of this family."""
+
+    def render(self, variables: Mapping[str, Any], limits: Limits) -> str:
+        """Return the prompt's text, special tokens included.
+
+        variables  messages, tools, add_generation_prompt, and the request's variables among `reads`
+
+        Raises InvalidRequest. Renderers take time and memory in proportion to their input, so they ignore `limits`.
+        """

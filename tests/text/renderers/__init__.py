@@ -1,0 +1,1 @@
+"""Conversations as the families' own code renders them."""
