@@ -26,6 +26,7 @@ VOCABULARIES: Final = (
     "tokenizer.model",
     "spiece.model",
     "sentencepiece.bpe.model",
+    "tekken.json",
 )
 TEXTS: Final = (
     "config.json",
@@ -37,6 +38,7 @@ TEXTS: Final = (
     *VOCABULARIES,
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
+    "encoding/encoding_dsv32.py",  # shows that the checkpoint is DeepSeek V3.2's; never run
     INDEX,
 )
 

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from infd.errors import CheckpointError
+from infd.text import tekken
 from infd.untrusted import read
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -70,6 +71,8 @@ class TextFiles(Struct, frozen=True, kw_only=True):
         directory = Path(directory)
         tokenizer_config = _object(directory / "tokenizer_config.json")
         generation_config = _object(directory / "generation_config.json")
+        if not tokenizer_config and (directory / tekken.FILE).exists():
+            tokenizer_config = {"bos_token": tekken.BOS, "eos_token": tekken.EOS}
         added = tokenizer_config.get("added_tokens_decoder")
         if added is None:
             # Only older checkpoints need this file; a newer checkpoint may contain a stale copy.

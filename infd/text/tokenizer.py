@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import tokenizers
 
 from infd.errors import CheckpointError, InvalidRequest, TextFailed
-from infd.text import bpe, detokenize, vetting
+from infd.text import bpe, detokenize, tekken, vetting
 from infd.text.apart import ApartTokenizer, Vocabulary, convert
 from infd.text.bound import bound
 from infd.text.checkpoint import TextFiles
@@ -178,7 +178,12 @@ class Tokenizer:
         directory = Path(directory)
         files = TextFiles.read(directory)
         path = directory / "tokenizer.json"
-        content = read(path, LARGEST_BYTES) if path.exists() else convert(directory, worker)
+        if path.exists():
+            content = read(path, LARGEST_BYTES)
+        elif (directory / tekken.FILE).exists():
+            content = tekken.convert(directory)
+        else:
+            content = convert(directory, worker)
         try:
             return cls(_backend(content, files.additions, worker), files)
         except CheckpointError as error:

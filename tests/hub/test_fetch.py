@@ -212,6 +212,7 @@ class Library(ModuleType):
             raise self.error
         for pattern in options["allow_patterns"]:
             if "*" not in pattern and not pattern.endswith("index.json"):
+                (self.directory / pattern).parent.mkdir(exist_ok=True)
                 (self.directory / pattern).write_bytes(b"12345")
         for kind in options["progress_callbacks"]:
             counting = kind("model.safetensors", 5)

@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infd.errors import ConfigError, InvalidRequest
+from infd.errors import CheckpointError, ConfigError, InvalidRequest
 from infd.text import renderers
 from infd.text.chat import ChatTemplate
 from infd.text.syntax import Syntax
+from infd.text.tokenizer import Tokenizer
+from infd.text.tools.offered import Offered
 from tests.http.model import tokenizer
-from tests.text.renderers.conversations import CALLED, CONVERSATIONS, RESULTS, TOOLS, USER
+from tests.text.renderers.conversations import CALLED, CONVERSATIONS, ONE_CALL, RESULTS, TOOLS, USER
 from tests.text.templates import published
 
 RECORDED = Path(__file__).parent / "renderers"
 
 
-def chat(name: str) -> ChatTemplate:
-    return ChatTemplate.of_renderer(renderers.RENDERERS[name])
+VERSIONS = ["v3", "v7", "v11", "v13"]
 
 
-def recorded(name: str) -> dict[str, str]:
-    found: dict[str, str] = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
+def chat(name: str, directory: Path = RECORDED) -> ChatTemplate:
+    return ChatTemplate.of_renderer(renderers.RENDERERS[name].load(directory))
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return, by version of Mistral's rules, a directory with a tekken.json: the first tokens of a published one."""
+    stored = json.loads(lzma.decompress((RECORDED / "tekken.json.xz").read_bytes()))
+    found = {}
+    for version in VERSIONS:
+        found[version] = tmp_path_factory.mktemp(version)
+        stored["config"]["version"] = version
+        (found[version] / "tekken.json").write_text(json.dumps(stored))
+    return found
+
+
+def recorded(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
@@ -105,3 +123,75 @@ def test_a_renderer_is_found_from_the_files_of_a_checkpoint_without_a_template(t
     assert renderers.choose("deepseek_v32", tmp_path / "none", has_template=True) is found
     with pytest.raises(ConfigError, match="grok2"):
         renderers.choose("grok2", tmp_path, has_template=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_mistral_renders_and_encodes_what_mistral_common_does(checkpoints: dict[str, Path], version: str):
+    tokenizer = Tokenizer.load(checkpoints[version])
+    template = ChatTemplate.load(tokenizer)
+    cases = recorded("mistral")[version]
+    assert set(cases) == set(CONVERSATIONS)
+    for name, (messages, tools) in CONVERSATIONS.items():
+        text = template.render(messages, tools=tools)
+        assert text == cases[name]["text"]
+        assert tokenizer.encode(text, add_special_tokens=False) == cases[name]["ids"]
+    assert ("[THINK]I look it up." in cases["thoughts"]["text"]) == (version == "v13")
+
+
+def test_tekken_encodes_and_decodes_what_mistral_common_does(checkpoints: dict[str, Path]):
+    tokenizer = Tokenizer.load(checkpoints["v13"])
+    for text, ids in recorded("mistral")["texts"].items():
+        assert tokenizer.encode(text) == ids
+        assert tokenizer.decode(ids) == text
+    assert tokenizer.end_ids == {tokenizer.id_of("</s>")}
+    assert tokenizer.spellings() is not None
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_calls_and_thoughts_of_mistral_are_found_from_its_renderer(checkpoints: dict[str, Path], version: str):
+    tokenizer = Tokenizer.load(checkpoints[version])
+    syntax = Syntax.choose(tokenizer, ChatTemplate.load(tokenizer))
+    assert (syntax.reasoning is not None) == (version == "v13")
+    if version in {"v3", "v7"}:
+        answer = '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "abcdefghi"}]'
+    else:
+        answer = '[TOOL_CALLS]f[ARGS]{"a": 1}'
+    reading = syntax.start("", offered=Offered({"f": b""}))
+    assert reading is not None
+    assert not (reading.feed(answer) + reading.finish())
+    aside = reading.take()
+    assert aside is not None
+    assert [(call.name, call.arguments) for call in aside.calls] == [("f", '{"a": 1}')]
+
+
+@pytest.mark.parametrize(
+    ("version", "messages"),
+    [
+        ("v7", [USER, {**ONE_CALL, "tool_calls": [{**ONE_CALL["tool_calls"][0], "id": "call_1"}]}]),
+        ("v11", [USER, {"role": "tool", "content": "x"}]),
+        ("v3", [USER, {**ONE_CALL, "content": "I look."}]),
+        ("v7", [USER, {"role": "assistant", "content": ""}, USER]),
+        ("v13", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+    ],
+)
+def test_what_mistral_cannot_read_is_the_clients_error(
+    checkpoints: dict[str, Path], version: str, messages: list[dict[str, Any]]
+):
+    with pytest.raises(InvalidRequest) as caught:
+        chat("mistral", checkpoints[version]).render(messages)
+    assert str(caught.value.param).startswith("messages[")
+
+
+def test_a_malformed_tekken_is_refused_by_name(tmp_path: Path, checkpoints: dict[str, Path]):
+    with pytest.raises(ConfigError, match="tekken"):
+        renderers.choose("mistral", tmp_path, has_template=True)
+    stored = json.loads((checkpoints["v7"] / "tekken.json").read_text())
+    stored["config"]["version"] = "v99"
+    (tmp_path / "tekken.json").write_text(json.dumps(stored))
+    assert renderers.choose("auto", tmp_path, has_template=False) is None
+    with pytest.raises(ConfigError, match="v99"):
+        renderers.choose("mistral", tmp_path, has_template=True)
+    for wrong in ({"vocab": []}, {"vocab": stored["vocab"][:300] * 2}, {"config": {}}, {"vocab": "x"}):
+        (tmp_path / "tekken.json").write_text(json.dumps(stored | wrong))
+        with pytest.raises(CheckpointError, match="tekken"):
+            Tokenizer.load(tmp_path)

@@ -1,7 +1,7 @@
 """Renderers: families whose prompts are defined by code instead of a chat template; a file per family.
 
 A renderer is a Template that needs no source from the checkpoint. "auto" takes the checkpoint's chat template, if it
-has one, and else the first renderer whose `matches` accepts the checkpoint's directory.
+has one, and else the first family whose `matches` accepts the checkpoint's directory.
 """
 
 from __future__ import annotations
@@ -11,27 +11,34 @@ from typing import TYPE_CHECKING, Final
 
 from infd.errors import ConfigError
 from infd.text.renderers.deepseek_v32 import DeepSeekV32
+from infd.text.renderers.mistral import MistralFamily
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from infd.text.renderers.base import Renderer
+    from infd.text.renderers.base import Family, Renderer
 
 AUTO: Final = "auto"
 TEMPLATE: Final = "hf"  # the checkpoint's chat template
-RENDERERS: Final[Mapping[str, Renderer]] = MappingProxyType({"deepseek_v32": DeepSeekV32()})
+RENDERERS: Final[Mapping[str, Family]] = MappingProxyType({"deepseek_v32": DeepSeekV32(), "mistral": MistralFamily()})
 ALIASES: Final[Mapping[str, str]] = MappingProxyType({"slow": TEMPLATE})  # names of other servers
 
 
 def choose(name: str, directory: Path, *, has_template: bool) -> Renderer | None:
-    """Return the named renderer; None for a chat template. Raises ConfigError for an unknown name."""
+    """Return the named renderer; None for a chat template.
+
+    Raises ConfigError for an unknown name and for a checkpoint without the files of the family, CheckpointError for
+    malformed files.
+    """
     check_name(name)
     if ALIASES.get(name, name) != AUTO:
-        return RENDERERS.get(ALIASES.get(name, name))
-    if has_template:
+        family = RENDERERS.get(ALIASES.get(name, name))
+    elif has_template:
         return None
-    return next((renderer for renderer in RENDERERS.values() if renderer.matches(directory)), None)
+    else:
+        family = next((family for family in RENDERERS.values() if family.matches(directory)), None)
+    return None if family is None else family.load(directory)
 
 
 def check_name(name: str) -> None:

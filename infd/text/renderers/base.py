@@ -1,4 +1,4 @@
-"""The protocol of renderers."""
+"""The protocols of renderers and of the families that have one."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ class Renderer(Protocol):
     @property
     def text_arguments(self) -> bool: ...
 
-    def matches(self, directory: Path) -> bool:
-        """Return whether the files of a checkpoint without a chat template are of this family."""
-
     def render(self, variables: Mapping[str, Any], limits: Limits) -> str:
         """Return the prompt's text, special tokens included.
 
@@ -37,3 +34,13 @@ class Renderer(Protocol):
 
         Raises InvalidRequest. Renderers take time and memory in proportion to their input, so they ignore `limits`.
         """
+
+
+class Family(Protocol):
+    """Finds a family's checkpoints."""
+
+    def matches(self, directory: Path) -> bool:
+        """Return whether the files of a checkpoint without a chat template are of this family."""
+
+    def load(self, directory: Path) -> Renderer:
+        """Return the renderer of a checkpoint. Raises ConfigError if a file of the family is missing."""

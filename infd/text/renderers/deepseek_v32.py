@@ -58,7 +58,7 @@ _END_TOOLS: Final = "\n</functions>\n"
 
 
 class DeepSeekV32:
-    """See Renderer."""
+    """See Renderer and Family."""
 
     reads = frozenset({"messages", "tools", "add_generation_prompt", "thinking"})
     reads_parts = False
@@ -67,6 +67,9 @@ class DeepSeekV32:
 
     def matches(self, directory: Path) -> bool:
         return (directory / "encoding" / "encoding_dsv32.py").is_file()
+
+    def load(self, directory: Path) -> DeepSeekV32:
+        return self
 
     def render(self, variables: Mapping[str, Any], limits: Limits) -> str:
         messages: Sequence[Mapping[str, Any]] = variables["messages"]
