@@ -11,6 +11,7 @@ InfdError
 │   ├── Unsupported        400, names the feature
 │   ├── Unauthorized       401
 │   ├── ModelNotFound      404
+│   ├── ResponseNotFound   404
 │   ├── UnknownPath        404
 │   ├── MethodNotAllowed   405
 │   ├── BodyTooLarge       413
@@ -175,6 +176,15 @@ class ModelNotFound(RequestError):
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
         super().__init__(f"model {shorten(name)!r} is not served here; served: {', '.join(known)}")
+
+
+class ResponseNotFound(RequestError):
+    """No response with this id is stored for the key's tenant."""
+
+    status, code, param = 404, "response_not_found", "response_id"
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"there is no stored response {shorten(id)!r}; responses are kept for a limited time")
 
 
 class UnknownPath(RequestError):

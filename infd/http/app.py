@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from infd.http import expectations, middleware
+from infd.http.admission import guarded
 from infd.http.apis.chat import CHAT
 from infd.http.apis.completions import COMPLETIONS
 from infd.http.apis.messages import MESSAGES
 from infd.http.connection import STALL_S, Connection
 from infd.http.connections import Connections
-from infd.http.routes import description, health, messages, metrics, models, tokens, unknown
+from infd.http.formats.responses import RESPONSES_ERRORS
+from infd.http.routes import description, health, messages, metrics, models, responses, tokens, unknown
 from infd.http.routes.generating import answering
 from infd.http.routes.render import rendering
 from infd.http.service import ERRORS, SERVICE, Service
@@ -39,6 +41,7 @@ SHUTDOWN_S: Final = 0.5
 FIRST_REQUEST_S: Final = 0.2
 CHECK_S: Final = 0.005
 
+RESPONSES: Final = "/v1/responses"
 COUNT_TOKENS: Final = "/v1/messages/count_tokens"
 # The APIs by path. The server accepts each path without the prefix /v1 too, as llama.cpp's clients expect.
 APIS: Final[dict[str, Api[Any]]] = {
@@ -62,12 +65,21 @@ def application(service: Service) -> web.Application:
     )
     app[SERVICE] = service
     apis = {path: api for long, api in APIS.items() for path in (long, long.removeprefix("/v1"))}
-    app[ERRORS] = {path: api.errors for path, api in apis.items()} | {COUNT_TOKENS: MESSAGES.errors}
+    app[ERRORS] = {path: api.errors for path, api in apis.items()} | {
+        COUNT_TOKENS: MESSAGES.errors,
+        RESPONSES: RESPONSES_ERRORS,
+    }
     app.on_response_prepare.append(middleware.finish_headers)
     routes = [
         *(web.post(path, answering(api)) for path, api in apis.items()),
         *(web.post(f"{path}/render", rendering(api)) for path, api in APIS.items()),
         web.post(COUNT_TOKENS, messages.count_tokens),
+        web.post(RESPONSES, guarded(responses.create)),
+        web.post(f"{RESPONSES}/input_tokens", responses.count_tokens),
+        web.get(f"{RESPONSES}/{{id}}", responses.retrieve),
+        web.delete(f"{RESPONSES}/{{id}}", responses.delete),
+        web.post(f"{RESPONSES}/{{id}}/cancel", responses.cancel),
+        web.get(f"{RESPONSES}/{{id}}/input_items", responses.list_input),
         web.get("/v1/models", models.list_models),
         web.get("/v1/models/{id:.+}", models.show_model),
         web.get("/models", models.list_models),
@@ -153,4 +165,6 @@ class HttpServer:
         if self._heart is not None:
             self._heart.cancel()
             await asyncio.wait([self._heart])
+        if background := self.service.responses.close():
+            await asyncio.wait(background)
         await self._runner.cleanup()

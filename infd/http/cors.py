@@ -32,7 +32,7 @@ class Origins:
         if request.method != "OPTIONS" or method is None or not self._allows(request.headers.get("Origin")):
             return None
         headers = {
-            "Access-Control-Allow-Methods": "GET, POST",
+            "Access-Control-Allow-Methods": "GET, POST, DELETE",
             "Access-Control-Max-Age": str(MAX_AGE_S),
         }
         # The header lists names, not `*`: for browsers `*` excludes Authorization.

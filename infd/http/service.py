@@ -11,6 +11,7 @@ from infd.http.backend import Backend
 from infd.http.cors import Origins
 from infd.http.exchange import Exchange
 from infd.http.formats.base import Errors
+from infd.http.responses_store import ResponseStore
 from infd.http.sse import Streams
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Service(Backend):
         self.metrics = metrics
         self.keys = keys
         self.streams = Streams()
+        self.responses = ResponseStore()
         self.origins = Origins(config.server.cors_origins)
         self.in_flight = InFlight()
         self.bodies_bytes = 0  # received bytes of all bodies that are not decoded yet

@@ -37,13 +37,13 @@ def answering(api: Api[Request]) -> Handler:
         generation = api.generation(body, size, service.config)
         format_of = partial(api.format, body)
         if body.stream:
-            return await _stream(request, generation, format_of, exchange, service)
+            return await stream(request, generation, format_of, exchange, service)
         return send.body(await generate(generation, format_of, exchange, service))
 
     return guarded(answer)
 
 
-async def _stream(
+async def stream(
     request: web.Request,
     generation: Generation,
     format_of: Callable[[Accepted], Format],

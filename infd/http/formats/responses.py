@@ -1,0 +1,327 @@
+"""Encode an answer as a response of OpenAI's Responses API, whole or as events.
+
+The output is a list of items: thoughts, messages and calls, in the order in which the model generated them. The same
+code builds the items of a stream and of a whole answer, so a stream's last event has the object of the whole answer.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from infd.http.apis.responses import LOGPROBS
+from infd.http.formats.base import TEXT_PLACEHOLDER, finite, readable
+from infd.http.formats.openai import OpenAIErrors, detail
+from infd.http.formats.ordered import CallPart, ContentPart, ThoughtPart, parts
+from infd.http.schema.chat import TopLogprob
+from infd.http.schema.responses import (
+    CustomCallItem,
+    FunctionCallItem,
+    InputTokensDetails,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    OutputTokensDetails,
+    ReasoningItem,
+    ReasoningText,
+    ResponseFailure,
+    ResponseObject,
+    ResponseUsage,
+    TextFormat,
+    TextOptions,
+    TokenLogprob,
+)
+from infd.request import FinishReason
+from infd.text.json_object import json_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from infd.errors import RequestError
+    from infd.http.answer import ChoiceDelta
+    from infd.http.formats.base import Accepted
+    from infd.http.formats.ordered import Part
+    from infd.http.gathering import WholeChoice
+    from infd.http.pieces import Pieces
+    from infd.http.schema.responses import ResponsesRequest
+
+_STATUSES = {
+    FinishReason.STOP: "completed",
+    FinishReason.LENGTH: "incomplete",
+    FinishReason.ABORT: "cancelled",
+    FinishReason.ERROR: "failed",
+}
+_END = "completed"
+
+
+class Draft(Struct):
+    """A response as far as it is generated: the object, and the number of the next event."""
+
+    response: ResponseObject
+    number: int = 0
+
+    @classmethod
+    def of(cls, request: ResponsesRequest, id: str, model: str) -> Draft:
+        """Return the draft of a response that is queued."""
+        reasoning, choice = request.reasoning, request.tool_choice
+        return cls(
+            ResponseObject(
+                id=id,
+                created_at=int(time.time()),
+                status="queued",
+                background=bool(request.background),
+                instructions=request.instructions,
+                max_output_tokens=request.max_output_tokens,
+                max_tool_calls=request.max_tool_calls,
+                model=model,
+                output=[],
+                parallel_tool_calls=request.parallel_tool_calls is not False,
+                previous_response_id=request.previous_response_id,
+                prompt_cache_key=request.prompt_cache_key,
+                reasoning={"effort": None if reasoning is None else reasoning.effort, "summary": None},
+                safety_identifier=request.safety_identifier,
+                store=request.store is not False,
+                temperature=request.temperature,
+                text=TextOptions(format=TextFormat()) if request.text is None else request.text,
+                tool_choice="auto" if choice is None else choice,
+                tools=request.tools or [],
+                top_logprobs=request.top_logprobs or 0,
+                top_p=request.top_p,
+                truncation=request.truncation or "disabled",
+                usage=None,
+                user=request.user,
+                metadata=request.metadata or {},
+            )
+        )
+
+    def event(self, kind: str, **fields: Any) -> bytes:
+        """Return the next event, framed."""
+        data = msgspec.json.encode({"type": kind, "sequence_number": self.number, **fields})
+        self.number += 1
+        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+    def fail(self, error: RequestError) -> bytes:
+        """Return the event that ends a response because of an error."""
+        response = self.response
+        response.status = "failed"
+        response.error = ResponseFailure(code=error.code or error.type, message=str(error))
+        for item in response.output:
+            if item.status == "in_progress":
+                item.status = "incomplete"
+        return self.event("response.failed", response=response)
+
+
+class ResponsesErrors(OpenAIErrors):
+    """Errors as OpenAI's; an event has the type "error"."""
+
+    def error_events(self, error: RequestError) -> bytes:
+        found = detail(error)
+        fields = {"code": found.code or found.type, "message": found.message, "param": found.param}
+        data = msgspec.json.encode({"type": "error", "sequence_number": 0, **fields})
+        return b"event: error\ndata: " + data + b"\n\n"
+
+
+RESPONSES_ERRORS: Final = ResponsesErrors()
+
+
+class ResponsesFormat(ResponsesErrors):
+    """The format of POST /v1/responses."""
+
+    def __init__(self, request: ResponsesRequest, draft: Draft, accepted: Accepted) -> None:
+        self._draft = draft
+        self._response = draft.response
+        self._response.model = accepted.model
+        self._ticket = accepted.ticket
+        self._tokenizer = accepted.tokenizer
+        self._wants_logprobs = LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
+        self._logprobs: list[TokenLogprob] = []  # of tokens that no event has sent
+        self._sent: list[TokenLogprob] = []  # of the open message's tokens
+        self._custom = {tool.name for tool in request.tools or () if tool.type == "custom"}
+        self._begun = False
+        self._item: OutputItem | None = None
+        self._arguments: list[str] = []  # parts of the open call's arguments
+        self._texts: list[str] = []  # parts of the open item's text
+        self._blank = ""  # white space that may begin a message
+        self._frame: list[bytes] = []  # event of a text's delta, split at its number and text
+        self._thought_tokens = 0
+
+    def error_events(self, error: RequestError) -> bytes:
+        self._settle_texts()
+        return self._draft.fail(error)
+
+    def events(self, delta: ChoiceDelta) -> Pieces:
+        events: Pieces = []
+        if not self._begun:
+            self._begun = True
+            self._response.status = "in_progress"
+            for kind in ("response.created", "response.in_progress"):
+                events.append(self._draft.event(kind, response=self._response))
+        self._add_logprobs(delta)
+        if delta.aside is not None:
+            self._thought_tokens += delta.aside.thought_tokens
+        for part in parts(delta):
+            events += self._part_events(part)
+        if delta.finish is not None:
+            events += self._end_item("incomplete" if delta.finish is not FinishReason.STOP else _END)
+            self._finish(delta.finish)
+        return events
+
+    def last_events(self) -> bytes:
+        kind = self._response.status if self._response.status in ("incomplete", "failed") else "completed"
+        return self._draft.event(f"response.{kind}", response=self._response)
+
+    def encode_logprobs(self, delta: ChoiceDelta) -> dict[str, Pieces]:
+        self._add_logprobs(delta)
+        return {}
+
+    def whole(self, choices: Sequence[WholeChoice]) -> Pieces:
+        (choice,) = choices
+        self.events(choice.delta)
+        return [msgspec.json.encode(self._response)]
+
+    def _part_events(self, part: Part) -> Iterator[bytes]:
+        match part:
+            case ThoughtPart(text=text):
+                if not isinstance(self._item, ReasoningItem):
+                    yield from self._open(ReasoningItem(id=self._id("rs"), status="in_progress", content=[]))
+                yield self._delta(text, b"[]")
+            case ContentPart(text=text):
+                if not isinstance(self._item, MessageItem):
+                    text, self._blank = self._blank + text, ""
+                    if text.isspace():
+                        self._blank = text
+                        return
+                    yield from self._open(MessageItem(id=self._id("msg"), status="in_progress", content=[]))
+                yield self._delta(text, self._take_logprobs())
+            case CallPart(begun=begun, arguments=arguments):
+                if begun is not None:
+                    yield from self._open(self._call(begun.id or "", begun.name or ""))
+                if arguments and self._item is not None:
+                    self._arguments.append(arguments)
+                    if isinstance(self._item, FunctionCallItem):
+                        yield self._event("response.function_call_arguments.delta", delta=arguments)
+
+    def _call(self, call_id: str, name: str) -> FunctionCallItem | CustomCallItem:
+        if name in self._custom:
+            return CustomCallItem(id=self._id("ctc"), status="in_progress", call_id=call_id, name=name, input="")
+        return FunctionCallItem(id=self._id("fc"), status="in_progress", call_id=call_id, name=name, arguments="")
+
+    def _open(self, item: OutputItem) -> Iterator[bytes]:
+        yield from self._end_item(_END)
+        self._blank = ""
+        self._item = item
+        self._response.output.append(item)
+        added = msgspec.structs.replace(item)
+        yield self._event("response.output_item.added", item=added)
+        if isinstance(item, MessageItem | ReasoningItem):
+            part = OutputText(text="") if isinstance(item, MessageItem) else ReasoningText(text="")
+            yield self._event("response.content_part.added", item_id=item.id, content_index=0, part=part)
+            kind = "output_text" if isinstance(item, MessageItem) else "reasoning_text"
+            fields: dict[str, Any] = {"type": f"response.{kind}.delta", "sequence_number": TEXT_PLACEHOLDER}
+            fields |= {"item_id": item.id, "output_index": self._index, "content_index": 0, "delta": TEXT_PLACEHOLDER}
+            if isinstance(item, MessageItem):
+                fields["logprobs"] = TEXT_PLACEHOLDER
+            data = b"event: %b\ndata: %b\n\n" % (fields["type"].encode(), msgspec.json.encode(fields))
+            self._frame = data.split(msgspec.json.encode(TEXT_PLACEHOLDER))
+
+    def _delta(self, text: str, logprobs: bytes) -> bytes:
+        self._texts.append(text)
+        head, middle, *tail = self._frame
+        number = b"%d" % self._draft.number
+        self._draft.number += 1
+        rest = tail[0] if len(tail) == 1 else tail[0] + logprobs + tail[1]
+        return b"%b%b%b%b%b" % (head, number, middle, msgspec.json.encode(text), rest)
+
+    def _settle_texts(self) -> None:
+        """Move the text of the open item into the item."""
+        item, text = self._item, "".join(self._texts)
+        if isinstance(item, MessageItem) and not item.content:
+            item.content.append(OutputText(text=text, logprobs=self._sent_logprobs()))
+        elif isinstance(item, ReasoningItem) and not item.content:
+            item.content.append(ReasoningText(text=text))
+        elif isinstance(item, FunctionCallItem):
+            item.arguments = "".join(self._arguments)
+        elif isinstance(item, CustomCallItem):
+            given = msgspec.json.decode(json_object("".join(self._arguments))).get("input", "")
+            item.input = given if isinstance(given, str) else msgspec.json.encode(given).decode()
+
+    def _end_item(self, status: str) -> Iterator[bytes]:
+        item = self._item
+        if item is None:
+            return
+        self._settle_texts()
+        item.status = status
+        match item:
+            case MessageItem(content=[part]):
+                logprobs = part.logprobs
+                yield self._event(
+                    "response.output_text.done", item_id=item.id, content_index=0, text=part.text, logprobs=logprobs
+                )
+                yield self._event("response.content_part.done", item_id=item.id, content_index=0, part=part)
+            case ReasoningItem(content=[part]):
+                yield self._event("response.reasoning_text.done", item_id=item.id, content_index=0, text=part.text)
+                yield self._event("response.content_part.done", item_id=item.id, content_index=0, part=part)
+            case FunctionCallItem():
+                yield self._event("response.function_call_arguments.done", name=item.name, arguments=item.arguments)
+            case CustomCallItem():
+                yield self._event("response.custom_tool_call_input.delta", delta=item.input)
+                yield self._event("response.custom_tool_call_input.done", input=item.input)
+        yield self._event("response.output_item.done", item=item)
+        self._item, self._texts, self._arguments = None, [], []
+
+    def _finish(self, finish: FinishReason) -> None:
+        response, ticket = self._response, self._ticket
+        response.status = _STATUSES[finish]
+        if finish is FinishReason.LENGTH:
+            response.incomplete_details = {"reason": "max_output_tokens"}
+        response.usage = ResponseUsage(
+            input_tokens=ticket.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=ticket.cached_tokens),
+            output_tokens=ticket.generated_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=self._thought_tokens),
+            total_tokens=ticket.prompt_tokens + ticket.generated_tokens,
+        )
+
+    @property
+    def _index(self) -> int:
+        return len(self._response.output) - 1
+
+    def _id(self, kind: str) -> str:
+        return f"{kind}_{self._response.id.removeprefix('resp_')}_{len(self._response.output)}"
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        if "item" not in fields and "item_id" not in fields and self._item is not None:
+            fields = {"item_id": self._item.id, **fields}
+        return self._draft.event(kind, output_index=self._index, **fields)
+
+    def _add_logprobs(self, delta: ChoiceDelta) -> None:
+        if not self._wants_logprobs:
+            return
+        piece = self._tokenizer.piece
+        for token_id, logprobs in zip(delta.token_ids, delta.logprobs, strict=False):
+            chosen = piece(token_id)
+            top = [
+                TopLogprob(token=readable(text), logprob=finite(logprob), bytes=list(text))
+                for text, logprob in zip(map(piece, logprobs.top_ids), logprobs.top, strict=True)
+            ]
+            self._logprobs.append(
+                TokenLogprob(
+                    token=readable(chosen), logprob=finite(logprobs.chosen), bytes=list(chosen), top_logprobs=top
+                )
+            )
+
+    def _take_logprobs(self) -> bytes:
+        if not self._logprobs:
+            return b"[]"
+        self._sent += self._logprobs
+        encoded = msgspec.json.encode(self._logprobs)
+        self._logprobs = []
+        return encoded
+
+    def _sent_logprobs(self) -> list[TokenLogprob]:
+        sent, self._sent = self._sent + self._logprobs, []
+        self._logprobs = []
+        return sent

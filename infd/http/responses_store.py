@@ -1,0 +1,131 @@
+"""The responses that clients may ask for again: bounded in number, bytes and age, in this process's memory.
+
+The oldest response makes room. A response belongs to the tenant of its key: for all others it does not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
+
+from infd.errors import ResponseNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infd.http.formats.responses import Draft
+    from infd.http.schema.responses import InputItem
+
+ENTRIES: Final = 4096
+BYTES: Final = 256 * 2**20
+AGE_S: Final = 24 * 3600.0
+
+
+class Stored(Struct, eq=False):
+    """A stored response.
+
+    draft    the response, as far as it is generated
+    items    the conversation before its output: items of earlier responses, then its input
+    earlier  how many of the items belong to earlier responses
+    size     bytes that count against the store's bound
+    events   framed events so far, one entry for each; empty unless the response is generated in the background
+    """
+
+    tenant: str
+    draft: Draft
+    items: Sequence[InputItem]
+    earlier: int
+    size: int
+    stored: float
+    events: list[bytes] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.draft.response.status not in ("queued", "in_progress")
+
+    def end_cancelled(self) -> None:
+        """Record that the response was cancelled, unless it has ended; its task may not have begun."""
+        if not self.ended:
+            self.draft.response.status = "cancelled"
+        self.task = None
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake the readers of the events."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class ResponseStore:
+    """All stored responses, oldest first."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        entries: int = ENTRIES,
+        bytes: int = BYTES,
+        age_s: float = AGE_S,
+    ) -> None:
+        self._clock = clock
+        self._entries, self._bytes, self._age_s = entries, bytes, age_s
+        self._stored: OrderedDict[str, Stored] = OrderedDict()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def now(self) -> float:
+        return self._clock()
+
+    def add(self, stored: Stored) -> None:
+        self._stored[stored.draft.response.id] = stored
+        self.bytes += stored.size
+        self._trim()
+
+    def grow(self, stored: Stored, bytes: int) -> None:
+        """Count further bytes of a stored response."""
+        stored.size += bytes
+        if self._stored.get(stored.draft.response.id) is stored:
+            self.bytes += bytes
+            self._trim()
+
+    def get(self, id: str, tenant: str) -> Stored:
+        """Return a response of this tenant. Raises ResponseNotFound."""
+        self._trim()
+        stored = self._stored.get(id)
+        if stored is None or stored.tenant != tenant:
+            raise ResponseNotFound(id)
+        return stored
+
+    def delete(self, id: str, tenant: str) -> None:
+        """Forget a response, and end its generation. Raises ResponseNotFound."""
+        self.get(id, tenant)
+        self._drop(id)
+
+    def close(self) -> list[asyncio.Task[None]]:
+        """End all generation; return the tasks to wait for."""
+        tasks = [stored.task for stored in self._stored.values() if stored.task is not None]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    def _trim(self) -> None:
+        while self._stored:
+            oldest, stored = next(iter(self._stored.items()))
+            too_much = len(self._stored) > self._entries or self.bytes > self._bytes
+            if not too_much and self._clock() - stored.stored <= self._age_s:
+                return
+            self._drop(oldest)
+
+    def _drop(self, id: str) -> None:
+        stored = self._stored.pop(id)
+        self.bytes -= stored.size
+        if stored.task is not None:
+            stored.task.cancel()

@@ -1,0 +1,285 @@
+"""OpenAI's POST /v1/responses, and what becomes of a stored response."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from infd.http.schema.chat import MESSAGES, TopLogprob
+from infd.http.schema.sampling import GenerationFields
+from infd.http.schema.thinking import Effort
+from infd.http.schema.tools import TOOLS, CallId, ToolName
+from infd.http.schema.unsupported import ABSENT, UnsupportedField
+
+
+class ItemPart(Struct, kw_only=True):
+    """A part of a message's or a thought's content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class InputItem(Struct, kw_only=True):
+    """An item of any type, with the fields of the types that infd reads. An item without a type is a message."""
+
+    type: str = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | Annotated[list[ItemPart], Meta(max_length=4096)] | None = None
+    summary: Annotated[list[ItemPart], Meta(max_length=4096)] | None = None
+    id: str | None = None
+    call_id: CallId | None = None
+    name: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: str | Annotated[list[ItemPart], Meta(max_length=4096)] | None = None
+
+
+class ToolFormat(Struct, kw_only=True):
+    """The input of a custom tool: any text, or text of a grammar."""
+
+    type: Literal["text", "grammar"] = "text"
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class ResponseTool(Struct, kw_only=True):
+    """A tool: type "function" or "custom"."""
+
+    type: str
+    name: ToolName | None = None
+    description: str | None = None
+    parameters: Raw = ABSENT
+    strict: bool | None = None
+    format: ToolFormat | None = None
+
+
+class AllowedTool(Struct, kw_only=True):
+    type: str
+    name: str | None = None
+
+
+class ResponseToolChoice(Struct, kw_only=True):
+    """A tool to call, or the only tools that may be called."""
+
+    type: str
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[AllowedTool] | None = None
+
+
+class TextFormat(Struct, kw_only=True):
+    """The format of the answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema: Raw = ABSENT
+    strict: bool | None = None
+
+
+class TextOptions(Struct, kw_only=True):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningOptions(Struct, kw_only=True):
+    """The effort of thinking. Thoughts are returned as they are, so there is no summary to choose."""
+
+    effort: Effort | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+
+
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class ResponsesFields(GenerationFields, kw_only=True):
+    """The fields of a conversation, both to answer and to count."""
+
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MESSAGES)] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    conversation: UnsupportedField = ABSENT
+    prompt: UnsupportedField = ABSENT
+
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+
+class InputTokensRequest(ResponsesFields, kw_only=True):
+    """The body of a request to count a conversation's tokens."""
+
+
+class ResponsesRequest(ResponsesFields, kw_only=True):
+    """The body of a request for a response."""
+
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    include: list[Include] | None = None
+    metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None = None
+    background: bool | None = None
+    store: bool | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+
+
+class TokenLogprob(Struct, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class OutputText(Struct, kw_only=True):
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class ReasoningText(Struct, kw_only=True):
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class MessageItem(Struct, kw_only=True):
+    """Text of an answer."""
+
+    id: str
+    type: Literal["message"] = "message"
+    status: str
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class ReasoningItem(Struct, kw_only=True):
+    """A thought of an answer."""
+
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    status: str
+    summary: list[Any] = []
+    content: list[ReasoningText]
+
+
+class FunctionCallItem(Struct, kw_only=True):
+    """A call of a function. `arguments` is the model's text, unchecked."""
+
+    id: str
+    type: Literal["function_call"] = "function_call"
+    status: str
+    call_id: str
+    name: str
+    arguments: str
+
+
+class CustomCallItem(Struct, kw_only=True):
+    """A call of a custom tool. `input` is text."""
+
+    id: str
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+    status: str
+    call_id: str
+    name: str
+    input: str
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
+
+
+class InputTokensDetails(Struct, kw_only=True):
+    cached_tokens: int
+
+
+class OutputTokensDetails(Struct, kw_only=True):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct, kw_only=True):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFailure(Struct, kw_only=True):
+    code: str
+    message: str
+
+
+class ResponseObject(Struct, kw_only=True):
+    """A response: complete, or as far as it is generated."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: str
+    background: bool
+    error: ResponseFailure | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: dict[str, str | None]
+    safety_identifier: str | None
+    service_tier: str = "default"
+    store: bool
+    temperature: float | None
+    text: TextOptions
+    tool_choice: str | ResponseToolChoice
+    tools: list[ResponseTool]
+    top_logprobs: int
+    top_p: float | None
+    truncation: str
+    usage: ResponseUsage | None
+    user: str | None
+    metadata: dict[str, str]
+
+
+class InputTokens(Struct, kw_only=True):
+    """The number of tokens of a conversation's prompt."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class Deleted(Struct, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class ItemList(Struct, kw_only=True):
+    """A page of a response's input."""
+
+    object: Literal["list"] = "list"
+    data: list[Any]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

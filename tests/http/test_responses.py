@@ -1,0 +1,331 @@
+"""OpenAI's Responses API over a real socket, without OpenAI's package."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from infd.http.auth import Keys
+from infd.http.responses_store import ResponseStore
+from tests.http.endpoint import serving
+from tests.http.model import chat_prompt, foretell
+from tests.http.scripted import speaking
+from tests.http.test_tools import CALL, PARIS, SECOND
+from tests.text.templates import TOOLS as CHAT_TOOLS
+
+if TYPE_CHECKING:
+    from infd.scheduler.plan import StepPlan
+    from tests.http.endpoint import Endpoint
+
+PATH = "/v1/responses"
+TOOLS: Any = [{"type": "function", **tool["function"]} for tool in CHAT_TOOLS]
+CUSTOM: Any = {"type": "custom", "name": "weather", "description": "free text"}
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return {"model": "alias", "input": "hi", "seed": 0, **fields}
+
+
+async def get(endpoint: Endpoint, path: str, status: int = 200, **headers: str) -> dict[str, Any]:
+    async with endpoint.session.get(path, headers=headers) as response:
+        body = await response.json()
+        assert response.status == status, body
+        return body
+
+
+async def streamed(endpoint: Endpoint, body: dict[str, Any]) -> list[dict[str, Any]]:
+    async with endpoint.session.post(PATH, json={**body, "stream": True}) as response:
+        text = await response.text()
+        assert response.status == 200, text
+    return decoded(text)
+
+
+def decoded(text: str) -> list[dict[str, Any]]:
+    *blocks, rest = text.split("\n\n")
+    assert rest == ""
+    events = []
+    for block in blocks:
+        if block.startswith(":"):
+            continue
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+PAIRS = {
+    "response.output_item.added": "response.output_item.done",
+    "response.content_part.added": "response.content_part.done",
+}
+
+
+def folded(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the response of the last event; check numbers, pairs, and that deltas add up to it."""
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    created, progress, *between, last = events
+    assert [created["type"], progress["type"]] == ["response.created", "response.in_progress"]
+    response = last["response"]
+    assert last["type"] == f"response.{response['status']}"
+    opened: list[tuple[Any, ...]] = []
+    items: list[dict[str, Any]] = []
+    texts: dict[tuple[str, str], str] = {}
+    for event in between:
+        kind, place = event["type"], (event["output_index"], event.get("content_index"))
+        assert event["output_index"] == len(items) - (kind != "response.output_item.added")
+        if kind in PAIRS:
+            opened.append((PAIRS[kind], place))
+            if kind == "response.output_item.added":
+                items.append(event["item"])
+        elif kind in PAIRS.values():
+            assert opened.pop() == (kind, place)
+            if "item" in event:
+                assert event["item"] == response["output"][event["output_index"]]
+        else:
+            assert event["item_id"] == items[-1]["id"]
+            name, _, state = kind.rpartition(".")
+            key = (items[-1]["id"], name)
+            if state == "delta":
+                texts[key] = texts.get(key, "") + event["delta"]
+            else:
+                whole = next(event[field] for field in ("text", "arguments", "input") if field in event)
+                assert texts.get(key, "") == whole
+    assert not opened
+    assert len(items) == len(response["output"])
+    return response
+
+
+def stripped(response: dict[str, Any]) -> dict[str, Any]:
+    """Return a response without ids, times and the counts of the cache."""
+    said = {name: value for name, value in response.items() if name not in ("id", "created_at", "usage")}
+    tokens = response["usage"]["input_tokens"], response["usage"]["output_tokens"]
+    output = [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in said["output"]]
+    return {**said, "output": output, "tokens": tokens}
+
+
+async def both(endpoint: Endpoint, **fields: Any) -> dict[str, Any]:
+    """Request a response whole, streamed and in the background, check that all are equal, and return it."""
+    status, whole = await endpoint.post(PATH, asked(**fields))
+    assert status == 200, whole
+    assert stripped(folded(await streamed(endpoint, asked(**fields)))) == stripped(whole)
+    assert await get(endpoint, f"{PATH}/{whole['id']}") == whole
+    behind = folded(await streamed(endpoint, asked(**fields, background=True)))
+    assert stripped({**behind, "background": False}) == stripped(whole)
+    return whole
+
+
+async def test_a_response_is_the_models_text(endpoint: Endpoint):
+    response = await both(endpoint, max_output_tokens=12, metadata={"a": "b"}, top_p=1.0)
+
+    assert (response["object"], response["model"], response["metadata"]) == ("response", "alias", {"a": "b"})
+    (message,) = response["output"]
+    assert message["content"][0]["text"] == foretell(chat_prompt("hi"), 12)[1]
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert response["usage"]["output_tokens"] == 12
+
+
+async def test_thoughts_text_and_calls_are_items_in_order():
+    answer = f"<think>\nParis – which?\n</think>\n\nLet me see.\n{CALL}\n{SECOND}"
+    async with speaking(answer) as endpoint:
+        response = await both(endpoint, tools=TOOLS)
+
+    thought, message, *calls = response["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Paris – which?"}]
+    assert message["content"][0]["text"] == "Let me see."
+    assert [(call["type"], call["name"], call["arguments"]) for call in calls] == [
+        ("function_call", "weather", PARIS),
+        ("function_call", "time", "{}"),
+    ]
+    assert response["status"] == "completed"
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+
+
+async def test_one_call_is_made_where_calls_are_limited():
+    async with speaking(CALL + SECOND) as endpoint:
+        for fields in ({"parallel_tool_calls": False}, {"max_tool_calls": 1}):
+            (call,) = (await both(endpoint, tools=TOOLS, **fields))["output"]
+            assert call["name"] == "weather"
+
+
+async def test_a_custom_tool_is_called_with_text():
+    async with speaking(
+        '<tool_call>\n{"name": "weather", "arguments": {"input": "a \\"b\\""}}\n</tool_call>'
+    ) as endpoint:
+        (call,) = (await both(endpoint, tools=[CUSTOM]))["output"]
+
+    assert (call["type"], call["input"]) == ("custom_tool_call", 'a "b"')
+
+
+async def test_logprobs_come_with_the_text(endpoint: Endpoint):
+    response = await both(endpoint, max_output_tokens=6, top_logprobs=2, include=["message.output_text.logprobs"])
+
+    logprobs = response["output"][0]["content"][0]["logprobs"]
+    assert len(logprobs) == 6
+    assert all(len(entry["top_logprobs"]) == 2 for entry in logprobs)
+
+
+async def test_items_are_rendered_as_openais_messages():
+    items = [
+        {"role": "developer", "content": "Be kind."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city": "Paris"}'},
+        {"type": "function_call_output", "call_id": "c", "output": "rain"},
+    ]
+    function = {"name": "weather", "arguments": '{"city": "Paris"}'}
+    theirs = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "reasoning_content": "hm",
+            "tool_calls": [{"id": "c", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "rain"},
+    ]
+    async with speaking("ok") as endpoint:
+        _, ours = await endpoint.post(f"{PATH}/input_tokens", {"input": items, "tools": TOOLS})
+        _, openai = await endpoint.post("/v1/chat/completions/render", {"messages": theirs, "tools": CHAT_TOOLS})
+
+    assert ours == {"object": "response.input_tokens", "input_tokens": openai["count"]}
+
+
+async def test_a_conversation_goes_on_from_a_stored_response():
+    async with speaking("<think>hm</think>Yes.") as endpoint:
+        _, first = await endpoint.post(PATH, asked(input="one"))
+        _, second = await endpoint.post(PATH, asked(input="two", previous_response_id=first["id"]))
+        listed = await get(endpoint, f"{PATH}/{second['id']}/input_items?order=asc&limit=3")
+        rest = await get(endpoint, f"{PATH}/{second['id']}/input_items?order=asc&after={listed['last_id']}")
+        said = {"input": "two", "previous_response_id": first["id"]}
+        _, counted = await endpoint.post(f"{PATH}/input_tokens", said)
+        _, deleted = await delete(endpoint, first["id"])
+        status, missing = await endpoint.post(PATH, asked(previous_response_id=first["id"]))
+
+    assert [item["type"] for item in listed["data"]] == ["message", "reasoning", "message"]
+    assert (listed["has_more"], rest["has_more"]) == (True, False)
+    assert rest["data"][0]["content"] == [{"type": "input_text", "text": "two"}]
+    assert counted["input_tokens"] == second["usage"]["input_tokens"]
+    assert deleted == {"id": first["id"], "object": "response", "deleted": True}
+    assert (status, missing["error"]["code"]) == (404, "response_not_found")
+
+
+async def delete(endpoint: Endpoint, id: str) -> tuple[int, dict[str, Any]]:
+    async with endpoint.session.delete(f"{PATH}/{id}") as response:
+        return response.status, await response.json()
+
+
+async def test_a_response_in_the_background_is_read_again_from_any_event(endpoint: Endpoint):
+    _, queued = await endpoint.post(PATH, asked(background=True, max_output_tokens=20))
+    assert queued["status"] == "queued"
+    path = f"{PATH}/{queued['id']}?stream=true"
+    events = decoded(await text_of(endpoint, path))
+
+    assert folded(events) == await get(endpoint, f"{PATH}/{queued['id']}")
+    for after in (0, 3, len(events) - 1):
+        assert decoded(await text_of(endpoint, f"{path}&starting_after={after}")) == events[after + 1 :]
+    _, plain = await endpoint.post(PATH, asked(max_output_tokens=2))
+    assert (await get(endpoint, f"{PATH}/{plain['id']}?stream=true", 400))["error"]["param"] == "stream"
+
+
+async def text_of(endpoint: Endpoint, path: str) -> str:
+    async with endpoint.session.get(path) as response:
+        assert response.status == 200
+        return await response.text()
+
+
+async def test_a_cancelled_response_stops_its_work(endpoint: Endpoint):
+    _, queued = await endpoint.post(PATH, asked(background=True, max_output_tokens=200))
+    reader = asyncio.ensure_future(text_of(endpoint, f"{PATH}/{queued['id']}?stream=true"))
+    status, cancelled = await endpoint.post(f"{PATH}/{queued['id']}/cancel", {})
+
+    assert (status, cancelled["status"]) == (200, "cancelled")
+    await reader
+    await endpoint.idle()
+    assert (await endpoint.post(f"{PATH}/{queued['id']}/cancel", {}))[1] == cancelled
+
+
+async def test_an_error_in_the_background_is_a_failed_response(endpoint: Endpoint):
+    def fault(plan: StepPlan) -> None:
+        if any(span.start > 40 for span in plan.spans):
+            raise RuntimeError("broken")
+
+    endpoint.executor.fault = fault
+    events = await streamed(endpoint, asked(background=True, max_output_tokens=100))
+    foreground = await streamed(endpoint, asked(max_output_tokens=100))
+
+    for stream in (events, foreground):
+        assert (stream[-1]["type"], stream[-1]["response"]["error"]["code"]) == ("response.failed", "internal_error")
+    again = await get(endpoint, f"{PATH}/{events[-1]['response']['id']}")
+    assert again["status"] == "failed"
+
+
+async def test_another_keys_response_does_not_exist():
+    ann, bob = Keys.of("a", "ann"), Keys.of("b", "bob")
+    both_keys = Keys([*ann._keys, *bob._keys])
+    async with serving(keys=both_keys) as endpoint:
+        mine, other = {"Authorization": "Bearer a"}, {"Authorization": "Bearer b"}
+        _, response = await endpoint.post(PATH, asked(max_output_tokens=2), **mine)
+        path = f"{PATH}/{response['id']}"
+        assert await get(endpoint, path, **mine) == response
+        assert (await get(endpoint, path, 404, **other))["error"]["code"] == "response_not_found"
+        said = asked(previous_response_id=response["id"])
+        assert (await endpoint.post(PATH, said, **other))[0] == 404
+        async with endpoint.session.delete(path, headers=other) as refused:
+            assert refused.status == 404
+
+
+async def test_a_response_that_shall_not_be_stored_is_not(endpoint: Endpoint):
+    _, response = await endpoint.post(PATH, asked(max_output_tokens=2, store=False))
+
+    assert await get(endpoint, f"{PATH}/{response['id']}", 404)
+    assert (await endpoint.post(PATH, asked(store=False, background=True)))[0] == 400
+
+
+@pytest.mark.parametrize("bounds", [{"entries": 2}, {"bytes": 1}, {"age_s": -1.0}])
+async def test_the_store_is_bounded(endpoint: Endpoint, bounds: dict[str, Any]):
+    store = endpoint.server.service.responses = ResponseStore(**bounds)
+    for _ in range(4):
+        await endpoint.post(PATH, asked(max_output_tokens=2))
+
+    assert len(store) <= 2
+    assert store.bytes >= 0
+    if "entries" not in bounds:
+        assert len(store) == 0 == store.bytes
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": None}, "input"),
+        ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0]"),
+        ({"tools": [{"type": "mcp", "server_url": "http://x"}]}, "tools[0].type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"max_output_tokens": 1000}, "max_tokens"),
+        ({"input": "xyz" * 100}, "input"),
+    ],
+)
+async def test_a_bad_request_is_refused_by_its_field(endpoint: Endpoint, fields: dict[str, Any], param: str):
+    for stream in (False, True):
+        status, body = await endpoint.post(PATH, asked(stream=stream, **fields))
+        assert (status, body["error"]["param"]) == (400, param), body
+
+
+async def test_a_long_conversation_is_cut_where_truncation_is_auto(endpoint: Endpoint):
+    status, body = await endpoint.post(PATH, asked(input="xyz" * 100, truncation="auto", max_output_tokens=5))
+
+    assert (status, body["usage"]["output_tokens"]) == (200, 5)
