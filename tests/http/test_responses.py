@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -264,9 +265,8 @@ async def test_an_error_in_the_background_is_a_failed_response(endpoint: Endpoin
 
 
 async def test_another_keys_response_does_not_exist():
-    ann, bob = Keys.of("a", "ann"), Keys.of("b", "bob")
-    both_keys = Keys([*ann._keys, *bob._keys])
-    async with serving(keys=both_keys) as endpoint:
+    lines = (f"{name}:{sha256(secret.encode()).hexdigest()}" for name, secret in (("ann", "a"), ("bob", "b")))
+    async with serving(keys=Keys.parse("\n".join(lines), "keys")) as endpoint:
         mine, other = {"Authorization": "Bearer a"}, {"Authorization": "Bearer b"}
         _, response = await endpoint.post(PATH, asked(max_output_tokens=2), **mine)
         path = f"{PATH}/{response['id']}"
