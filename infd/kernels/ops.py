@@ -34,10 +34,10 @@ class Selected(Struct, frozen=True):
 
 @runtime_checkable
 class Workspace(Protocol):
-    """A family whose kernels need memory at a fixed address, in addition to each step's allocations.
+    """An implementation whose kernels need memory at a fixed address, in addition to each step's allocations.
 
-    The memory is zeroed before the first step, and again when a wake allocates it anew: kernels must not keep data in
-    it from one step to the next.
+    The memory is zeroed before the first step, and again when a wake reallocates the memory, so kernels must not keep
+    data there from one step to the next.
     """
 
     @property
@@ -57,7 +57,7 @@ class Choice(NamedTuple):
 class Ops:
     """The implementation of each kernel family, chosen when a model or a runner first requests the family.
 
-    Modules of families that nothing requests are never imported.
+    An implementation's module is imported when the implementation is chosen.
     """
 
     def __init__(self, choose: Callable[[str], Choice], fixed: Mapping[str, Any] = MappingProxyType({})) -> None:

@@ -1,8 +1,8 @@
 """Decoder layers as data, for kernels that compute whole layers in one call.
 
 A layer's own code defines its result; kernels that compute recipes return equal results. Layers that a recipe cannot
-express run their own code. A recipe refers to the weights' tensors: it is made after loading, and is valid while the
-weights keep their addresses.
+express run their own code. A recipe references the weights' tensors, so it is made after loading, and is valid only
+while the tensors keep their addresses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class NormRecipe(NamedTuple):
-    """RMSNorm. A norm of heads whose weight has H * D elements is over all of a token's heads together."""
+    """RMSNorm. In q_norm and k_norm, a weight [D] norms each head alone, a weight [H * D] a token's heads together."""
 
     weight: Tensor
     eps: float
@@ -26,7 +26,7 @@ class NormRecipe(NamedTuple):
 
 
 class ProductRecipe(NamedTuple):
-    """x times a transposed matrix, plus a bias; `storage` is the form's tensor."""
+    """x W^T + bias. `storage` is the tensor that stores W, in the layout of `form`."""
 
     form: Form
     storage: Tensor
@@ -38,7 +38,7 @@ OutputTransform = NormRecipe | float | None
 
 
 class AttentionRecipe(Struct, frozen=True, kw_only=True):
-    """Attention; fields as in models/layers/attention.py. rope: [rows, 2, R / 2] as in families.rope.Rope."""
+    """Attention; fields as in models/layers/attention.py. rope: the `table` of families.rope.Rope, [rows, 2, R / 2]."""
 
     layer: int
     group: int
@@ -57,7 +57,7 @@ class AttentionRecipe(Struct, frozen=True, kw_only=True):
 
 
 class GatedRecipe(Struct, frozen=True, kw_only=True):
-    """The feed-forward network down(activation(gate) * up), gate and up stacked."""
+    """The feed-forward network down(activation(gate) * up). gate_up: the matrices of gate and up, stacked."""
 
     gate_up: ProductRecipe
     activation: str  # config.json's name: silu or gelu_pytorch_tanh

@@ -2,7 +2,8 @@
 
 Candidates are ordered by preference: the first candidate that does not refuse is chosen; earlier refusals are recorded,
 with reasons, for operators. Only the chosen implementation's module is imported. The devices and dtypes that a
-candidate supports are data, known without torch; missing libraries and hardware are detected on this machine.
+candidate supports are constants, so that checking them needs no torch; libraries and hardware are detected on this
+machine.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class Candidate(Struct, frozen=True, kw_only=True):
     name         shown to operators: the library, and a variant
     place        "module:Class", imported and called without arguments if chosen
     kinds        supported device types; empty: any
-    dtypes       names of supported dtypes of activations; empty: any
+    dtypes       names of the supported activation dtypes; empty: any
     cache_dtype  for attention: the float dtype requested for the cache, which must equal the activations' dtype; empty:
-                 the cache has the activations' dtype, or a quantized form of the implementation
+                 the cache has the activations' dtype, or the implementation's quantized form
     lacks        returns the reason why this machine cannot run the implementation, or None
 
     An implementation that delegates some cases records them in its `refused` dict, with reasons.
@@ -60,11 +61,11 @@ class Candidate(Struct, frozen=True, kw_only=True):
     lacks: Callable[[Facts], str | None] = runs_anywhere
 
     def called(self, name: str) -> bool:
-        """Return whether `name` is the candidate's whole name, or its first word."""
+        """Return whether `name` is the candidate's name, or the first word of the candidate's name."""
         return name in (self.name, self.name.split()[0])
 
     def unfit(self, kind: str, dtype: str) -> str | None:
-        """Return the reason why the candidate never supports this device type and dtype, or None."""
+        """Return the reason why the candidate supports this device type and dtype on no machine, or None."""
         if self.kinds and kind not in self.kinds:
             return f"runs on {_DEVICES[self.kinds]}, not on {kind}"
         if self.dtypes and dtype not in self.dtypes:
@@ -126,7 +127,7 @@ def _reference(place: str, name: str = "reference", kinds: tuple[str, ...] = ())
     return Candidate(name=name, place=f"infd.kernels.reference.{place}", kinds=kinds)
 
 
-# FlashInfer comes after Triton until both are measured on a GPU; `preferring` reverses the order.
+# FlashInfer comes after Triton until both are measured on a GPU; `preferring` can reverse the order.
 CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
     {
         "attention": (
@@ -172,7 +173,7 @@ _INT4 = (
     _reference("int4:Matrices", "reference int4", _CPU),
 )
 
-# Forms of weights that are quantized during loading.
+# Candidates for weights that are quantized during loading, by the name of the quantization.
 QUANTIZED: Mapping[str, Sequence[Candidate]] = MappingProxyType({"int8": _INT8, "int4": _INT4})
 
 
@@ -209,7 +210,7 @@ _FLOAT8: Mapping[str, Sequence[Candidate]] = MappingProxyType(
 # Candidates for the values of cache.dtype.
 CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
     {
-        # A float dtype must be the activations' own: no kernel converts a cache.
+        # A float dtype must equal the activations' dtype: no kernel converts between two float dtypes.
         **{
             dtype: {"attention": tuple(replace(each, cache_dtype=dtype) for each in CANDIDATES["attention"])}
             for dtype in ("float32", "bfloat16", "float16")
@@ -226,12 +227,12 @@ CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
 
 
 def preferring(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:
-    """Order candidates with this name, or first word, before the others of their family. All may still refuse."""
+    """Order candidates called `name` before the other candidates of their family. Any candidate may still refuse."""
     return {family: sorted(some, key=lambda each: not each.called(name)) for family, some in candidates.items()}
 
 
 def insisting(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:
-    """In each family with candidates of this name, or first word, drop the other candidates and all restrictions."""
+    """In each family with candidates called `name`, drop the other candidates and all candidates' restrictions."""
     return {
         family: [replace(each, kinds=(), dtypes=(), lacks=runs_anywhere) for each in some if each.called(name)] or some
         for family, some in candidates.items()
@@ -253,7 +254,7 @@ def select(
 ) -> Ops:
     """Return ops that choose each family's implementation when the family is first requested.
 
-    dtype  of weights, activations and cache
+    dtype  of activations, and of weights and caches that are not quantized
     head   size of a key head; None: unknown
 
     Requesting a family raises DeviceMissing, with every reason, if all its candidates refuse.

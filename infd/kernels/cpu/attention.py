@@ -2,8 +2,8 @@
 
 The cache stores floats, or int8 with one scale for each head of each token: `native/row.h`.
 
-A query's result depends neither on other queries in the step nor on the number of threads. The rounding of a result
-depends on how the prompt is divided into chunks.
+A result depends neither on other spans of the step nor on the number of threads. How results are rounded depends on
+the number of queries in their span, that is, on how a prompt is divided into chunks.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Plan:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        if sinks is not None:  # the native kernel has none: no model of infd uses sinks yet
+        if sinks is not None:  # unsupported by the native kernel: no model of infd uses sinks yet
             plan = reference.PagedAttention().prepare(self._batch)
             return plan.run(q, pages, scale=scale, softcap=softcap, sinks=sinks)
         q = _packed_heads(q)
@@ -158,5 +158,5 @@ class Plan:
 
 
 def _packed_heads(x: Tensor) -> Tensor:
-    """Return x [T, heads, D], copied if a token's elements are not contiguous; tokens may be apart."""
+    """Return x [T, heads, D] with each token's elements contiguous, copied only if necessary; any stride of tokens."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

@@ -39,7 +39,7 @@ class FillProgress(ctypes.Structure):
 
 
 class Fill:
-    """Reads and packs parts on the calling thread's OpenMP threads. Implements weights.parts.Fill."""
+    """Reads and packs parts of files on all OpenMP threads. Implements weights.parts.Fill."""
 
     def __init__(self, library: Library | None = None, turn_s: float = TURN_S) -> None:
         """Load the native code. Raises NativeMissing."""
@@ -48,7 +48,7 @@ class Fill:
         self._turn_s = turn_s
 
     def __call__(self, parts: Sequence[FilePart], report: Callable[[int], None]) -> int | None:
-        """Read and pack all parts, see weights.parts.Fill. `report` is called about every `turn_s` seconds."""
+        """Read and pack all parts, as weights.parts.Fill describes. `report` is called about every `turn_s` seconds."""
         structures = (FillPart * len(parts))(*(FillPart(*part) for part in parts))
         progress = FillProgress(0, 0, 0)
         done = 0

@@ -111,7 +111,7 @@ def _open(directory: Path) -> ctypes.CDLL:
     return library
 
 
-@cache  # each kernel class opens the library at startup; the sources are hashed once
+@cache  # each kernel class opens the library at startup, but the sources are hashed only once
 def _digest(sources: Path) -> str:
     """Return the digest of `sources`, as CMakeLists.txt computes it."""
     files = sorted((*sources.glob("*.cpp"), *sources.glob("*.h"), sources / "CMakeLists.txt"))

@@ -1,8 +1,8 @@
 """Weight matrices in panels: layout in `native/panels.h`, products in `native/products.h`.
 
 Weights stay bfloat16, or are quantized to int8 or int4 when `place` stores them: `native/linear_int8.cpp`,
-`native/linear_int4.cpp`. Row i of a product depends on row i of x alone, to the bit: not on the number of rows, nor on
-the number of threads.
+`native/linear_int4.cpp`. Row i of a product x W^T depends, to the bit, on W and row i of x alone: neither on the number
+of rows nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Panels:
 
 
 class Matrices:
-    """Forms of bfloat16 weights: a word contains two inputs of one output."""
+    """Forms of bfloat16 weights: a word contains an output's weights for two inputs."""
 
     def __init__(self, library: Library | None = None) -> None:
         self._kernels = Kernels("bf16", HALF, library)
@@ -143,10 +143,11 @@ class Int8Panels(Panels):
 
 
 class Int8:
-    """Forms of int8 weights: a word contains four inputs of one output; see `native/quantized.h`."""
+    """Forms of int8 weights: a word contains an output's weights for four inputs; see `native/quantized.h`."""
 
     HEADER = 2  # lines of a panel before the weights: the scales, and the sums' initial values
-    MOST_INPUTS = 2**31 // (127 * 128)  # most products whose sum fits an int32
+    # A weight is at least -128, an input at most 127 in magnitude: at most this many products have a sum that fits int32.
+    MOST_INPUTS = 2**31 // (127 * 128)
 
     def __init__(self, library: Library | None = None) -> None:
         self._kernels = Kernels("int8", tuple(FLOATS), library)
@@ -174,7 +175,7 @@ class Int4Panels(Panels):
 
 
 class Int4:
-    """Forms of int4 weights: a word contains eight inputs of one output; see `native/nibbles.h`."""
+    """Forms of int4 weights: a word contains an output's weights for eight inputs; see `native/nibbles.h`."""
 
     GROUP = 32  # inputs that share a scale
     STEP = PANEL // 2 + GROUP // 8 * PANEL  # words of one group: scales, then weights

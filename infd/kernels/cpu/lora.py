@@ -61,7 +61,7 @@ class Lora:
 
 
 def _structure(rows: Tensor, low: LowRank, ranks: int) -> _Group:
-    """Return the C structure for one adapter and its rows; the tensors of `rows` and `low` must outlive it."""
+    """Return the C structure for one adapter and its rows; `rows` and `low`'s tensors must outlive the structure."""
     parts = (_Part * len(low.parts))(
         *(_Part(part.b.data_ptr(), part.b.shape[1], part.rank, part.b.shape[0], part.output) for part in low.parts)
     )

@@ -1,7 +1,7 @@
 """Several decoder layers in one native call: `native/stack.cpp`.
 
-The call runs the kernels that the layers' own code calls one by one, so results are equal. If any product's form is not
-Addressable, the layers run their own code.
+The call computes the same operations in the same order as the layers' own code, so results are equal to the bit. If
+any product's form is not Addressable, the layers run their own code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.stack import LayersBatch
     from infd.kernels.recipe import LayerRecipe, OutputTransform, ProductRecipe
 
-SLICE = 4  # layers per call; between calls the device thread counts progress and can be stopped
+SLICE = 4  # layers per call; before each call the device thread reports progress and can be stopped
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 

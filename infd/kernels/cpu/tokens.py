@@ -119,7 +119,10 @@ def _gate(kernel: Callable[..., None], x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int, int]:
-    """Return x [T, n] or [T, heads, n] with each token's elements contiguous, the stride between tokens, and heads."""
+    """Return x [T, n] or [T, heads, n], the stride between its tokens, and the number of heads, 1 for [T, n].
+
+    x is copied if the elements of a token are not contiguous.
+    """
     inner = x.shape[1:]
     packed = (1,) if len(inner) == 1 else (inner[1], 1)
     if x.stride()[1:] != packed:

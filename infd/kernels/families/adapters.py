@@ -17,11 +17,11 @@ ALIGNED = 8  # on a GPU, rows of A and B begin at multiples of this many element
 
 
 class LowRank(NamedTuple):
-    """One adapter's low-rank matrices for one product (x A^T B^T) or table (A[token] B^T). B includes the scale.
+    """One adapter's matrices for one product (x A^T B^T) or embedding table (A[token] B^T). B includes the scale.
 
     On a GPU rows are padded with zeros to multiples of ALIGNED elements, so that loads are vectorized.
 
-    a      [R, in]: the ranks of all parts, stacked; for a table [in, R]
+    a      [R, in]: the ranks of all parts, stacked; for an embedding table [vocab, R]
     parts  one for each of the product's modules that the adapter changes
     """
 
@@ -43,10 +43,10 @@ class LowRankPart(NamedTuple):
 
 
 class Lora(Protocol):
-    """LoRA by row. Rows in no group are unchanged, to the bit.
+    """LoRA with an adapter for each row. Rows in no group are unchanged, to the bit.
 
-    groups  each adapter's rows [n] int64, ascending, and its matrices; no row is in two groups
-    upload  copies the host's tables of a step to the device; None: torch copies
+    groups  each adapter's rows [n] int64, ascending, and the adapter's matrices; no row is in two groups
+    upload  copies tables that the host computes for a step to the device; None: torch copies them
     """
 
     def add(self, y: Tensor, x: Tensor, groups: Sequence[tuple[Tensor, LowRank]], upload: Upload | None = None) -> None:
@@ -65,22 +65,23 @@ class Lora(Protocol):
 
 
 class SlotWeights(Protocol):
-    """The low-rank matrices of all device slots for one product or table, at addresses that captured steps read."""
+    """All device slots' low-rank matrices for one product or embedding table, at addresses that captured steps read."""
 
     def replace(self, by_slot: Sequence[LowRank | None], fill: Fill) -> bool:
-        """Replace the matrices, at the same addresses. Returns False, unchanged, if a rank exceeds the capacity."""
+        """Replace the matrices, at the same addresses. If a rank exceeds the capacity, only return False."""
 
 
 class CapturedLora(Protocol):
-    """LoRA for captured steps of one size, whose tensors are refilled before each replay."""
+    """LoRA for captured steps of one size. Its tensors are refilled before each replay."""
 
     def slot_weights(
         self, by_slot: Sequence[LowRank | None], outputs: Sequence[int], *, table: bool, upload: Upload
     ) -> SlotWeights:
-        """Return the matrices of slots 1, 2, ... for one product or table.
+        """Return the matrices of slots 1, 2, ... for one product or embedding table.
 
         by_slot  each slot's matrices, or None; at least one slot has matrices
         outputs  number of outputs of each module of the product
+        table    whether the matrices change an embedding table, so that `add_rows` reads them, not `add`
         """
 
     def refill(self, slots: Sequence[int], fill: Fill) -> None:

@@ -21,7 +21,7 @@ FLOAT8 = torch.float8_e4m3fn  # the dtype of fp8 caches
 class KeyValuePages(NamedTuple):
     """The cache of one layer: k and v, each [P + 1, K, page_tokens, row], contiguous. Page 0 is scratch.
 
-    A row is one head of one token: its D elements, or the family's quantized form; see Attention.row.
+    A row is one head of one token: D elements, or the implementation's quantized form; see Attention.row.
 
     scales  [2, K] float32, for fp8 caches: the divisor of keys and the divisor of values, by head. A write divides by
             the scale and clamps, a read multiplies by the scale; None: unscaled
@@ -81,7 +81,7 @@ class AttentionPlan(Protocol):
         q        [T, H, D]
         scale    multiplies q·k before softmax, usually D ** -0.5
         softcap  bounds the scaled scores: softcap * tanh(score / softcap)
-        sinks    [H] float32: score of an extra key without a value, so that weights sum to less than 1
+        sinks    [H] float32: score of an extra key without a value, so that attention weights sum to less than 1
         ->       [T, H, D] in q's dtype, accumulated in float32; rows of padding are finite, otherwise arbitrary
         """
 

@@ -52,20 +52,20 @@ class Draw(Protocol):
     """Changes logits, and samples tokens from them.
 
     Penalties and masks change `rows` [n] int64, ascending, of logits [N, vocab] in place. Penalties need float32
-    logits. Masks, `largest` and sampling accept any floating-point dtype: their tokens are those of the logits
-    converted to float32.
+    logits. Masks, `largest` and sampling accept any floating-point dtype; `largest` and sampling return the tokens that
+    they would return for the logits converted to float32.
     """
 
     def forbid(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         """Set the logits of tokens whose bit is 0 to -inf. bits [n, ceil(vocab / 32)] int32, lowest bit first."""
 
     def penalize_repetition(self, logits: Tensor, rows: Tensor, history: History, penalty: Tensor) -> None:
-        """Divide positive logits of the sequence's tokens by penalty [n], and multiply negative logits by penalty."""
+        """For the tokens of a row's sequence, divide positive logits by penalty [n]; multiply negative logits by it."""
 
     def penalize_answer(
         self, logits: Tensor, rows: Tensor, history: History, presence: Tensor, frequency: Tensor
     ) -> None:
-        """Subtract from each generated token's logit: presence [n], plus frequency [n] for each occurrence."""
+        """Subtract presence [n] + frequency [n] * (number of occurrences) from the logit of each generated token."""
 
     def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return each row's largest logit [N] float32, and the first token [N] int64 with this logit.

@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-LEAST_ROWS: Final = 4  # with fewer rows, torch's matrix products round differently
+LEAST_ROWS: Final = 4  # a product's row, as torch computes it, rounds differently if the product has fewer rows
 
 
 class Packing(NamedTuple):
     """A native function that stores rows [n, inputs] of one dtype in a matrix from row `first` on, like `Form.place`.
 
-    pack   address of a function (place, inputs, rows, first, n), called by several threads at once
+    pack   address of the function, which takes (place, inputs, rows, first, n); several threads call it at once
     place  address of the matrix
     step   number of rows packed together: calls are fastest if `first` is a multiple of `step`
     """
@@ -31,7 +31,7 @@ class Packable(Protocol):
     """A form whose rows native code can store."""
 
     def packing(self, storage: Tensor, dtype: torch.dtype) -> Packing | None:
-        """Return the packing of rows of `dtype`; None: only `Form.place` stores these rows."""
+        """Return the packing of rows of `dtype`; None: rows of this dtype must be stored by `Form.place`."""
 
 
 class Groups(NamedTuple):
@@ -59,9 +59,9 @@ class Grouped(Protocol):
 class Form(Protocol):
     """The stored form of a weight matrix [out, in], and products with it.
 
-    shape, dtype  of `storage`, the tensor that stores the matrix; arbitrary until `place` stores rows
-    least_rows    smallest number of rows at which a product's row does not depend on the number of rows; see LEAST_ROWS
-    wide          dtype of `wide` products: float32, or the activations' dtype if float32 needs another pass
+    shape, dtype  of `storage`, the tensor that stores the matrix; its elements are arbitrary until `place` stores rows
+    least_rows    in products of at least this many rows, a row does not depend on the number of rows; see LEAST_ROWS
+    wide          dtype of `wide` products: float32, or the activations' dtype if float32 needs a separate conversion
     """
 
     @property
@@ -83,7 +83,7 @@ class Form(Protocol):
         """Return x [T, in] times the matrix transposed, plus bias: [T, out] in x's dtype, or `self.wide` if `wide`."""
 
     def look_up(self, tokens: Tensor, storage: Tensor) -> Tensor:
-        """Return the rows of tokens [T] int64: [T, in] in the activations' dtype."""
+        """Return the matrix's rows with the indices tokens [T] int64: [T, in] in the activations' dtype."""
 
 
 class Matrices(Protocol):

@@ -21,7 +21,7 @@ class Rope(Protocol):
 
         positions    [T] int64: rows of the table
         table        [rows, 2, R / 2] float32: cosines, then sines
-        interleaved  pairs are neighbours (GPT-J style), not i and i + R / 2 (GPT-NeoX style)
+        interleaved  elements 2i and 2i + 1 form a pair (GPT-J style), not i and i + R / 2 (GPT-NeoX style)
         """
 
     def enter(
@@ -38,7 +38,7 @@ class Rope(Protocol):
         q_norm: HeadNorm | None = None,
         k_norm: HeadNorm | None = None,
     ) -> Tensor:
-        """Norm and rotate q and k, write k and v to the cache, and return q: all work between product and attention."""
+        """Norm and rotate q and k, write k and v to the cache, and return q: all work from projection to attention."""
         q = q if q_norm is None else q_norm(q)
         k = k if k_norm is None else k_norm(k)
         q, k = self(q, k, positions, table, interleaved=interleaved)

@@ -30,7 +30,7 @@ class DecodeInputs(NamedTuple):
     position, token  [N] int64: gathered
     start            [N] int32: the position
     page_tokens      by page group
-    tables           by page group, [N, pages] int32: page ids up to the token's page
+    tables           by page group, [N, pages] int32: page ids, valid up to the token's page
     slots            by page group, [N] int64: page * page_tokens + offset of the token
     """
 
@@ -45,7 +45,7 @@ class DecodeInputs(NamedTuple):
 
 
 class RowKernels(Protocol):
-    """Reads and writes of the persistent batch that need lengths known to the device alone."""
+    """Reads and writes of the persistent batch that depend on lengths known only to the device."""
 
     def gather_inputs(self, state: BatchState, inputs: DecodeInputs) -> None:
         """Fill `inputs` for the next step."""

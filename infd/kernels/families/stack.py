@@ -52,4 +52,4 @@ class Stack(Protocol):
     """Fuses decoder layers into one call."""
 
     def build(self, layers: Sequence[LayerRecipe]) -> Stacked | None:
-        """Return the layers as one call, or None if the implementation cannot compute them all."""
+        """Return the layers as one call, or None if the implementation cannot compute all layers."""

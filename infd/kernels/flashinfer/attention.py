@@ -1,9 +1,9 @@
 """Paged attention by FlashInfer.
 
 Steps with prompts use FlashInfer's prefill kernel, which supports any mix of query lengths. Steps that only decode use
-XQA, which needs no plan (`device_state.py`), or else the planned decode kernel (`wrappers.py`); `captured.py`
-implements captured steps. Delegated to Triton: unsupported head sizes, sinks in prompts or planned decoding, and writes
-to an fp8 cache. `infdctl ops` reports the cases that have occurred.
+XQA, which needs no plan (`device_state.py`); layers that XQA does not support use the planned decode kernel
+(`wrappers.py`). `captured.py` implements captured steps. Unsupported head sizes, sinks in any kernel but XQA, writes to
+an fp8 cache and other cases are delegated to Triton; `infdctl ops` reports the cases that have occurred.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class PagedAttention:
 class Float8PagedAttention(PagedAttention):
     """Implements families.attention.Attention over an fp8 cache.
 
-    Only the fa2 prefill kernel reads an fp8 cache with queries of another dtype.
+    Of the prefill kernels, only fa2 supports an fp8 cache with queries of another dtype.
     """
 
     def __init__(self, package: Any = None, other: Other | None = None) -> None:
@@ -90,7 +90,10 @@ class Float8PagedAttention(PagedAttention):
 
 
 class Plan(Steps):
-    """The attention of one step over one page group. The first layer plans wrappers, when head dimensions are known."""
+    """The attention of one step over one page group.
+
+    Layers plan wrappers, because head dimensions are known only to layers; layers with equal parameters share a plan.
+    """
 
     def __init__(self, batch: AttentionBatch, state: DeviceState, other: AttentionPlan) -> None:
         super().__init__(batch, state, other)

@@ -1,8 +1,8 @@
 """Decoding steps for CUDA graphs: FlashInfer's kernels over tensors at fixed addresses.
 
-XQA reads lengths computed on the device. A wrapper is planned before each replay, outside the graph: the plan changes
-how keys are split, but neither the grid nor the buffers' addresses. Page ids are gathered on the device, since only the
-device has the step's page tables.
+XQA reads lengths computed on the device. The wrappers of the planned decode kernel are planned before each replay,
+outside the graph: a plan changes how keys are split, but neither the grid nor the buffers' addresses. Page ids are
+gathered on the device, since only the device has the step's page tables.
 
 Work that all layers share runs once per step, in `begin`. The first step is not captured: it records which work the
 layers share.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.attention import CapturedPlan as OtherPlan
     from infd.kernels.flashinfer.device_state import DeviceState
 
-PLANNED = 2**20  # bytes for one plan: a few integers for each split of the keys
+PLANNED = 2**20  # bytes for one plan, which has a few integers for each split of the keys
 
 
 class CapturedPlan(Steps):
@@ -81,7 +81,8 @@ class CapturedPlan(Steps):
     def _share(self, work: Callable[[], object]) -> None:
         """Run `work` now, and again at the start of every later step.
 
-        `work` must not refer to this plan: the cycle would keep a dropped plan's buffers until garbage collection.
+        `work` must not reference this plan: the reference cycle would keep a dropped plan's buffers until garbage
+        collection.
         """
         work()
         self._shared.append(work)

@@ -6,7 +6,7 @@ from __future__ import annotations
 class Delegation:
     """Records each delegated case once, as it occurs, for operators.
 
-    refused  the family's `Selected.refused`; grows with each new case
+    refused  the family's `Selected.refused`, updated at each new case
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 XQA reads lengths and page tables on the device, so the host does no work between steps, and captured calls stay valid.
 XQA supports one query per sequence, certain page sizes, and no softcap. XQA is not used with an fp8 cache: it would
-also quantize queries and weights to fp8; the other kernels do not.
+also quantize queries and attention weights to fp8; the other kernels do not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PARTIAL = 128 * 2**20  # bytes for split-k partial results; shared by all wrappers, since steps run one after another
 SCRATCH = 32 * 2**20  # bytes for XQA's partial results: at most one split for each multiprocessor
-SEMAPHORES = 2**18  # XQA's counters, one for each key head of each sequence; 0 between calls
+SEMAPHORES = 2**18  # number of XQA's counters, one for each key head of each sequence; all are 0 between calls
 BYTES = 4 * SEMAPHORES + PARTIAL + SCRATCH
 GENERATIONS = (9, 10, 12)  # major compute capabilities that XQA is compiled for
 PAGES = (16, 32, 64, 128)  # page sizes in tokens that XQA supports
@@ -82,7 +82,7 @@ class DeviceState:
             paged_kv_indices_buffer=pages,
             paged_kv_last_page_len_buffer=last,
         )
-        wrapper.reset_workspace_buffer(self._partial, planned)  # the default is much larger, with a pinned copy
+        wrapper.reset_workspace_buffer(self._partial, planned)  # the default is much larger, as is its pinned copy
         made: Wrapper = wrapper
         return made
 

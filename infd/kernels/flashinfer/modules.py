@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-LONGEST = 200  # characters reported of a compiler's error line
-NO_ANGLES = 0  # FlashInfer's PosEncodingMode.NONE: keys are rotated before they are cached
+LONGEST = 200  # most characters of a compiler's error line that are reported
+NO_ANGLES = 0  # FlashInfer's PosEncodingMode.NONE, because keys are rotated before they are cached
 
 
 def keep(directory: Path | None, capability: tuple[int, int] | None = None) -> None:
@@ -82,14 +82,14 @@ def _cause(output: str) -> str:
 
 
 class Unloaded:
-    """Replaces a compiled module: every attribute and method is a no-op."""
+    """Replaces a compiled module that is not loaded: has every attribute, but no function that can be called."""
 
     def __getattr__(self, name: str) -> Unloaded:
         return self
 
 
 class Modules:
-    """Replaces the flashinfer module, and needs no GPU: a function requests the modules that FlashInfer's would run."""
+    """Replaces the flashinfer module; no GPU: calls request the modules that FlashInfer's functions would run."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         import_module("flashinfer")

@@ -19,7 +19,7 @@ def why_not(device: torch.device, oldest: tuple[int, int] = triton.OLDEST) -> st
     """Return why the kernels are unavailable, or None. oldest: the lowest compute capability supported."""
     if device.type != "cuda" or torch.version.hip is not None:
         return "runs only on NVIDIA's GPUs"
-    return cannot_compile() or triton.why_not(device, oldest)  # unsupported cases are delegated to Triton
+    return cannot_compile() or triton.why_not(device, oldest)  # unsupported cases are delegated to Triton's kernels
 
 
 def cannot_compile() -> str | None:

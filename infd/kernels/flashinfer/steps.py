@@ -1,7 +1,7 @@
 """Choose each layer's kernel, in captured and uncaptured steps.
 
 The choice depends on the layer, the step and the cache; unsupported cases are delegated to Triton and recorded. An fp8
-cache has one scale for each head: queries are multiplied by the keys' scales, the result by the values' scales.
+cache has two scales for each key head: queries are multiplied by the keys' scale, the result by the values' scale.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check whether FlashInfer's kernels support tensors. Kernels load 16 bytes at a time; few head sizes are compiled."""
+"""Check whether FlashInfer's kernels support given tensors: kernels load 16 bytes at a time, for few head sizes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The elementwise families (norm, rope, activation) by FlashInfer.
 
-FlashInfer's kernels load 16 bytes at a time. Delegated to Triton: unaligned rows, norms with an offset other than 0 and
-1, and rope with unsupported sizes.
+FlashInfer's kernels load 16 bytes at a time. Unaligned rows, norms with an offset other than 0 and 1, rope with
+unsupported sizes and other cases are delegated to Triton.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Norm:
 
 
 class Rope(RopeFamily):
-    """Implements families.rope.Rope. The cache write is a second launch; Triton's `enter` is one launch."""
+    """Implements families.rope.Rope. `enter` takes two launches, rotation and cache write; Triton's takes one."""
 
     def __init__(self, package: Any = None, other: RopeFamily | None = None) -> None:
         self._turn = (package or import_module("flashinfer")).apply_rope_with_cos_sin_cache
@@ -120,7 +120,7 @@ class Activation:
         return out
 
     def _supports(self, x: Tensor) -> bool:
-        """Return whether the activation kernels support x [T, 2n]: contiguous and aligned."""
+        """Return whether x [T, 2n] is contiguous and aligned, as the activation kernels require."""
         supported = x.is_contiguous() and loadable(x)
         if not supported:
             self._delegation.note("unaligned gates")

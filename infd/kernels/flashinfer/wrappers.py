@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.attention import AttentionBatch
 
-SOME = (1, 2, 3)  # query heads per key head at which tensor cores do not help: reading keys takes most of the time
+SOME = (1, 2, 3)  # query heads per key head: too few for tensor cores to help, since reading keys takes most time
 
 
 class Wrapper(Protocol):
@@ -48,7 +48,7 @@ class LayerParams(NamedTuple):
 
     @property
     def tensor_cores(self) -> bool:
-        """Return whether decoding uses tensor cores; without them, FlashInfer supports few ratios of heads."""
+        """Return whether decoding uses tensor cores; few ratios of query heads to key heads work without."""
         return self.heads // self.kv_heads not in SOME
 
 
@@ -132,7 +132,7 @@ class PlannedWrapper(NamedTuple):
 
 
 class Wrappers:
-    """A pool of wrappers. A wrapper is free once its user, a step's plan, is freed and its plan's copy is done."""
+    """A pool of wrappers. A wrapper is free once its user, an `attention.Plan`, is freed and its plan is copied."""
 
     def __init__(self, make: Callable[[], Wrapper]) -> None:
         self._make = make

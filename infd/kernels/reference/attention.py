@@ -3,10 +3,11 @@
 Each sequence's pages are copied into contiguous keys and values, over which torch's fused attention runs. Spans of one
 token are batched in buckets of similar length; longer spans run one by one, in blocks of queries.
 
-Keys and values to which no query of a span attends are zeroed in the copy: their cache memory may contain NaN, and zero
-times NaN is NaN.
+Keys and values to which no query of a span attends are zeroed in the copy, because their cache memory may contain NaN,
+and zero times NaN is NaN.
 
-On a GPU, `prepare` waits for the device once per bucket and once per longer span: `nonzero` finds the keys to zero.
+On a GPU, `prepare` waits for the device once per bucket and once per longer span, because only the device knows how
+many keys `nonzero` finds to be zeroed.
 
 Letters: T, H, K, D as in `families/`; G = H / K query heads share a key head; S spans of a bucket; Q queries of a span;
 N pages; L = N * page_tokens keys.
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 
 SHORT = 256  # keys; padding up to this length costs less than another bucket
-BUCKET_CPU = 2048  # keys; copies of a few megabytes stay in the CPU's cache, in memory that the allocator reuses
+BUCKET_CPU = 2048  # keys; copies of a few megabytes stay in the CPU's cache, and the allocator reuses their memory
 BUCKET_GPU = 2**17
 QUERY_BLOCK = 256  # bounds the size of the mask; a block's queries skip the keys after the block
 
@@ -49,7 +50,7 @@ class PagedAttention:
         )
 
     def captured(self, _: AttentionBatch) -> None:
-        """Return None: `prepare` finds the visible keys on the host, so steps cannot be captured."""
+        """Return None: `prepare` waits for the device, so steps cannot be captured."""
 
 
 class Float8PagedAttention(PagedAttention):
@@ -101,7 +102,7 @@ def _scales(pages: KeyValuePages) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _narrow(x: Tensor, dtype: torch.dtype, scales: Tensor | None) -> Tensor:
-    """Return x [T, K, D] as rows of a cache of `dtype`, quantized if the cache is."""
+    """Return x [T, K, D] as rows of a cache of `dtype`, quantized if the cache is quantized."""
     if dtype is torch.int8:
         return int8.pack(x)
     if scales is None:
@@ -166,7 +167,7 @@ class _Keys(NamedTuple):
         """Copy a cache tensor [P + 1, K, page_tokens, row], contiguous, to [S, K, L, D], with zeros for unseen keys."""
         _, heads, size, width = cache.shape
         rows = self.pages[:, None] * heads + torch.arange(heads, device=cache.device)[:, None]  # [S, K, N]
-        # One index into whole rows is several times faster than indexing by page and head.
+        # One index for page and head together is several times faster than one index for each.
         held = _numbers(cache).view(-1, size * width).index_select(0, rows.flatten()).view(cache.dtype)
         keys = _widened(held.view(*rows.shape[:2], -1, width), scales, q)
         span, key = self.unseen
@@ -175,7 +176,7 @@ class _Keys(NamedTuple):
 
 
 class _Singles:
-    """A bucket of spans of one token. The query heads of a group are rows, so each key is read once for all of them."""
+    """A bucket of spans of one token. A key head's G query heads are rows of one product, so each key is read once."""
 
     def __init__(self, tokens: Tensor, keys: _Keys, seen: Tensor) -> None:
         self._tokens = tokens  # [S]
@@ -198,7 +199,7 @@ class _Block(NamedTuple):
 
 
 class _Long:
-    """One span of many tokens. Key heads form the batch dimension; the query heads of a group share their keys."""
+    """One span of several tokens. Key heads form the batch dimension; a key head's G query heads share its keys."""
 
     def __init__(self, tokens: slice, keys: _Keys, blocks: list[_Block]) -> None:
         self._tokens = tokens
@@ -220,7 +221,7 @@ class _Long:
 
 
 def _buckets(batch: AttentionBatch, spans: list[int]) -> list[list[int]]:
-    """Sort spans into buckets of bounded size. Spans longer than SHORT need over half the pages of their longest."""
+    """Group spans into buckets of bounded size. Spans over SHORT have over half the pages of the bucket's longest."""
     most = (BUCKET_CPU if batch.table.device.type == "cpu" else BUCKET_GPU) // batch.page_tokens
     buckets: list[list[int]] = []
     longest = fewest = 0
@@ -289,7 +290,7 @@ def _key_run(batch: AttentionBatch, rows: Tensor, count: int) -> tuple[Tensor, T
 
 
 def _visible(query: Tensor, key: Tensor, window: int | None) -> Tensor:
-    """Return whether the query at `query` attends to the key at `key`: not after `query`, and within the window."""
+    """Return whether queries at positions `query` attend to keys at positions `key`: not later, and in the window."""
     seen = key <= query
     if window is not None:
         seen &= key > query - window

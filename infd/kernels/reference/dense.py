@@ -1,4 +1,4 @@
-"""The elementwise families, linear, vocabulary and stack in plain torch."""
+"""The families norm, rope, activation, linear, vocabulary and stack in plain torch."""
 
 from __future__ import annotations
 

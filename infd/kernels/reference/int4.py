@@ -41,7 +41,7 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class QuantizedMatrix(Struct, frozen=True):
-    """A matrix by rows and groups: the scale, then two values per byte, the earlier value in the lower half."""
+    """A matrix by rows and groups. A group: the scale, then two values per byte, the earlier in the lower four bits."""
 
     outputs: int
     inputs: int

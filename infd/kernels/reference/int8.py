@@ -20,12 +20,12 @@ from infd.rounding import round_up
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEAST: Final = 1e-30  # rows of smaller magnitude become zeros, because their scale would have no finite inverse
+LEAST: Final = 1e-30  # rows of smaller magnitude become zeros: far below, a scale's inverse would overflow
 SCALE: Final = 4  # bytes of a row's float32 scale, stored before its values
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows [n, in] as int8, and scales [n, 1] float32; the scale of a non-finite row is NaN."""
+    """Return rows [n, in] as int8, and scales [n, 1] float32; the scale of a row with non-finite elements is NaN."""
     rows = rows.float()
     largest = rows.abs().amax(1, keepdim=True)
     scales = torch.where(largest < LEAST, 0, largest / 127)
@@ -35,7 +35,7 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def row_bytes(size: int) -> int:
-    """Return the bytes of a cached row of `size` elements: the scale, then the values, padded to 4 bytes."""
+    """Return the bytes of a cached row of `size` elements: the scale, then values padded to a multiple of 4 bytes."""
     return SCALE + round_up(size, 4)
 
 

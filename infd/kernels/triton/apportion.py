@@ -58,7 +58,7 @@ def apportion(
         total += _keys(starts, first + tl.arange(0, BLOCK_SPANS), size, QUERIES, WINDOW).to(tl.int64)
     share = tl.maximum(tl.cdiv(tl.sum(total, 0) * KV_HEADS, programs), LEAST).to(tl.int32)
 
-    # Row r belongs to the first span whose splits end after r; the splits of this span begin where earlier splits end.
+    # Row r belongs to the first span whose splits end after r; this span's splits begin where the previous span's end.
     row = tl.program_id(0) * BLOCK_SPLITS + tl.arange(0, BLOCK_SPLITS)
     span = tl.zeros([BLOCK_SPLITS], tl.int32)
     begin = tl.zeros([BLOCK_SPLITS], tl.int32)

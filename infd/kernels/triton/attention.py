@@ -4,8 +4,8 @@ A program computes one split of a tile's keys (`tiles.py`), for all query heads 
 the rows of one matrix product. A second kernel merges splits. The device computes each split's key range from the true
 lengths. Arguments that change from step to step are excluded from Triton's specialization, to avoid recompiling.
 
-An fp8 cache is converted to the queries' dtype. It has one scale for each head: the keys' scale multiplies the scores,
-the values' scale the result.
+Keys and values of an fp8 cache are converted to the queries' dtype. The cache has two scales for each key head: scores
+are multiplied by the keys' scale, the result by the values' scale.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _attend_block(
     BLOCK_HEAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Accumulate the keys from `key` on, below `end`. Scores are multiplied by log2(e), for exp2."""
+    """Accumulate a block of keys, from `key` on and before `end`. Scores are multiplied by log2(e), for exp2."""
     keys = key + tl.arange(0, BLOCK_KEYS)
     inside = keys < end
     width = tl.arange(0, BLOCK_HEAD)
@@ -94,7 +94,7 @@ def _attend_block(
 
 @triton.jit
 def _sink(sinks, head, peak, total, out):
-    """Accumulate a key with a score and no value. Scores are multiplied by log2(e), for exp2."""
+    """Accumulate the sink: a key with a score and no value. Scores are multiplied by log2(e), for exp2."""
     score = tl.load(sinks + head) * 1.4426950408889634
     higher = tl.maximum(peak, score)
     shrink = tl.exp2(peak - higher)

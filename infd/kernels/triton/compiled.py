@@ -28,7 +28,7 @@ _AMD = re.compile(r"gfx\d+[a-z]?")
 
 
 class Entry(Struct, frozen=True):
-    """One requested kernel. seconds: compile time; found: whether the kernel was compiled before."""
+    """One requested kernel. seconds: compile time; found: whether the directory had the compiled kernel."""
 
     kernel: str
     found: bool
@@ -39,7 +39,7 @@ class Ledger:
     """The kernels requested since the directory was set."""
 
     def __init__(self, notify: Callable[[Entry], object]) -> None:
-        """notify: called with every entry, because a cold start compiles for minutes."""
+        """notify: called with every entry, to show progress while a cold start compiles for minutes."""
         self.entries: list[Entry] = []
         self._notify = notify
 
@@ -62,7 +62,7 @@ class Ledger:
 
 
 def keep(directory: Path | None, notify: Callable[[Entry], object]) -> Ledger:
-    """Set the directory of compiled kernels; None: Triton's default.
+    """Set the directory of compiled kernels; None: Triton's default. Return a ledger of kernels requested from now on.
 
     Raises OSError if the directory cannot be created.
     """
@@ -75,7 +75,7 @@ def keep(directory: Path | None, notify: Callable[[Entry], object]) -> Ledger:
 
 
 def target(name: str) -> GPUTarget:
-    """Return the compilation target for a GPU by its compiler's name, such as sm_90a or gfx942. Raises UsageError."""
+    """Return the compilation target for a GPU, as compilers call it, such as sm_90a or gfx942. Raises UsageError."""
     if nvidia := _NVIDIA.fullmatch(name):
         return GPUTarget("cuda", int(nvidia[1]), 32)
     if _AMD.fullmatch(name):
@@ -94,14 +94,14 @@ def name(gpu: GPUTarget) -> str:
 
 
 def aimed_at() -> tuple[str, torch.device | None] | None:
-    """Return the target's name, and the device if installed, within a `compiling` block; elsewhere None."""
+    """Return None, or within a `compiling` block the target's name, and its device if the target is installed."""
     active = triton.runtime.driver._active
     return (name(active.get_current_target()), active.device) if isinstance(active, _Absent) else None
 
 
 @contextmanager
 def compiling(gpu: GPUTarget, device: torch.device | None = None) -> Iterator[None]:
-    """Within the block, launches compile kernels for `gpu` and run nothing; tensors need no storage.
+    """Within the block, launching a kernel compiles it for `gpu` and runs nothing; tensors need no storage.
 
     device  of the target GPU, if it is installed
     """
@@ -121,7 +121,7 @@ def compiling(gpu: GPUTarget, device: torch.device | None = None) -> Iterator[No
 
 
 class _Absent:
-    """Replaces the GPU driver, and is its own device object, so that no kernel cached for a real device is reused."""
+    """Replaces Triton's driver. Is also the current device, so that no kernel cached for a real device is reused."""
 
     def __init__(self, gpu: GPUTarget, device: torch.device | None) -> None:
         self._gpu = gpu

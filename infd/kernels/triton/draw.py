@@ -1,15 +1,16 @@
 """Token sampling on a GPU: one program per row, without sorting and without waiting for the device.
 
-Top-k and top-p keep every token down to a smallest logit, found by bisection over the bits of the float: as integers,
-the bits of positive floats are in the order of the floats. Each guess is evaluated by the number or the probability
-mass of the tokens that the guess keeps; once a single token is between a guess that keeps too little and a guess that
-keeps enough, the limit is exact. Equally likely tokens are kept or dropped together.
-
-One pass over the row finds the four likeliest tokens of each lane, and the likeliest token missing from these four; in
-a usual vocabulary, the lanes' tokens include the likeliest two thousand tokens. Most limits are among the lanes' tokens
-and need no further pass; otherwise each guess takes one pass.
-
 The distance of a token is (largest logit - its logit) / temperature: 0 for the likeliest token.
+
+Top-k and top-p keep every token up to a largest distance, the limit. The limit is found by bisection over the bits of
+the float, because the bits of positive floats, read as integers, are in the order of the floats. For each guess, the
+number or the probability mass of the tokens that the guess keeps is computed; once a single token is between a guess
+that keeps too little and a guess that keeps enough, the limit is exact. Equally likely tokens are kept or dropped
+together.
+
+A lane has the tokens whose ids are equal modulo BLOCK. One pass over the row finds the four likeliest tokens of each
+lane, and the likeliest of all other tokens; in a usual vocabulary, the lanes' four tokens include the likeliest two
+thousand tokens. Most limits are among these tokens and need no further pass; otherwise each guess takes one pass.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _kept(logits, size, largest, temperature, limit, BLOCK: tl.constexpr):
 
 @triton.jit
 def _limit(logits, size, largest, temperature, farthest, enough_count, enough_mass, BLOCK: tl.constexpr):
-    """Return the smallest limit, at most `farthest`, that keeps `enough_count` tokens and `enough_mass`."""
+    """Return the smallest limit, at most `farthest`, that keeps at least `enough_count` tokens and `enough_mass`."""
     little = -1  # keeps nothing
     enough = farthest
     little_count = 0
@@ -108,7 +109,7 @@ def _within(distance, limit):
 
 @triton.jit
 def _within_lanes(a, b, c, d, limit):
-    """Return the number of the four lanes' distances within the limit, and their mass."""
+    """Return how many of the lanes' distances a, b, c and d are within the limit, and their mass."""
     count, mass = _within(a, limit)
     more, heavier = _within(b, limit)
     count += more
@@ -122,7 +123,7 @@ def _within_lanes(a, b, c, d, limit):
 
 @triton.jit
 def _limit_in_lanes(a, b, c, d, farthest, enough_count, enough_mass):
-    """Return `_limit`'s result from the lanes' distances; they must include every token within `farthest`."""
+    """Return `_limit`'s result from the lanes' distances, which must include every token within `farthest`."""
     little = -1
     enough = farthest
     little_count = 0
@@ -141,7 +142,7 @@ def _limit_in_lanes(a, b, c, d, farthest, enough_count, enough_mass):
 
 @triton.jit
 def reach(logits, size, largest, temperature, nearest, top_k, top_p, BLOCK: tl.constexpr):
-    """Return the largest distance, as bits, allowed by all limits; `nearest` is the distance that min-p allows."""
+    """Return the largest distance that all limits allow. `nearest`: the largest that min-p allows. Both as bits."""
     a, b, c, d, missing, mass = _closest(logits, size, largest, temperature, nearest, BLOCK)
     known = missing - 1  # the lanes include every token within this distance
     count_known, mass_known = _within_lanes(a, b, c, d, known)
@@ -203,7 +204,7 @@ def keys_of(low, high, position):
     return first, _mix(first ^ (high * 0x7FEB352D) ^ position)
 
 
-# Each program reads each pointer once: specialization on pointer alignment would recompile without a gain.
+# A program reads these pointers once, so specialization on their alignment would recompile without a gain.
 @triton.jit(do_not_specialize=["seeds", "positions", "limits"])
 def draw(
     logits,

@@ -1,14 +1,14 @@
 """LoRA on a GPU: all adapters of a step in two launches per product, for any mixture of ranks.
 
-`shrink` multiplies each row by its adapter's A, `expand` the product by the adapter's B. The kernels read addresses of
-rows and weights from two tables: one for the step (`Tiles`), one for the product and the adapters that change it
+`shrink` multiplies each row by its adapter's A, `expand` the result by the adapter's B. The kernels read addresses of
+rows and weights from two tables: one for the step (`Tiles`), one for a product and the adapters that change it
 (`Weights`). A table is uploaded once and reused, so that most launches upload nothing.
 
-In captured steps each device slot is a group, and there is one tile per row; the programs of unused tiles exit at once.
-The tables cover all slots, and more ranks than requested, so that another adapter seldom requires another graph.
+In captured steps each device slot is a group, and there are as many tiles as rows; the programs of unused tiles exit at
+once. The tables cover all slots, and more ranks than requested, so that another adapter seldom requires another graph.
 
-Only three block sizes are compile-time constants that depend on the adapters. A step with several adapters uses only
-kernels that steps with one of these adapters also use.
+Of the compile-time constants, only the number of ranks in a block, 16, 32 or 64, depends on the adapters' ranks. So a
+step with several adapters uses only kernels that steps with one of these adapters also use.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     Upload = Callable[[Array], Tensor]
     Fill = Callable[[Tensor, Array], None]
 
-ROWS = 16  # rows of a tile: the fewest of a matrix product
-LEAST, MOST = 16, 64  # fewest and most ranks, or outputs, in a block
+ROWS = 16  # rows of a tile: the fewest that a matrix product supports
+LEAST, MOST = 16, 64  # fewest and most ranks in a block; MOST is also the number of outputs in a block
 EXPANDED = 32  # most ranks that `expand` multiplies at a time
 HEADING, PART = 3, 6  # integers of `Weights.table` for A, and for each part
 KINDS = MappingProxyType({torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32})
-CACHED_TABLES = 4096  # weight tables: enough for a few dozen mixtures of adapters
-CACHED_TILES = 64  # row tables: one for each set of a step's adapters that change the same product
+CACHED_TABLES = 4096  # most weight tables kept: enough for a few dozen mixtures of adapters
+CACHED_TILES = 64  # most tables of tiles kept; a step has one for each set of adapters that change the same product
 
 
 @triton.jit
@@ -144,7 +144,7 @@ def expand(
     BLOCK_RANKS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
 ):
-    """Add one tile's rows of `shrunk`, times the B of one part, to a block of the part's outputs.
+    """Add one tile's rows of `shrunk`, times one part's B transposed, to a block of the part's outputs.
 
     KIND  dtype of B, which may differ from y's: logits are float32
     """

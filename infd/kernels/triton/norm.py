@@ -34,7 +34,7 @@ def rms_norm(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Norm rows of x or, if ADD, of the stream x + residual, rounded to the stream's dtype.
+    """Norm rows of x or, if ADD, of x + residual, which is first rounded to the dtype of `stream` and stored there.
 
     x, residual     [rows / INNER, INNER, SIZE], with strides
     normed, stream  [rows / INNER, INNER, SIZE], contiguous
@@ -71,7 +71,7 @@ class Norm:
 
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-    """Return (normed rows, stream); without a residual the stream is uninitialized."""
+    """Return (normed rows, stream); without a residual, the normed rows twice."""
     size = x.shape[-1]
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     stream = normed if residual is None else torch.empty_like(normed)

@@ -1,6 +1,6 @@
 """Write keys and values to the cache on a GPU.
 
-An fp8 cache stores values divided by the head's scale and clamped to the dtype's range.
+An fp8 cache stores elements divided by the head's scale and clamped to the dtype's range.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCK = 2048  # most elements per program
 
 @triton.jit
 def to_cache(value, scale, KIND: tl.constexpr, LIMIT: tl.constexpr):
-    """Convert values to cache dtype KIND: divided by `scale` and clamped to LIMIT; LIMIT 0: converted only."""
+    """Convert elements to KIND, the cache's dtype: divide by `scale` and clamp to LIMIT first, unless LIMIT is 0."""
     if LIMIT > 0:
         value = value.to(tl.float32) / scale
         value = tl.minimum(tl.maximum(value, -LIMIT), LIMIT, propagate_nan=tl.PropagateNan.ALL)
@@ -46,7 +46,7 @@ def write(
     LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the keys and values of one token to its slot."""
+    """Write a block of the keys and values of one token to the token's slot."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

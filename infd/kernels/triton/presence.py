@@ -10,8 +10,8 @@ from typing import Final
 
 import torch
 
-OLDEST: Final = (8, 0)  # compute capability with bfloat16 matrix products and asynchronous copies
-FLOAT8: Final = (8, 9)  # compute capability with fp8 conversions
+OLDEST: Final = (8, 0)  # lowest compute capability with bfloat16 matrix products and asynchronous copies
+FLOAT8: Final = (8, 9)  # lowest compute capability with fp8 conversions
 COMPILERS: Final = ("cc", "gcc", "clang")
 
 
@@ -24,7 +24,7 @@ def installed() -> bool:
 
 
 def why_not(device: torch.device, oldest: tuple[int, int] = OLDEST) -> str | None:
-    """Return why Triton's kernels are unavailable, or None. oldest: lowest compute capability of an NVIDIA GPU."""
+    """Return why Triton's kernels are unavailable, or None. oldest: lowest compute capability, on NVIDIA GPUs."""
     if device.type != "cuda":
         return f"runs on a GPU, not on {device.type}"
     if not installed():

@@ -49,7 +49,7 @@ def _rotate(
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Rotate heads `head` [n] of one token, after their norm if NORMED."""
+    """Rotate the heads `head` [n] of one token. If NORMED, norm them first."""
     kind: tl.constexpr = target.dtype.element_ty
     source_kind: tl.constexpr = source.dtype.element_ty
     pair = tl.arange(0, BLOCK_PAIRS)
@@ -124,7 +124,10 @@ def rotate(
     BLOCK_REST: tl.constexpr,
     BLOCK_HEAD: tl.constexpr,
 ):
-    """Rotate a block of one token's heads: of q, then of k. If PAGE > 0, k is written to the cache, then v."""
+    """Rotate a block of one token's heads, of q or of k. If PAGE > 0, k is written to the cache.
+
+    The first blocks are q's, the next k's. If PAGE > 0, further blocks write v to the cache.
+    """
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     pair = tl.arange(0, BLOCK_PAIRS)
@@ -218,7 +221,7 @@ def _launch(
     slots: Tensor | None = None,
     norms: tuple[NormRecipe, NormRecipe] | None = None,
 ) -> Tensor:
-    """Return the rotated q. Write k and v to the cache if pages and slots are given, else k to k_out [T, K, D]."""
+    """Return the rotated q. Write rotated k and v to the cache if pages and slots are given, else k to k_out."""
     q_recipe, k_recipe = norms or (None, None)
     q = _contiguous_heads(q)
     tokens, heads, size = q.shape

@@ -34,7 +34,7 @@ def gather_inputs(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write one row's step inputs, and a block of its page ids. PAGE 0: without a cache."""
+    """Write one row's step inputs, and a block of the row's page ids. PAGE 0: the model has no cache."""
     at = tl.program_id(0)
     part = tl.program_id(1)
     row = tl.load(rows + at)
@@ -57,7 +57,7 @@ def gather_inputs(
 
 @triton.jit(do_not_specialize=["rows", "ends", "new", "count"])
 def append(tokens, length, rows, ends, new, count, tokens_row, BLOCK: tl.constexpr):
-    """Write one token to each row, and the row's new length."""
+    """Append one token to each row of a block, and write the row's new length."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     row = tl.load(rows + at, mask=inside, other=0)

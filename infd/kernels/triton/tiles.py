@@ -1,7 +1,7 @@
 """Split a step's attention into tiles: a few queries of one span, for all query heads of one key head.
 
 If the device can run more programs in parallel than there are tiles, each tile's keys are divided into splits of
-similar length, computed in parallel and merged: for a few decoding sequences, or a short prompt after a long prefix.
+similar length, computed in parallel and merged, as with few decoding sequences, or a short prompt after a long prefix.
 The host computes the splits from upper bounds of the sequences' lengths; in captured steps the device computes them
 from the true lengths (`apportion.py`).
 """
@@ -53,7 +53,7 @@ class Shape(NamedTuple):
     shared    number of query heads per key head
     head      head size
     dtype     of queries
-    narrow    whether the cache's dtype is narrower than the queries': converting keys needs registers
+    narrow    whether the cache's dtype is narrower than the queries', so that converting keys takes registers
     """
 
     kv_heads: int
@@ -109,7 +109,7 @@ class TileTable(NamedTuple):
 
 
 class _Splitting(NamedTuple):
-    """The parameters by which tiles' keys are split.
+    """The parameters by which the keys of tiles are split.
 
     programs    number of programs that the device runs in parallel
     kv_heads    number of programs per split

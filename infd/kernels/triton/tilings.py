@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.kernels")
 
-SOURCES: Final = ("attention.py", "apportion.py", "tiles.py")  # the measured kernels
+SOURCES: Final = ("attention.py", "apportion.py", "tiles.py")  # the measured kernels and the tables that they read
 
 
 class Tilings:

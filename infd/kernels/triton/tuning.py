@@ -58,7 +58,7 @@ class Found(Struct, frozen=True):
 
 
 def search(shape: Shape, gpu: Gpu, cost: Cost) -> Found:
-    """Return the fastest tiling. The default tiling must work."""
+    """Return the fastest tiling that is found. The default tiling must work."""
     default = shape.default_tiling(gpu)
     found = [_best(cost.few, default, (_few, _splits), shape, gpu), _best(cost.many, default, (_many,), shape, gpu)]
     (few, few_share), (many, many_share) = found
@@ -72,7 +72,7 @@ def _best(
     shape: Shape,
     gpu: Gpu,
 ) -> tuple[Tiling, float]:
-    """Change one parameter after another; return the fastest tiling, and its time as a fraction of the default's."""
+    """Apply each variation to the best tiling so far. Return the fastest, and its share of the default's time."""
     reference = cost(default)
     assert reference is not None, "attention fails with the default tiling"
     best, least = default, reference

@@ -1,14 +1,15 @@
 // Paged attention, directly from the cache, for spans of any length.
 //
-// A task is a piece (some queries of one span, and a range of keys) for one key head; its rows are the piece's queries
-// times the query heads of that key head. Keys are processed in blocks: scores, online softmax, weighted values. With many
-// rows, a block's keys are transposed, and its values interleaved, in scratch memory, so that both products load whole
-// vectors. With few rows, as in decoding, both products read the cache itself.
+// A piece is some queries of one span and a range of their keys; a task computes one piece for one key head. A task has
+// a row for each of the piece's queries and each query head of the key head. Keys are processed in blocks: scores,
+// online softmax, weighted sums of values. Tasks with many rows transpose a block's keys, and interleave its values, in
+// scratch memory, so that both products load whole vectors. Tasks with few rows, as in decoding, read the cache itself.
 //
-// An int8 cache is multiplied without dequantizing it: the keys' scales multiply the scores, the values' the weights.
+// An int8 cache is not dequantized: keys' scales are multiplied with scores, values' scales with the weights of
+// softmax.
 //
-// How a span is cut into pieces depends on the span alone, so results do not depend, to the bit, on other spans or on the
-// number of threads.
+// How a span is cut into pieces depends on the span alone, so results do not depend, to the bit, on other spans or on
+// the number of threads.
 
 #include "attention.h"
 
@@ -19,26 +20,26 @@
 
 namespace {
 
-constexpr int64_t BLOCK = 64;   // keys of a block: its keys, values and scores fit the L1 and L2 caches
-constexpr int64_t ROWS = 64;    // rows of a piece, unless one token has more rows
+constexpr int64_t BLOCK = 64;   // keys of a block; a block's keys, values and scores fit the L1 and L2 caches
+constexpr int64_t ROWS = 64;    // most rows of a task, unless a single query has more
 constexpr int64_t SPLIT = 512;  // keys of a piece, in spans that are also cut along their keys
-constexpr int64_t SHORT = 16;   // tokens; longer spans have enough pieces without being cut along their keys
+constexpr int64_t SHORT = 16;   // tokens; spans with more tokens have enough pieces without being cut along their keys
 constexpr int64_t FEW = 8;      // rows up to which transposing a block costs more than it saves
 
-// The operands of a product, in units of 32 bits: one float, or two bfloat16 where the CPU multiplies these.
+// The operands of a product, in units of 32 bits: one float, or two bfloat16 if the CPU multiplies bfloat16.
 
 struct Singles {
   static constexpr int64_t PER_UNIT = 1;
   using Number = float;
   static Vec multiply_add(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 
-  // WIDTH units of consecutive numbers, or the first `count` of them followed by zeros.
+  // WIDTH units of consecutive elements; along_first: the first `count` elements, followed by zeros.
   template <class Cached>
   static Vec along(const Cached* p) { return load(p); }
   template <class Cached>
   static Vec along_first(const Cached* p, int64_t count) { return load_first(p, count); }
 
-  // WIDTH units; each combines the numbers at one position of PER_UNIT rows.
+  // WIDTH units; each consists of the elements at one position of PER_UNIT rows.
   template <class Cached>
   static Vec across(const Cached* const* rows, int64_t at) { return load(rows[0] + at); }
   template <class Cached>
@@ -69,7 +70,7 @@ struct Pairs {
     const uint16_t mask = (1 << count) - 1;
     return interleaved(_mm256_maskz_loadu_epi16(mask, rows[0] + at), _mm256_maskz_loadu_epi16(mask, rows[1] + at));
   }
-  // Integers of int8's range are exact in bfloat16, so the upper halves of their floats suffice.
+  // bfloat16 represents all int8 integers exactly, so the upper halves of their floats suffice.
   static Vec across(const int8_t* const* rows, int64_t at) { return paired(load(rows[0] + at), load(rows[1] + at)); }
   static Vec across_first(const int8_t* const* rows, int64_t at, int64_t count) {
     return paired(load_first(rows[0] + at, count), load_first(rows[1] + at, count));
@@ -128,7 +129,7 @@ void multiply_panel(Units a, Units b, Matrix<float> c, int64_t steps) {
     for (int v = 0; v < V; v++) store(c.row(r) + v * WIDTH, sums[r][v]);
 }
 
-// As multiply_panel, for any number of rows.
+// Like multiply_panel, for any number of rows.
 template <class Form, int V>
 void multiply_columns(Units a, Units b, Matrix<float> c, int64_t rows, int64_t steps) {
   constexpr int MOST = 6;
@@ -145,10 +146,10 @@ void multiply_columns(Units a, Units b, Matrix<float> c, int64_t rows, int64_t s
   }
 }
 
-// c [rows, columns] += a [rows, steps units] times b [steps units, columns], a multiple of WIDTH.
+// c [rows, columns] += a [rows, steps units] times b [steps units, columns]; columns is a multiple of WIDTH.
 template <class Form>
 void multiply(Units a, Units b, Matrix<float> c, int64_t rows, int64_t columns, int64_t steps) {
-  constexpr int MOST = WIDTH == 16 ? 4 : 2;  // with six rows, all vector registers hold sums
+  constexpr int MOST = WIDTH == 16 ? 4 : 2;  // with six rows, sums and operands fit the vector registers
   int64_t column = 0;
   for (; column + MOST * WIDTH <= columns; column += MOST * WIDTH)
     multiply_columns<Form, MOST>(a, {b.at + column, b.pitch}, {c.at + column, c.pitch}, rows, steps);
@@ -156,16 +157,16 @@ void multiply(Units a, Units b, Matrix<float> c, int64_t rows, int64_t columns, 
     multiply_columns<Form, 1>(a, {b.at + column, b.pitch}, {c.at + column, c.pitch}, rows, steps);
 }
 
-// Prefetches rows into the L2 cache, evenly spread over the `meanwhile` rows that are processed first.
+// Prefetches rows into the L2 cache while `meanwhile` other rows are processed, evenly spread over the latter.
 template <class Number>
 struct Prefetch {
   const Number* const* rows;
-  int64_t count, share;  // rows to prefetch; how many of them for each processed row, times 65536
+  int64_t count, share;  // number of rows to prefetch; the same for each processed row, times 65536
 
   Prefetch(const Number* const* rows, int64_t count, int64_t meanwhile)
       : rows(rows), count(count), share(((count << 16) + meanwhile - 1) / meanwhile) {}
 
-  // Always inlined: a call inside the product loops would spill all sums to memory.
+  // Always inlined, because a call inside the loops of a product would spill all sums to memory.
   [[gnu::always_inline]] void fetch(int64_t first, int64_t rows_now, int64_t size) const {
     const int64_t end = (first + rows_now) * share >> 16;
     for (int64_t i = first * share >> 16; i < end && i < count; i++) {
@@ -175,7 +176,8 @@ struct Prefetch {
   }
 };
 
-// The addresses of one block's keys and values, padded to BLOCK with the last one, so that padding is finite.
+// The addresses of one block's keys and values, padded to BLOCK by repeating the last key and value, so that padding
+// reads no unwritten memory.
 template <class Cached>
 struct KeyBlock {
   const Cached* k[BLOCK];
@@ -199,7 +201,7 @@ struct KeyBlock {
   int64_t padded() const { return whole_vectors(count); }
 };
 
-// The dequantization scales of a block's rows; identity for unquantized caches.
+// The dequantization scales of a block's rows. For an unquantized cache, applying the scales changes nothing.
 struct Scales {
   float of[BLOCK];
   bool any = false;
@@ -213,7 +215,7 @@ struct Scales {
   Vec operator()(Vec x, int64_t first) const { return any ? x * load(of + first) : x; }
 };
 
-// Transpose a block's keys into out [size in units, BLOCK]; prefetch the next block.
+// Transpose a block's keys into out [size in units, BLOCK]; prefetch the next block's keys.
 template <class Number, class Form>
 void place_keys(const KeyBlock<Number>& rows, const KeyBlock<Number>& next, int64_t size, Units out, Matrix<float> spare) {
   const int64_t steps = size / Form::PER_UNIT;
@@ -235,7 +237,7 @@ void place_keys(const KeyBlock<Number>& rows, const KeyBlock<Number>& next, int6
   }
 }
 
-// Interleave a block's values into out [BLOCK in units, size]; prefetch the next block.
+// Interleave a block's values into out [BLOCK in units, size]; prefetch the next block's values.
 template <class Number, class Form>
 void place_values(const KeyBlock<Number>& rows, const KeyBlock<Number>& next, int64_t size, Units out) {
   for (int64_t i = 0; i < rows.count; i += Form::PER_UNIT) {
@@ -247,13 +249,13 @@ void place_values(const KeyBlock<Number>& rows, const KeyBlock<Number>& next, in
   }
 }
 
-// The products for few rows, directly from the cache.
+// The products for tasks with few rows, which read the cache itself.
 
-// scores [R, WIDTH / R] of the keys from `first` on = a [R, size in units] times the keys.
+// scores [R, WIDTH / R] = a [R, size in units] times the first WIDTH / R of `keys`.
 template <class Number, class Form, int R>
 void score_group(Units a, const Number* const* keys, int64_t size, float* scores, int64_t pitch) {
   constexpr int KEYS = WIDTH / R;
-  constexpr int64_t SPAN = WIDTH * Form::PER_UNIT;  // numbers in a vector
+  constexpr int64_t SPAN = WIDTH * Form::PER_UNIT;  // elements in a vector
   Vec products[R * KEYS];
   for (Vec& product : products) product = set(0);
   const auto add = [&](int64_t unit, auto key) {
@@ -280,7 +282,7 @@ void score_rows(Units a, const KeyBlock<Number>& block, const Prefetch<Number>& 
   }
 }
 
-// sums [R, V vectors] from number d on += weights [R, block in units] times the values.
+// sums [R, V vectors] from element d on += weights [R, block in units] times the values.
 template <class Number, class Form, int R, int V>
 void weigh_columns(Units weights, const KeyBlock<Number>& block, const Prefetch<Number>& ahead, int64_t d, int64_t size,
                    Matrix<float> sums) {
@@ -306,7 +308,7 @@ void weigh_columns(Units weights, const KeyBlock<Number>& block, const Prefetch<
 
 template <class Number, class Form, int R>
 void weigh_rows(Units weights, const KeyBlock<Number>& block, const Prefetch<Number>& ahead, int64_t size, Matrix<float> sums) {
-  // Few passes over the values spread the prefetches of the first pass more evenly.
+  // Only the first pass over the values prefetches, so with few passes prefetches are spread more evenly.
   constexpr int MOST = WIDTH == 16 ? (R <= 2 ? 8 : 4) : 2;
   int64_t d = 0;
   for (; d + MOST * WIDTH <= size; d += MOST * WIDTH)
@@ -314,7 +316,7 @@ void weigh_rows(Units weights, const KeyBlock<Number>& block, const Prefetch<Num
   for (; d < size; d += WIDTH) weigh_columns<Number, Form, R, 1>(weights, block, ahead, d, size, sums);
 }
 
-// Call `act` for groups of 4, 2 and 1 rows, with the group's size as a constant, and its first row.
+// Call `act` for groups of 4, 2 and 1 rows, with the group's size as a Constant, and the group's first row.
 template <class Act>
 void by_groups(int64_t rows, Act act) {
   int64_t row = 0;
@@ -323,12 +325,14 @@ void by_groups(int64_t rows, Act act) {
   if (row < rows) act(Constant<1>(), row);
 }
 
-// The online softmax of one row: the largest score so far, in units of log 2, and the sum of weights relative to it.
+// The state of one row's online softmax: the largest score so far, times log2(e), and the sum of weights relative to
+// this score.
 struct SoftmaxState {
   float largest, total;
 };
 
-// The transform of q·k before softmax. Scores are in units of log 2 from here on.
+// The transform of q·k before softmax. The resulting scores are multiplied by log2(e), because softmax uses powers of
+// two.
 struct Scores {
   float factor, softcap;
 
@@ -342,8 +346,8 @@ struct Scores {
   }
 };
 
-// Turn one row's products into weights; those outside [first, last) are masked. Rescale the row's sums to the new largest
-// score. `k` and `v` are the scales of keys and values.
+// Convert one row's products q·k to weights of softmax; keys outside [first, last) are masked. Rescale the row's sums
+// to the new largest score. `k` and `v` are the scales of keys and values.
 template <class Form>
 void softmax(float* row, int64_t padded, int64_t first, int64_t last, const Scores& scores, const Scales& k,
              const Scales& v, SoftmaxState& seen, typename Form::Number* weights, float* sums, int64_t width) {
@@ -359,7 +363,7 @@ void softmax(float* row, int64_t padded, int64_t first, int64_t last, const Scor
     seen.total *= first_of(shrink);
     seen.largest = block;
   }
-  const Vec base = set(seen.largest > -INFINITY ? seen.largest : 0);  // every key so far was masked, or NaN
+  const Vec base = set(seen.largest > -INFINITY ? seen.largest : 0);  // 0: all keys so far were masked, or scores NaN
   Vec total = set(0);
   for (int64_t i = 0; i < padded; i += WIDTH) {
     const Vec weight = power_of_two(load(row + i) - base);
@@ -374,7 +378,7 @@ struct Piece {
   int32_t span, first_query, queries;
   int32_t parts;     // number of consecutive pieces with these queries, whose results are merged
   int64_t begin, end;
-  int64_t partial;   // first row of this piece in Partials, in tokens
+  int64_t partial;   // number of queries of earlier pieces in Partials
 };
 
 int64_t tokens_of_a_piece(int64_t shared) { return shared < ROWS ? ROWS / shared : 1; }
@@ -408,7 +412,8 @@ struct Workspace {
   Matrix<float> scores, sums, spare;
   SoftmaxState* seen;
 
-  // `width` is the head size, padded to whole vectors of units. Padding of queries is zero; padding of sums is arbitrary.
+  // `width` is the head size, padded to whole vectors of units. Padding of queries is zero; padding of sums is
+  // arbitrary.
   Workspace(Carver& carver, int64_t rows, int64_t width)
       : queries{carver.take<uint32_t>(rows * width / Form::PER_UNIT), width / Form::PER_UNIT},
         keys{carver.take<uint32_t>(width / Form::PER_UNIT * BLOCK), BLOCK},
@@ -420,14 +425,14 @@ struct Workspace {
         seen(carver.take<SoftmaxState>(rows)) {}
 };
 
-// One thread's unit of work: a piece, for one key head.
+// One thread's unit of work: a piece for one key head.
 struct Task {
   const Piece* piece;
   int64_t head;
 };
 
-// Attend a piece's queries to its keys, for one key head; leave sums and softmax states in the scratch memory, by row.
-// `after` is this thread's next task, or none: its first keys and values are prefetched.
+// Attend a piece's queries to its keys, for one key head; store sums and softmax states in the scratch memory, by row.
+// `after` is this thread's next task, whose first keys and values are prefetched, or has no piece.
 template <class Number, class Cached, class Form>
 void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, Task after, Workspace<Form>& workspace) {
   const Piece& piece = *task.piece;
@@ -477,7 +482,7 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
     k_scales.read(block.k, padded);
     v_scales.read(block.v, padded);
     for (int64_t row = 0; row < rows; row++) {
-      const int64_t self = position + row / shared - begin;  // the query's own position, in the block
+      const int64_t self = position + row / shared - begin;  // the query's own position, relative to the block
       const int64_t behind = step.window > 0 ? self - step.window + 1 : 0;
       const int64_t first = behind < 0 ? 0 : behind < padded ? behind : padded;
       const int64_t last = self < 0 ? 0 : self + 1 < block.count ? self + 1 : block.count;
@@ -523,7 +528,8 @@ void divide(const float* sums, float total, Number* out, int64_t size) {
   for (; d < size; d++) set(out + d, sums[d] / total);
 }
 
-// Merge the results of all pieces with equal queries into the output; `piece` is the first. Overwrites its sums.
+// Merge the results of all pieces with equal queries into the output. `piece` is the first of these pieces; its sums
+// are overwritten.
 template <class Number>
 void merge(const AttentionStep& step, const AttentionLayer& layer, const Piece* piece, int64_t head, const Partials& partials) {
   const int64_t width = partials.width;
@@ -575,13 +581,14 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
   const int64_t tasks = count * heads;
 #pragma omp parallel if (tasks > 1 && worth_sharing(products, layer.awake))
   {
-    // Consecutive tasks go to one thread, so that it can prefetch the next one; few enough to balance the threads.
+    // A thread takes `together` consecutive tasks at a time, so that it can prefetch keys of its next task. `together`
+    // is small enough to balance the threads.
     const int64_t fair = tasks / (8 * omp_get_num_threads()), together = fair < 1 ? 1 : fair < heads ? fair : heads;
     Carver sizes(nullptr);
     Workspace<Form> measured(sizes, rows, width);
     Carver carver(own_scratch.at_least(sizes.used));
     Workspace<Form> workspace(carver, rows, width);
-    // Backwards, longest tasks first: prompts are packed last, and later queries see more keys.
+    // Backwards, so that the longest tasks come first: prompts are packed last, and later queries attend to more keys.
     const auto task = [&](int64_t i) { return Task{pieces + (tasks - 1 - i) / heads, (tasks - 1 - i) % heads}; };
 #pragma omp for schedule(dynamic, together)
     for (int64_t i = 0; i < tasks; i++) {

@@ -1,24 +1,25 @@
 // The arguments of attention: a step, prepared once for all layers of a page group, and one layer's tensors.
 //
-// Letters: T tokens of the step, S spans, H query heads, K key heads, D head size; strides count numbers.
+// Letters: T tokens of the step, S spans, H query heads, K key heads, D head size; strides count elements.
 
 #pragma once
 
 #include <stdint.h>
 
-// The spans of a step, for one page group. Span i owns tokens offsets[i] to offsets[i + 1], at positions start[i] and up.
+// The spans of a step, for one page group. Span i has tokens offsets[i] to offsets[i + 1] - 1, at positions from
+// start[i] on.
 struct AttentionStep {
-  int64_t tokens;       // T, including padding behind the last span
+  int64_t tokens;       // T, including padding after the last span
   int64_t spans;        // S
   int64_t page_tokens;
-  int64_t window;       // tokens that a query sees, itself included; 0: all
+  int64_t window;       // tokens to which a query attends, its own included; 0: all
   int64_t table_width;  // pages
   const int64_t* offsets;  // [S + 1]
   const int32_t* start;    // [S]
   const int32_t* table;    // [S, table_width]: page ids
 };
 
-// One layer. Numbers are bfloat16 if `half`, else float; the cache holds int8 if `quantized`, see row.h.
+// One layer's tensors. Elements are bfloat16 if `half`, else float; cache rows are int8 if `quantized`, see row.h.
 struct AttentionLayer {
   int64_t half, quantized;
   int64_t heads, kv_heads, size;  // H, K, D
@@ -29,5 +30,5 @@ struct AttentionLayer {
   void* out;  // [T, H, D]; zeros for padding
   float scale;
   float softcap;  // 0: none
-  int64_t awake;  // whether other threads have just run: waking them is cheap
+  int64_t awake;  // whether other threads have just run, so that waking them is cheap
 };

@@ -1,8 +1,11 @@
 // Token sampling, without sorting the vocabulary.
 //
 // The reference is reference/drawing: temperature, min-p, top-k, top-p, then the largest sum of logit and Gumbel noise.
-// Instead of sorting, logits are counted in narrow buckets, and only the bucket that contains a limit is sorted. Instead
-// of computing every token's noise, an upper bound of the noise is computed first, from a float's exponent.
+// Logits are not sorted but counted in narrow buckets; only the bucket that contains a limit is sorted. A token's noise
+// is computed only if an upper bound of the noise, computed from a float's exponent, suffices for the largest sum so
+// far.
+//
+// Cooled logits are (logit - largest logit) / temperature, at most 0. A token's mass is e to its cooled logit.
 
 #include <stdlib.h>
 
@@ -15,7 +18,7 @@ using Ints = uint32_t __attribute__((vector_size(WIDTH * 4)));
 using SignedInts = int32_t __attribute__((vector_size(WIDTH * 4)));
 
 constexpr int BUCKETS = 2048;
-constexpr float PER_UNIT = 64;  // buckets per unit of logit; the last bucket holds tokens with at most e^-32 of the largest probability
+constexpr float PER_UNIT = 64;  // buckets per unit of cooled logit; the last bucket has those of about -32 or less
 constexpr float LN_2 = 0.69314718055994530942f;
 
 inline Ints load_ints(const uint32_t* p) {
@@ -80,19 +83,20 @@ class Row {
   int64_t vocabulary_;
   SamplingParams params_;
   Scratch& scratch_;
-  int counted_ = 0;  // buckets with valid counts and masses
+  int counted_ = 0;  // the counts and masses of this many buckets, from the first on, are valid
   int64_t counts_[BUCKETS];
   double masses_[BUCKETS];
   double mass_ = 0;  // of all tokens
 
-  // Count the tokens in the first `buckets`. The likeliest tokens are in the first quarter, which usually suffices.
+  // Count the tokens in the first `buckets` buckets, and sum their masses if top-p needs these. The first quarter of
+  // all buckets has the likeliest tokens, and usually suffices.
   void count(int buckets) {
     const bool weighs = params_.top_p < 1;
     counted_ = buckets;
     mass_ = 0;
     memset(counts_, 0, sizeof counts_);
     memset(masses_, 0, sizeof masses_);
-    constexpr int64_t STRETCH = 64 * WIDTH;  // numbers that float sums as accurately as double
+    constexpr int64_t STRETCH = 64 * WIDTH;  // masses added up in float; their sums are added up in double
     for (int64_t first = 0; first < vocabulary_; first += STRETCH) {
       const int64_t end = first + STRETCH < vocabulary_ ? first + STRETCH : vocabulary_;
       Vec total = set(0);
@@ -121,7 +125,7 @@ class Row {
     return load(numbers);
   }
 
-  // Return the logits of a bucket that are at least `least`, in descending order.
+  // Return the cooled logits of a bucket that are at least `least`, in descending order, and their number.
   const float* members(int bucket, float least, int64_t* count) {
     float* found = reinterpret_cast<float*>(scratch_.at_least((counts_[bucket] + 1) * sizeof(float)));
     const Vec middle = set(static_cast<float>(bucket) + 0.5f);
@@ -139,7 +143,7 @@ class Row {
     return found;
   }
 
-  // Return the smallest logit to keep.
+  // Return the smallest cooled logit to keep.
   float smallest() {
     float least = logf(params_.min_p);  // -inf without min-p
     if (params_.top_k > 0 || params_.top_p < 1) count(BUCKETS / 4);
@@ -150,7 +154,7 @@ class Row {
 
   static float larger(float a, float b) { return a > b ? a : b; }
 
-  // Return the smallest logit that top-k keeps.
+  // Return the smallest cooled logit that top-k keeps.
   float kth() {
     int64_t left = params_.top_k;
     int bucket = 0;
@@ -165,7 +169,7 @@ class Row {
     return left <= count ? in_order[left - 1] : -INFINITY;  // a row of NaN has no members
   }
 
-  // Return the smallest logit that top-p keeps, of the tokens with logits of at least `least`.
+  // Return the smallest cooled logit that top-p keeps, among the tokens with cooled logits of at least `least`.
   float least_of_nucleus(float least) {
     const int last = bucket_of(least);
     if (least > -INFINITY && last >= counted_) count(BUCKETS);
@@ -195,7 +199,8 @@ class Row {
     return nucleus;
   }
 
-  // Return the token with the largest sum of logit and noise, of those with logits of at least `least`.
+  // Return the token with the largest sum of cooled logit and noise, among those with cooled logits of at least
+  // `least`.
   int64_t choose(float least, const uint32_t* hashed) {
     float best = -INFINITY;
     int64_t chosen = 0;
@@ -227,9 +232,9 @@ class Row {
 };
 
 constexpr int64_t BLOCK = 1024;         // logits searched at a time
-constexpr int64_t ENOUGH = 1 << 18;     // logits from which waking other threads saves time
+constexpr int64_t ENOUGH = 1 << 18;     // with more logits than this, waking other threads saves time
 
-// The largest logit and its first index; NaN and its first index if any logit is NaN.
+// The largest logit and its first index; if any logit is NaN, NaN and its first index.
 struct Largest {
   float value = -INFINITY;
   int64_t at = 0;
@@ -265,7 +270,7 @@ struct Largest {
 
 }  // namespace
 
-// values, tokens [rows] = each row's largest logit, and its index.
+// values, tokens [rows] = each row's `Largest`. `stride` elements separate rows.
 INFD_KERNEL(largest)
 (const float* logits, int64_t stride, int64_t vocabulary, int64_t rows, float* values, int64_t* tokens) {
 #pragma omp parallel for if (rows > 1 && rows * vocabulary > ENOUGH)
@@ -276,8 +281,8 @@ INFD_KERNEL(largest)
   }
 }
 
-// Sets the logits of tokens whose bit is 0 to -inf, in each row in `which` of logits [.., vocabulary], `stride` numbers
-// between rows. bits [rows, words], in the order of `which`, lowest bit first.
+// In the rows `which` [rows] of logits [.., vocabulary], set the logits of tokens whose bit is 0 to -inf. `stride`
+// elements separate rows of logits. bits [rows, words] are in the order of `which`, lowest bit first.
 INFD_KERNEL(forbid)
 (float* logits, int64_t stride, int64_t vocabulary, const int64_t* which, int64_t rows, const uint32_t* bits,
  int64_t words) {
@@ -294,8 +299,9 @@ INFD_KERNEL(forbid)
   }
 }
 
-// tokens [rows] = a sampled token for each row in `which` of logits [.., vocabulary], `stride` numbers between rows. The
-// other arrays are in the order of `which`: sampling parameters [rows], and keys [rows, 2].
+// tokens [rows] = a sampled token for each of the rows `which` [rows] of logits [.., vocabulary]. `stride` elements
+// separate rows of logits. Sampling parameters [rows] and keys [rows, 2] are in the order of `which`; hashed
+// [vocabulary] is the hash of each token.
 INFD_KERNEL(draw)
 (const float* logits, int64_t stride, int64_t vocabulary, const int64_t* which, int64_t rows, const float* largest,
  const float* temperature, const int32_t* top_k, const float* top_p, const float* min_p, const uint32_t* keys,

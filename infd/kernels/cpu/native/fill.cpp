@@ -1,4 +1,5 @@
-// Read parts of files to their destinations, and pack those of packed matrices. Calls run without the interpreter's lock.
+// Read parts of files to their destinations, packing the parts of packed matrices. ctypes releases Python's global
+// interpreter lock during a call.
 
 #include <errno.h>
 #include <unistd.h>
@@ -26,7 +27,7 @@ int read_all(int file, char* to, int64_t bytes, int64_t offset) {
 // Consecutive rows of a matrix in a file. `FillPart` of fill.py.
 struct FillPart {
   int64_t file, offset, bytes;
-  // Packs [rows, inputs] as the outputs from `first` on, as `pack_*` do; null: the bytes are copied to `place`.
+  // Packs [rows, inputs] as the outputs from `first` on, like the kernels pack_*; null: the bytes are read to `place`.
   void (*pack)(void* place, int64_t inputs, const void* rows, int64_t first, int64_t count);
   void* place;
   int64_t inputs, first, rows;
@@ -38,8 +39,8 @@ struct FillProgress {
   int64_t failed, error;
 };
 
-// Fill the parts from `progress->next` on, at least one. Returns when all parts are filled, when one has failed, or when
-// `seconds` have passed and all begun parts are filled.
+// Read and pack the parts from `progress->next` on, at least one. Returns when all parts are done, when a part has
+// failed, or when `seconds` have passed and all parts that were begun are done.
 INFD_KERNEL(fill)(const FillPart* parts, int64_t count, FillProgress* progress, double seconds) {
   const double until = omp_get_wtime() + seconds;
 #pragma omp parallel

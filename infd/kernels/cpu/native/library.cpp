@@ -1,5 +1,5 @@
-// Queries that precede any kernel call: which instruction sets the CPU supports, and which sources this library was built
-// from. Compiled for any x86-64 CPU.
+// Queries that precede any kernel call: which instruction sets the CPU supports, and which sources this library was
+// built from. Compiled for any x86-64 CPU.
 
 #include <cpuid.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@ struct Feature {
   bool present;
 };
 
-// The register sets that the operating system saves on a context switch.
+// The register XCR0: one bit for each register set that the operating system saves on a context switch.
 uint64_t saved_registers() {
   unsigned a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
@@ -32,7 +32,7 @@ const char* first_missing(const Feature* features, int count) {
 
 INFD_EXPORT const char* infd_sources() { return INFD_SOURCES; }
 
-// Return the first feature missing for an instruction set, or null.
+// Return the first feature of an instruction set that the CPU or the operating system lacks, or null.
 INFD_EXPORT const char* infd_avx2_missing() {
   __builtin_cpu_init();
   const Feature features[] = {

@@ -1,6 +1,6 @@
 // Products with a matrix of bfloat16 weights in panels; algorithm in products.h.
 //
-// Each result is accumulated in float32, in the order of inputs.
+// Each result is accumulated in float32, pair after pair of inputs.
 
 #include "products.h"
 

@@ -1,8 +1,9 @@
 // Products with a matrix of int4 weights in panels; algorithm in products.h, layout in nibbles.h.
 //
-// The rows of x are quantized to int8 first, with one scale for each 32 numbers, which loses about as much precision as
-// bfloat16. Sums over 32 inputs are exact integers; a row's groups are then accumulated in float32. Weights are stored and
-// multiplied with 8 added; to compensate, each sum starts at -8 times the sum of its inputs.
+// The rows of x are quantized to int8 first, in groups of 32 with one scale each, which loses about as much precision
+// as rounding to bfloat16. Sums over a group are exact integers; the groups' sums are accumulated in float32. Weights
+// are stored and multiplied with 8 added; to compensate, each integer sum starts at -8 times the sum of the group's
+// inputs.
 
 #include "nibbles.h"
 #include "products.h"
@@ -11,7 +12,7 @@
 
 namespace {
 
-// Add the products of unsigned bytes (weights) and signed bytes (inputs), four to each lane.
+// Multiply unsigned bytes (weights) with signed bytes (inputs), and add four products to each lane of the sums.
 #if defined(__AVX512BW__)
 inline Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
 inline Ints words_at(const uint32_t* p) { return _mm512_loadu_si512(p); }
@@ -22,7 +23,7 @@ inline Ints add_products(Ints sums, Ints weights, Ints inputs) {
 #if defined(__AVX512VNNI__)
   return _mm512_dpbusd_epi32(sums, weights, inputs);
 #else
-  // The sum of two products of 4 and 8 bits fits 16 bits.
+  // The sum of two products of a 4-bit with an 8-bit integer fits 16 bits.
   const Ints pairs = _mm512_maddubs_epi16(weights, inputs);
   return _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 #endif
@@ -39,7 +40,7 @@ inline Ints add_products(Ints sums, Ints weights, Ints inputs) {
 }
 #endif
 
-// The 32 inputs of a row that one step of weights multiplies.
+// A group of a row's inputs, quantized; one step of a panel multiplies it.
 struct Inputs {
   uint8_t numbers[GROUP];
   float scale;
@@ -72,7 +73,7 @@ struct Nibbles {
 template <int ROWS>
 struct Group<Nibbles, ROWS> {
   static void multiply(const Nibbles& x, const Stretch& stretch, float* sums, Prefetch ahead) {
-    constexpr int VECTORS = ROWS > 4 ? 2 : 4;  // weights and sums together fill the vector registers
+    constexpr int VECTORS = ROWS > 4 ? 2 : 4;  // weights and sums together fit the vector registers
     for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
       for (int64_t at = 0; at < stretch.steps; at++) {
         if (first == 0) ahead.fetch();

@@ -1,7 +1,7 @@
 // Products with a matrix of int8 weights in panels; algorithm in products.h.
 //
-// The rows of x are quantized to int8 first, with one scale each. Sums are exact integers; only the multiplication with
-// the two scales rounds.
+// The rows of x are quantized to int8 first, with one scale each. Sums are exact integers; the multiplication with the
+// two scales is the first operation that rounds.
 
 #include "products.h"
 #include "quantized.h"
@@ -40,7 +40,7 @@ struct Quads {
     return _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(sums), x, w));
   }
 #else
-  // The sum of two 16-bit products fits 32 bits; the sum of two 8-bit products would saturate 16 bits.
+  // Bytes are widened to 16 bits: the instruction that adds two products of bytes would saturate its 16-bit sums.
   static constexpr uint8_t FLIP = 0;
   static Vec start(const uint32_t*) { return set(0.0f); }
 #if defined(__AVX512BW__)

@@ -1,15 +1,15 @@
 // LoRA: y += x A^T B^T, each row with its own adapter; see kernels/families/adapters.py Lora.
 //
-// Each result is accumulated in float, along the inputs, then along the ranks, and rounded once: it depends neither on
-// other rows nor on the number of threads.
+// Each result is accumulated in float, along the inputs and then along the ranks, and rounded once. It depends neither
+// on other rows nor on the number of threads.
 
 #include "scratch.h"
 #include "vector.h"
 
 namespace {
 
-constexpr int64_t ENOUGH = 1 << 16;  // multiplications from which waking other threads saves time
-constexpr int TILE = 4;              // rows, and ranks, of x A^T at a time
+constexpr int64_t ENOUGH = 1 << 16;  // with more multiplications than this, waking other threads saves time
+constexpr int TILE = 4;              // rows of x, and rows of A, that are multiplied at a time
 
 // One module of a product: b [outputs, ranks], the index of its first rank in a, and of its first output in y.
 struct Part {
@@ -21,7 +21,7 @@ struct Part {
 struct Group {
   const int64_t* rows;
   int64_t count;
-  const void* a;  // [ranks, inputs]; a table's is [tokens, ranks]
+  const void* a;  // [ranks, inputs]; for an embedding table [vocabulary, ranks]
   int64_t ranks;
   const Part* parts;
   int64_t part_count;
@@ -62,7 +62,7 @@ void shrink_rows(const Number* const* x, const Number* a, int64_t ranks, int64_t
   }
 }
 
-// The elementwise products of one row of b with a row's shrunk ranks, added up to one vector of partial sums.
+// The elementwise products of one row of b with a part's ranks of one shrunk row, added up to a vector of partial sums.
 template <class Number>
 Vec product(const Number* b, const float* shrunk, int64_t ranks) {
   Vec total = set(0);
@@ -86,7 +86,7 @@ void expand(const Group& group, const Part& part, const float* shrunk, Out* y, i
       Out* at = y + group.rows[i] * y_stride + part.output + o;
       store(at, load(at) + sums_of(products));
     }
-  // The last outputs are padded to a vector, because a vector's sum rounds differently from sums_of.
+  // The last outputs are padded to a vector, because `sum` of each vector would round differently from `sums_of`.
   if (o < end)
     for (int64_t i = 0; i < group.count; i++) {
       Vec products[WIDTH];
@@ -139,8 +139,8 @@ void add(const Group& group, const Number* x, int64_t x_stride, int64_t inputs, 
 
 }  // namespace
 
-// y [T, outputs] += the groups' x A^T B^T for x [T, inputs]; or, with tokens [T], the groups' A[token] B^T. y_stride and
-// x_stride separate rows. half: x and adapters are bfloat16, else float; wide: y is float even so.
+// Add each group's x A^T B^T to y [T, outputs], for x [T, inputs]; if `tokens` [T] is not null, A[token] B^T. y_stride
+// and x_stride are strides between rows. half: x, A and B are bfloat16, else float. wide: y is float, else of x's type.
 INFD_KERNEL(lora)
 (int64_t half, int64_t wide, void* y, int64_t y_stride, const void* x, int64_t x_stride, int64_t inputs,
  const int64_t* tokens, const Group* groups, int64_t count) {

@@ -5,7 +5,7 @@
 
 namespace {
 
-// The step of a panel that holds one group of a row's inputs, and the row's column in it.
+// The step of a panel that stores one group of an output's weights, and the output's column in the step.
 struct Place {
   uint32_t* step;
   int64_t column;
@@ -16,7 +16,7 @@ struct Place {
   uint32_t* word(int64_t line) const { return step + SCALES + line * PANEL + column; }
 };
 
-// The scale that maps a group's number of largest magnitude to -8; NaN if any number is not finite.
+// The scale that maps a group's weight of largest magnitude to -8; NaN if any weight is not finite.
 float scale_of_group(const float* x) {
   Vec most = set(0), least = set(0), spoilt = set(0);
   for (int64_t i = 0; i < GROUP; i += WIDTH) {
@@ -33,7 +33,7 @@ float scale_of_group(const float* x) {
 void put_group(const float* x, const Place& place) {
   set(place.scale(), scale_of_group(x));
   const float scale = to_float(*place.scale());
-  const Vec inverse = set(scale != 0 ? 1 / scale : 0);  // with a NaN scale the stored numbers are irrelevant
+  const Vec inverse = set(scale != 0 ? 1 / scale : 0);  // if the scale is NaN, the integers do not matter
   uint8_t numbers[GROUP];
   for (int64_t i = 0; i < GROUP; i += WIDTH) {
     const Vec whole = round_to_whole(load(x + i) * inverse);
@@ -96,7 +96,7 @@ INFD_KERNEL(pack_int4_float)(uint32_t* weights, int64_t inputs, const float* row
   pack(weights, inputs, rows, first, count);
 }
 
-// out [count, inputs] = rows of the matrix; NaN for a row index out of range.
+// out [count, inputs] = the matrix's rows with indices `rows` [count]; NaN for an index out of range.
 INFD_KERNEL(unpack_int4_bf16)
 (bf16* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
   unpack(out, weights, outputs, inputs, rows, count);

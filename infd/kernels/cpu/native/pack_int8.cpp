@@ -17,7 +17,7 @@ struct Output {
   uint32_t* words() const { return header + HEADER + column; }
   float scale() const { return reinterpret_cast<const float*>(header)[column]; }
 
-  // Write the header for an output with this scale and this sum of weights.
+  // Write the output's two words of the header, given its scale and the sum of its weights.
   void describe(float scale, int32_t sum) const {
     const int32_t start = -OFFSET * sum;
     memcpy(header + column, &scale, sizeof scale);
@@ -90,7 +90,7 @@ INFD_KERNEL(pack_int8_float)(uint32_t* weights, int64_t inputs, const float* row
   pack(weights, inputs, rows, first, count);
 }
 
-// out [count, inputs] = rows of the matrix; NaN for a row index out of range.
+// out [count, inputs] = the matrix's rows with indices `rows` [count]; NaN for an index out of range.
 INFD_KERNEL(unpack_int8_bf16)
 (bf16* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
   unpack(out, weights, outputs, inputs, rows, count);

@@ -1,4 +1,4 @@
-// Writing keys and values to the cache.
+// Write keys and values to the cache.
 
 #include "row.h"
 
@@ -19,8 +19,9 @@ void write(void* pages, const void* rows, const int64_t* slots, int64_t tokens, 
 
 }  // namespace
 
-// pages [P, heads, page_tokens, row] at slots [tokens], page * page_tokens + offset, = rows [tokens, heads, size], `stride`
-// numbers between tokens: bfloat16 if `half`, else float; quantized to int8 if `quantized`.
+// Write rows [tokens, heads, size] to pages [P, heads, page_tokens, row] at slots [tokens] (page * page_tokens +
+// offset). Rows have `stride` elements between tokens, bfloat16 if `half`, else float; they are quantized to int8 if
+// `quantized`.
 INFD_KERNEL(write_pages)
 (int64_t half, int64_t quantized, void* pages, const void* rows, const int64_t* slots, int64_t tokens, int64_t heads,
  int64_t page_tokens, int64_t size, int64_t stride) {

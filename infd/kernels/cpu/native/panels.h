@@ -1,10 +1,11 @@
 // The memory layout of a weight matrix [outputs, inputs]: panels, ordered for products.
 //
-// A panel holds 64 outputs. Line after line along the inputs, each output has consecutive inputs in one 32-bit word: two
-// of bfloat16, four of int8, eight of int4. So a line is 64 words, 256 bytes, and a thread that computes consecutive
-// panels reads memory sequentially. Inputs are padded with zeros.
+// A panel stores the weights of 64 outputs as a sequence of lines. A line has one 32-bit word for each output: the
+// output's weights for two consecutive inputs in bfloat16, for four in int8, for eight in int4. The lines of a panel
+// are in the order of inputs, so a thread that computes consecutive panels reads memory sequentially. Inputs are padded
+// with zeros.
 //
-// Panels of int8 begin with a header (quantized.h); groups of four int4 lines begin with their scales (nibbles.h).
+// A panel of int8 begins with a header (quantized.h); in a panel of int4, scales precede every four lines (nibbles.h).
 
 #pragma once
 

@@ -1,26 +1,27 @@
 // Products with a matrix in panels of any Kind: how the work is divided and ordered.
 //
-// Rows are computed in groups, one panel of outputs at a time: a group's sums stay in registers while its panel is read.
-// The first group reads the panel from memory, later groups from the cache; with several groups, each pass prefetches a
-// part of the next panel, so that memory and arithmetic work in parallel. A single group reads sequentially, which the
-// hardware prefetcher predicts better; so does the first of two groups if the second has few rows.
+// Rows are computed in groups, one panel of outputs at a time: a group's sums stay in registers while the panel is
+// read. The first group reads the panel from memory, later groups from the cache. Each group also prefetches a part of
+// the next panel, so that memory reads and arithmetic overlap. A single group, or two of which the second has few rows,
+// do not prefetch: their sequential reads are better predicted by the hardware prefetcher.
 //
-// Each result is accumulated in the order of inputs. It does not depend, to the bit, on the number of rows, the number of
-// threads, or the contents of other rows.
+// Each result is accumulated step by step along the inputs. It does not depend, to the bit, on the number of rows, the
+// number of threads, or the contents of other rows.
 //
 // A Kind defines the words of a step and their multiplication:
 //
-//   STEP                     words of a step along the inputs: a line of a panel, or several
+//   STEP                     words of a step along the inputs: one line of a panel, or several with their scales
 //   Weights, Input           a vector of words; one word in every lane
 //   weights, input, add      load Weights, broadcast Input, add their products to the 32-bit sums
 //   HEADER                   words of a panel before its first step
 //   start(header)            initial values of the sums
 //   x.word(row, at)          the input word of step `at`
 //   x.from(row, at)          the inputs from that row and step on
-//   x.HALVES, x.half_word    whether a row's last word may be half, and must be read without the other half
+//   x.HALVES                 whether a row's last word may have no second half in memory
+//   x.half_word(row, at)     the first half of the input word of step `at`, read without the second half
 //   x.value(sums, row, header)   convert sums to floats
 //
-// These serve steps of one line. A Kind with longer steps specializes Group::multiply.
+// Group::multiply supports any Kind whose step is one line. A Kind with longer steps specializes Group::multiply.
 
 #pragma once
 
@@ -33,7 +34,7 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int MOST_ROWS = 6;
 template <int ROWS>
-constexpr int ABREAST = 4;  // vectors of outputs: 24 sums and 4 vectors of weights fit the registers
+constexpr int ABREAST = 4;  // vectors of outputs: 6 x 4 sums and 4 vectors of weights fit the registers
 #else
 constexpr int MOST_ROWS = 2;
 template <int ROWS>
@@ -42,11 +43,12 @@ constexpr int ABREAST = ROWS == 1 ? 8 : 4;
 
 constexpr int64_t LOOK = 1 << 9;         // words between two prefetches
 constexpr int64_t CACHE_LINE = 16;       // words
-constexpr int64_t MOST_WORDS = 1 << 16;  // words of a panel at a time: 256 KiB, which fit the L2 cache beside the rows
-constexpr int64_t TWO_WORDS = 1 << 14;   // for two groups: the second reads soon after the first
-constexpr int64_t MOST_TOGETHER = 240;   // rows whose sums are kept between stretches of inputs
+constexpr int64_t MOST_WORDS = 1 << 16;  // most words of a panel at a time: 256 KiB, so that they and the rows fit L2
+constexpr int64_t TWO_WORDS = 1 << 14;   // MOST_WORDS for two groups, so that the second reads soon after the first
+constexpr int64_t MOST_TOGETHER = 240;   // most rows whose sums are kept between stretches of inputs
 
-// Most rows of a second group that cost little beside the first group's reads. With int4 arithmetic is the bottleneck.
+// A second group of at most this many rows adds little to the time of the first group's reads. 0 for int4, because
+// there arithmetic is the bottleneck.
 template <class Kind>
 constexpr int64_t FEW_MORE = Kind::STEP == PANEL ? MOST_ROWS / 3 : 0;
 
@@ -64,15 +66,15 @@ struct Prefetch {
   }
 };
 
-// Some steps of a panel; the last step has half an input word if `half`.
+// `steps` consecutive steps of a panel and, if `half`, another step with half an input word.
 struct Stretch {
   const uint32_t* words;
   int64_t steps;
   bool half;
-  const uint32_t* header;  // of the panel, if sums start here; null if they continue
+  const uint32_t* header;  // of the panel, if sums start here; null if they continue an earlier stretch
 };
 
-// Rows multiplied together: sums [ROWS, PANEL] (+)= rows times a stretch of a panel.
+// Multiplies ROWS rows with a stretch of a panel, and starts or continues their sums [ROWS, PANEL].
 template <class Kind, int ROWS>
 struct Group {
   static void multiply(const Kind& x, const Stretch& stretch, float* sums, Prefetch ahead);
@@ -139,7 +141,7 @@ Multiply<Kind> multiply_rows(int64_t rows) {
   return of[rows - 1];
 }
 
-// The bias [outputs], or none.
+// The bias [outputs], in either type, or none.
 struct Bias {
   const bf16* narrow = nullptr;
   const float* wide = nullptr;
@@ -155,16 +157,17 @@ struct Product {
   int64_t rows;
   const uint32_t* weights;
   int64_t outputs;
-  int64_t steps;  // of a panel, including a last half one
+  int64_t steps;  // of a panel, including a last step with half an input word
   bool half;
   Bias bias;
-  void* out;  // [rows, outputs] of float or bfloat16, `stride` numbers between rows
+  void* out;  // [rows, outputs], float or bfloat16, `stride` elements between rows
   int64_t stride;
   bool wide;  // out is float
 
   const uint32_t* panel(int64_t number) const { return weights + number * (Kind::HEADER + steps * Kind::STEP); }
 
-  // Convert and store sums [count, PANEL] of rows from `row` on and the panel whose first output is `first`.
+  // Convert sums [count, PANEL], for rows from `row` on and outputs from `first` on, add the bias, and store the
+  // results.
   void finish(const float* sums, int64_t row, int64_t count, int64_t first, const uint32_t* header) const {
     const int64_t columns = outputs - first < PANEL ? outputs - first : PANEL;
     float added[PANEL] = {};
@@ -220,8 +223,8 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, 
   }
 }
 
-// A product's tasks, in one contiguous run for each thread, so that each thread reads sequentially. A thread that has
-// finished its run continues with tasks of slower threads' runs.
+// The division of a product into tasks, and of the tasks into one contiguous run for each thread, so that each thread
+// reads sequentially. A thread that has finished its run continues with tasks of slower threads' runs.
 template <class Kind>
 struct Division {
   static constexpr int64_t MOST_RUNS = 128;
@@ -236,7 +239,7 @@ struct Division {
   Division(const Product<Kind>& product, bool shared) : product(product) {
     const int64_t threads = shared ? omp_get_max_threads() : 1;
     const int64_t panels = panels_of(product.outputs), rows = product.rows;
-    // With fewer panels than threads, rows are divided too.
+    // Rows are divided into parts of at most MOST_TOGETHER, and further if there are fewer than four tasks per thread.
     parts = (rows + MOST_TOGETHER - 1) / MOST_TOGETHER;
     while (panels * parts < 4 * threads && rows / (parts + 1) >= 4 * MOST_ROWS) parts++;
     runs = threads < MOST_RUNS ? threads : MOST_RUNS;

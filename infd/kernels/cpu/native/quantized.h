@@ -1,7 +1,7 @@
 // Numbers as int8: integers from -127 to 127, times one scale for each row.
 //
-// A panel of int8 weights begins with a header of 128 words: each output's scale, a float, and the initial value of its
-// sums, see OFFSET. A panel of zero bytes is a matrix of zeros.
+// A panel of int8 weights begins with a header of 128 words: the outputs' scales, which are floats, then the initial
+// values of the outputs' sums, see OFFSET. A panel of zero bytes is a matrix of zeros.
 
 #pragma once
 
@@ -12,13 +12,13 @@ namespace {
 
 constexpr int64_t HEADER = 2 * PANEL;  // words
 
-// VNNI multiplies unsigned inputs: 128 is added to each input; to compensate, each sum starts at -128 times the sum of
-// the output's weights.
+// VNNI multiplies unsigned with signed bytes, so 128 is added to each input. To compensate, each sum starts at -128
+// times the sum of the output's weights.
 constexpr int OFFSET = 128;
 
-constexpr float LEAST = 1e-30f;  // rows of smaller magnitude become zeros, because their scale would have no finite inverse
+constexpr float LEAST = 1e-30f;  // rows of smaller magnitude become zeros: far below, a scale's inverse would overflow
 
-// The scale of a row; NaN if a number is not finite.
+// The scale of a row; NaN if an element is not finite.
 template <class Number>
 float scale_of(const Number* x, int64_t count) {
   Vec most = set(0), spoilt = set(0);
@@ -65,7 +65,8 @@ inline Ints plus(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 inline Vec to_floats(Vec bits) { return _mm256_cvtepi32_ps(_mm256_castps_si256(bits)); }
 #endif
 
-// Store a row as bytes, XORed with `flip` and padded to whole quads; return the sum of its integers.
+// Quantize a row; store its integers as bytes, each XORed with `flip`, padded to a multiple of 4; return the integers'
+// sum.
 template <class Number>
 int32_t quantize(const Number* x, int64_t count, float scale, uint8_t* to, uint8_t flip) {
   const Vec inverse = set(scale > 0 ? 1 / scale : 0);

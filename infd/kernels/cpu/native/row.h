@@ -1,6 +1,6 @@
-// The cache's form of one head of one token: unchanged numbers, or int8.
+// Rows of the key-value cache. A row stores one head of one token: its elements unchanged, or quantized to int8.
 //
-// int8: the scale, a float, then the numbers, padded to 4 bytes.
+// An int8 row is a scale, which is a float, then the elements, padded to a multiple of 4 bytes.
 
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace {
 
-// The stride between rows, in numbers.
+// The stride between rows, in elements of type Cached.
 template <class Cached>
 constexpr int64_t row_size(int64_t size) {
   return size;
@@ -18,13 +18,13 @@ constexpr int64_t row_size<int8_t>(int64_t size) {
   return sizeof(float) + 4 * quads_of(size);
 }
 
-// The index of a row's first number.
+// The index of a row's first element, after the scale if there is a scale.
 template <class Cached>
 constexpr int64_t FIRST = 0;
 template <>
 constexpr int64_t FIRST<int8_t> = sizeof(float);
 
-// The scale of a row, given the address of its first number.
+// The scale of a row, given the address of the row's first element.
 inline float scale_of_row(const int8_t* row) {
   float scale;
   memcpy(&scale, row - sizeof scale, sizeof scale);

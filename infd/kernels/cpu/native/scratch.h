@@ -1,6 +1,6 @@
-// Memory that a kernel uses during a call, kept between calls, because fresh memory causes page faults.
+// Scratch memory for kernels. It is kept between calls, because newly allocated memory causes page faults.
 //
-// A thread's scratch memory is never freed: few threads run kernels, for as long as the process lives.
+// A thread's scratch memory is never freed: the few threads that run kernels live as long as the process.
 
 #pragma once
 
@@ -12,13 +12,13 @@ namespace {
 
 class Scratch {
  public:
-  // Return at least `bytes` bytes, aligned to a cache line, with arbitrary contents. A larger request moves the memory.
+  // Return at least `bytes` bytes, aligned to a cache line, with arbitrary contents. Earlier results become invalid.
   char* at_least(int64_t bytes) {
     if (bytes > size_) {
       free(memory_);
       size_ = (bytes + bytes / 4 + 4095) / 4096 * 4096;
       memory_ = static_cast<char*>(aligned_alloc(4096, size_));
-      if (memory_ == nullptr) abort();  // out of memory: no later allocation could succeed
+      if (memory_ == nullptr) abort();  // out of memory, which a kernel cannot report
     }
     return memory_;
   }
@@ -28,7 +28,7 @@ class Scratch {
   int64_t size_ = 0;
 };
 
-// Divides memory into arrays, each aligned to a cache line. With a null pointer it only adds up the sizes.
+// Divides memory into arrays, each aligned to a cache line. Given a null pointer, it only adds up the sizes in `used`.
 class Carver {
  public:
   explicit Carver(char* memory) : memory_(memory) {}

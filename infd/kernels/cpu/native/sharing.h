@@ -1,5 +1,5 @@
-// Decide whether to wake other threads. Waking takes microseconds, tens of them if the threads sleep, and milliseconds if other
-// processes use the cores; work of less than about 70 microseconds runs on one thread.
+// Decide whether to wake other threads. Waking them takes microseconds, tens of microseconds if they sleep,
+// milliseconds if other processes use the cores. So work of less than about 70 microseconds runs on one thread.
 
 #pragma once
 
@@ -13,7 +13,8 @@ inline bool worth_sharing(int64_t rows, int64_t outputs, int64_t inputs) {
   return weights > 1 << 20 || rows * weights > 1 << 23;
 }
 
-// For attention, given its multiplications: the threshold is lower if a product has just woken the threads.
+// For attention, given the number of its multiplications. The threshold is lower if the threads are awake, because a
+// product has just run on them.
 inline bool worth_sharing(int64_t products, bool awake) { return products > (awake ? 1 << 17 : 1 << 20); }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// Several decoder layers in one call, without the interpreter in between.
+// Several decoder layers in one call, without returning to Python.
 //
-// It runs the kernels of models/layers in the same order, so results are equal to the bit. Only norms and rotation of
-// heads and the cache write are fused, while the heads are in the cache.
+// The call computes the same operations in the same order as the layers of models/layers, so results are equal to the
+// bit. Only the norms and rotations of heads and the writes to the key-value cache are fused, token by token, so that a
+// token's heads stay in the CPU's cache.
 
 #include "stack.h"
 
@@ -24,7 +25,7 @@ INFD_KERNEL(gelu_tanh_mul)(int64_t half, const void* x, int64_t stride, void* ou
 
 namespace {
 
-constexpr int64_t ENOUGH = 1 << 14;  // numbers from which waking other threads saves time
+constexpr int64_t ENOUGH = 1 << 14;  // with more elements than this, waking other threads saves time
 
 // The intermediate results of a layer, in scratch memory.
 struct Workspace {
@@ -53,7 +54,8 @@ void multiply(const StackProduct& product, const bf16* x, bf16* out, int64_t tok
                    product.outputs, 0);
 }
 
-// Add x to the stream, or start the stream with x; return the normed stream, in `normed`, or the stream without a norm.
+// Add x to `stream`, or copy x to `stream` if `starts`. Return the norm of `stream`, stored in `normed`; if the layer
+// has no such norm, return `stream`.
 const bf16* enter(const StackNorm& norm, const bf16* x, bf16* stream, bool starts, bf16* normed, const StackStep& step) {
   const int64_t tokens = step.tokens, size = step.hidden;
   if (starts) {
@@ -81,7 +83,7 @@ void finish(const StackTransform& transform, bf16* x, const StackStep& step) {
   }
 }
 
-// Norm heads in place: each head, or all heads of a token together.
+// Norm the `count` heads of a token in place: each head alone, or all together, as the size of the weight demands.
 void norm_heads(const StackNorm& norm, bf16* heads, int64_t count, int64_t size) {
   if (norm.weight == nullptr) return;
   const Norm<bf16> apply{static_cast<const bf16*>(norm.weight), norm.eps, norm.offset};
@@ -114,8 +116,8 @@ void place_heads(const StackLayer& layer, const StackStep& step, bf16* qkv) {
   }
 }
 
-// Move the sampled rows to the front. Indices ascend, so no row is overwritten before it has been moved; a repeated last
-// index moves the same row again.
+// Copy the sampled rows to the front. Indices ascend, so no row is overwritten before it is copied; a repeated last
+// index copies the same row again.
 void keep_sampled(bf16* rows, int64_t stride, int64_t size, const StackStep& step) {
   for (int64_t t = 0; t < step.sampled; t++)
     memmove(rows + t * stride, rows + step.sampled_tokens[t] * stride, size * sizeof(bf16));
@@ -151,8 +153,9 @@ void compute(const StackLayer& layer, const StackStep& all, const Workspace& spa
 
 }  // namespace
 
-// Compute `count` layers. x [tokens, hidden] is the pending addition to the stream, before and after. The first layer
-// starts the stream if `starts`. If `ends`, the last layer leaves the sampled tokens, if any, as the first rows.
+// Compute `count` layers. On entry and on return, x [tokens, hidden] is the pending addition to the residual stream.
+// starts: the first layer copies x to `stream` instead of adding x. ends: if step->sampled > 0, the last layer computes
+// outputs for the sampled tokens alone, which become the first rows of x and `stream`.
 INFD_KERNEL(stack)
 (const StackLayer* layers, int64_t count, const StackStep* step, void* x, void* stream, int64_t starts, int64_t ends) {
   static thread_local Scratch scratch;

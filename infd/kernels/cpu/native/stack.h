@@ -1,4 +1,4 @@
-// The arguments of `stack`: decoder layers, described once, and a step. Numbers are bfloat16.
+// The arguments of `stack`: decoder layers, described once, and a step. Untyped tensors are bfloat16.
 //
 // infd/kernels/recipe.py defines a layer; stack.py fills in these structures.
 
@@ -8,7 +8,7 @@
 
 #include "attention.h"
 
-// A product, and the kernel for the form of its matrix.
+// A product x W^T + bias, and the kernel for the form in which W is stored.
 struct StackProduct {
   void (*multiply)(const void* x, int64_t x_stride, int64_t rows, const void* weights, int64_t outputs, int64_t inputs,
                    const void* bias, void* out, int64_t out_stride, int64_t wide);
@@ -37,7 +37,7 @@ struct StackLayer {
   int64_t turned, interleaved;
   int64_t heads, kv_heads, size;
   float scale, softcap;
-  int64_t gelu;       // activation: gelu with tanh approximation, else silu
+  int64_t gelu;       // 1: gelu with the tanh approximation; 0: silu
   int64_t group;      // page group
   int64_t quantized;  // pages are int8
   void *k, *v;        // pages

@@ -1,10 +1,10 @@
-// The elementwise kernels: norms, rope, activations. `half`: numbers are bfloat16, else float.
+// The elementwise kernels: norms, rope, activations. half: tensors are bfloat16, else float.
 
 #include "tokens.h"
 
 namespace {
 
-constexpr int64_t ENOUGH = 1 << 14;  // numbers from which waking other threads saves time
+constexpr int64_t ENOUGH = 1 << 14;  // with more elements than this, waking other threads saves time
 
 template <class Number>
 const Number* typed(const void* p) { return static_cast<const Number*>(p); }
@@ -54,7 +54,7 @@ void gate_rows(const void* x, int64_t stride, void* out, int64_t tokens, int64_t
 
 }  // namespace
 
-// out [tokens, heads, size] = RMSNorm of x [tokens, heads, size], `stride` numbers between tokens.
+// out [tokens, heads, size] = RMSNorm of x [tokens, heads, size], which has `stride` elements between tokens.
 INFD_KERNEL(rms_norm)
 (int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t heads, int64_t size, const void* weight,
  float eps, float offset) {
@@ -68,8 +68,8 @@ INFD_KERNEL(add_rms_norm)
   (half ? add_norm_rows<bf16> : add_norm_rows<float>)(x, residual, stream, out, tokens, size, weight, eps, offset);
 }
 
-// out [tokens, heads, size] = x, `stride` numbers between tokens, with the first `turned` numbers of every head rotated by
-// the angles in table [max_len, turned] at positions [tokens].
+// out [tokens, heads, size] = x, which has `stride` elements between tokens, with the first `turned` elements of every
+// head rotated by the angles in the rows of table [max_len, turned] at positions [tokens].
 INFD_KERNEL(rope)
 (int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t heads, int64_t size,
  const int64_t* positions, const float* table, int64_t turned, int64_t interleaved) {
@@ -77,12 +77,12 @@ INFD_KERNEL(rope)
   (half ? rotate_rows<bf16> : rotate_rows<float>)(x, stride, out, tokens, heads, size, positions, table, rotation);
 }
 
-// out [tokens, size] = silu(x[:, :size]) * x[:, size:] for x [tokens, 2 * size], `stride` numbers between rows.
+// out [tokens, size] = silu(x[:, :size]) * x[:, size:] for x [tokens, 2 * size], `stride` elements between rows.
 INFD_KERNEL(silu_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size) {
   (half ? gate_rows<Silu, bf16> : gate_rows<Silu, float>)(x, stride, out, tokens, size);
 }
 
-// As silu_mul, with gelu's tanh approximation.
+// Like silu_mul, with the tanh approximation of gelu.
 INFD_KERNEL(gelu_tanh_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size) {
   (half ? gate_rows<Gelu, bf16> : gate_rows<Gelu, float>)(x, stride, out, tokens, size);
 }

@@ -1,4 +1,4 @@
-// Norms, rotation and activations of one token, computed in float; numbers are float or bfloat16.
+// Norms, rotation and activations of one token, computed in float; tensors are float or bfloat16.
 
 #pragma once
 
@@ -40,10 +40,10 @@ void scale(Number* x, float factor, int64_t size) {
   for (; i < size; i++) set(x + i, to_float(x[i]) * factor);
 }
 
-// Rotates the first `turned` numbers of a head; angles [turned] are cosines, then sines.
+// Rotates the first `turned` elements of a head; angles [turned] are cosines, then sines.
 struct Rotation {
   int64_t turned;
-  bool interleaved;  // pairs are neighbours, not i and i + turned / 2
+  bool interleaved;  // elements 2i and 2i + 1 form a pair, not i and i + turned / 2
 
   template <class Number>
   void operator()(const Number* x, const float* angles, Number* out, int64_t size) const {
@@ -76,7 +76,7 @@ struct Silu {
   Vec operator()(Vec x) const { return x / (set(1) + exponential(set(0) - x)); }
 };
 
-// gelu, with its tanh approximation.
+// The tanh approximation of gelu.
 struct Gelu {
   Vec operator()(Vec x) const {
     const Vec inner = x * fma(x * x, set(0.044715f * 0.7978845608f), set(0.7978845608f));
@@ -84,7 +84,7 @@ struct Gelu {
   }
 };
 
-// out = activation(gate) * up
+// out = activation(gated) * up
 template <class Activation, class Number>
 void gate(const Number* gated, const Number* up, Number* out, int64_t size) {
   const Activation activation;

@@ -1,7 +1,7 @@
 // A vector of WIDTH floats, as wide as the instruction set allows, and its operations.
 //
-// Numbers in memory are float, bfloat16 or int8; loading converts to float. In minima and maxima operands are ordered so
-// that a NaN is kept: invalid numbers must reach the result.
+// Elements in memory are float, bfloat16 or int8; loading converts them to float. Callers order the operands of min and
+// max so that a NaN is kept, because invalid numbers must reach the result.
 
 #pragma once
 
@@ -156,7 +156,7 @@ inline float largest(Vec a) {
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
 inline float first_of(Vec a) { return _mm256_cvtss_f32(a); }
-// 2^whole * fraction; 0 below the smallest normal number. `from` is whole plus the fraction's logarithm.
+// 2^whole * fraction; 0 if the result is below the smallest normal number. `from` is the result's logarithm to base 2.
 inline Vec scale_by_power(Vec fraction, Vec whole, Vec from) {
   const Vec bounded = min(set(127.0f), max(set(-126.0f), whole));
   const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(bounded), _mm256_set1_epi32(127)), 23);
@@ -202,7 +202,7 @@ inline void transpose(const uint32_t* const* rows, int64_t at, uint32_t* out, in
 
 #endif
 
-// Conversions of single numbers, for the ends of rows that are no multiple of WIDTH.
+// Conversions of single elements, for the ends of rows whose length is no multiple of WIDTH.
 inline float to_float(float x) { return x; }
 inline float to_float(int8_t x) { return x; }
 inline float to_float(bf16 x) {
@@ -230,7 +230,8 @@ void convert(const From* from, To* to, int64_t count) {
 
 inline int64_t whole_vectors(int64_t count) { return (count + WIDTH - 1) / WIDTH * WIDTH; }
 
-// 2^x, within 1.5 units in the last place; 0 far below, NaN for NaN. The polynomial is Chebyshev's for 2^f, |f| <= 1/2.
+// 2^x, within 1.5 units in the last place; 0 for x below -150, NaN for NaN. The polynomial is a Chebyshev approximation
+// of 2^f for |f| <= 1/2.
 inline Vec power_of_two(Vec x) {
   x = max(set(-200.0f), x);
   const Vec whole = round_to_whole(x);
@@ -252,7 +253,8 @@ inline Vec exponential(Vec x) {
   return power_of_two(x * set(LOG2_E));
 }
 
-// tanh(x), with an absolute error below 2e-7: an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel.
+// tanh(x), with an absolute error below 2e-7: 1 - 2 / (e^2x + 1), but an odd polynomial near 0, where that difference
+// would cancel most digits.
 inline Vec hyperbolic_tangent(Vec x) {
   const Vec square = x * x;
   Vec p = set(2.1869488e-2f);

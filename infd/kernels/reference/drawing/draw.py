@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.draw import Drawing
 
-WIDTH = 128  # largest logits sorted at first
-WIDER = 16  # growth factor of the width while the sorted logits do not suffice, since whole rows sort slowly
+WIDTH = 128  # number of a row's largest logits that are sorted first
+WIDER = 16  # the width grows by this factor until the sorted logits suffice, because sorting whole rows is slow
 
 
 class Draw:

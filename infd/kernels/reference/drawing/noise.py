@@ -35,7 +35,7 @@ def token_hash(tokens: Tensor) -> Tensor:
 
 def gumbel(keys: Tensor, hashed: Tensor) -> Tensor:
     """Return standard Gumbel noise [n, m] float32 for row keys [n, 2] and token hashes [n, m] or [m]."""
-    # Uniform in (0, 1), exact near 0, where -log(1 - u) decides which unlikely token is sampled.
+    # Uniform in (0, 1), at full precision near 0: a small u gives large noise, by which unlikely tokens are sampled.
     u = uniform_bits(keys, hashed).to(torch.float32).mul_(2.0**-31 * (1 - 2.0**-24)).add_(2.0**-32)
     return u.neg_().log1p_().neg_().log_().neg_()
 

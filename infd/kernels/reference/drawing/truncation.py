@@ -28,7 +28,7 @@ class Candidates(NamedTuple):
 
 
 def truncate(logits: Tensor, width: int, *, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Candidates:
-    """Return the tokens to keep among the `width` largest logits of each row; `width` is at least any top_k.
+    """Return the tokens to keep among the `width` largest logits of each row; `width` is at least the largest top_k.
 
     logits  [n, vocab] float32, 0 at the largest
     top_k   [n] integers; 0: no limit
