@@ -42,7 +42,7 @@ def runs_anywhere(_: Facts) -> None:
 class Candidate(Struct, frozen=True, kw_only=True):
     """One implementation of one family.
 
-    name         shown to operators: the library, and a variant
+    name         shown to operators: the library, and the variant if there are several
     place        "module:Class", imported and called without arguments if chosen
     kinds        supported device types; empty: any
     dtypes       names of the supported activation dtypes; empty: any

@@ -158,5 +158,8 @@ class Plan:
 
 
 def _packed_heads(x: Tensor) -> Tensor:
-    """Return x [T, heads, D] with each token's elements contiguous, copied only if necessary; any stride of tokens."""
+    """Return x [T, heads, D] with each token's elements contiguous, copied only if necessary.
+
+    The stride between tokens is arbitrary.
+    """
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

@@ -93,7 +93,7 @@ class CapturedPlan(AttentionPlan, Protocol):
     """
 
     def refill(self, starts: list[int]) -> None:
-        """Set the host's bounds for the next replay; called outside the capture."""
+        """Set the host's upper bounds of `start` for the next replay. Called before the replay, not in the graph."""
 
     def begin(self) -> None:
         """Run the work that all layers share, once the batch is filled; captured with the layers.
@@ -112,4 +112,4 @@ class Attention(Protocol):
         """Prepare one step for one page group."""
 
     def captured(self, batch: AttentionBatch) -> CapturedPlan | None:
-        """Prepare captured steps of one size; None if the preparation depends on the step."""
+        """Prepare captured steps of one size; None if the implementation cannot be captured."""

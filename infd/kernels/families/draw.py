@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Drawing(NamedTuple):
-    """The rows of a step's logits that sample, and their parameters.
+    """The rows of a step's logits from which tokens are sampled, and the rows' sampling parameters.
 
     rows         [n] int64: indices into the logits
     largest      [n] float32: each row's largest logit

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-LEAST_ROWS: Final = 4  # a product's row, as torch computes it, rounds differently if the product has fewer rows
+LEAST_ROWS: Final = 4  # a row of a product by torch may round differently if the product has fewer rows
 
 
 class Packing(NamedTuple):

@@ -30,7 +30,7 @@ SHARING = 32  # most query heads for each key head that XQA supports
 
 
 class DeviceState:
-    """The workspace, and the wrappers that use it. Allocated once, because captured graphs contain its addresses."""
+    """The workspace, and wrappers that use it. The workspace never moves: captured graphs contain its address."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class DeviceState:
         sinks: Tensor | None,
         out: Tensor,
     ) -> None:
-        """Attend q [S, H, D] to the first `lengths` [S] uint32 keys of the pages in table [S, pages], into `out`."""
+        """Attend q [S, H, D] to the first `lengths` [S] uint32 keys of the pages in table [S, pages]; write `out`."""
         self.package.xqa(
             q.unsqueeze(1),
             pages.k,

@@ -89,7 +89,10 @@ class Unloaded:
 
 
 class Modules:
-    """Replaces the flashinfer module; no GPU: calls request the modules that FlashInfer's functions would run."""
+    """Replaces the flashinfer module, also on a machine without a GPU.
+
+    A call requests the module that FlashInfer's function of the same name would run.
+    """
 
     def __init__(self, capability: tuple[int, int]) -> None:
         import_module("flashinfer")

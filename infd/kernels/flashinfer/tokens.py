@@ -69,7 +69,7 @@ class Norm:
 
 
 class Rope(RopeFamily):
-    """Implements families.rope.Rope. `enter` takes two launches, rotation and cache write; Triton's takes one."""
+    """Implements families.rope.Rope. In `enter`, rotation and cache write are two launches; Triton fuses them."""
 
     def __init__(self, package: Any = None, other: RopeFamily | None = None) -> None:
         self._turn = (package or import_module("flashinfer")).apply_rope_with_cos_sin_cache

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.attention import AttentionBatch
 
-SOME = (1, 2, 3)  # query heads per key head: too few for tensor cores to help, since reading keys takes most time
+SOME = (1, 2, 3)  # query heads per key head at which tensor cores do not help, as reading keys takes most time
 
 
 class Wrapper(Protocol):
@@ -48,7 +48,7 @@ class LayerParams(NamedTuple):
 
     @property
     def tensor_cores(self) -> bool:
-        """Return whether decoding uses tensor cores; few ratios of query heads to key heads work without."""
+        """Return whether decoding uses tensor cores; only few ratios of query heads to key heads work without."""
         return self.heads // self.kv_heads not in SOME
 
 

@@ -273,7 +273,7 @@ def _page_bound(batch: AttentionBatch, span: int) -> int:
     every = ceil_div(batch.starts[span] + batch.counts[span], batch.page_tokens)
     if batch.window is None:
         return every
-    # One more page: the first visible key may be in the middle of a page.
+    # One page more, because the first visible key may be in the middle of a page.
     return min(every, ceil_div(batch.window + batch.counts[span] - 1, batch.page_tokens) + 1)
 
 

@@ -34,7 +34,7 @@ class Lora:
 
 
 def _spread(y: Tensor, rows: Tensor, shrunk: Tensor, low: LowRank) -> None:
-    """Add each part's ranks of `shrunk` [n, R], times the part's B, to the part's outputs of y[rows]."""
+    """Add each part's ranks of `shrunk` [n, R], times the part's B transposed, to the part's outputs of y[rows]."""
     for b, rank, output in low.parts:
         added = F.linear(shrunk[:, rank : rank + b.shape[1]], b)
         y[:, output : output + b.shape[0]].index_add_(0, rows, added.to(y.dtype))

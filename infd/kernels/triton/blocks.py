@@ -48,7 +48,7 @@ class Blocks(NamedTuple):
     rows    rows of the matrix products: queries times the query heads of a key head
     keys    keys in a block
     warps   warps of a program
-    stages  blocks of keys that are loaded ahead, the current block included
+    stages  stages of Triton's software pipeline, which loads blocks of keys ahead
     """
 
     rows: int
@@ -60,7 +60,7 @@ class Blocks(NamedTuple):
 class Tiling(Struct, frozen=True):
     """Block sizes and key splitting of attention for one head shape.
 
-    few, many   blocks of tiles with few queries, and with many
+    few, many   block sizes of tiles with few queries, and of tiles with many
     programs    programs per multiprocessor that fill the device
     least_keys  fewest keys per split; merging smaller splits costs more than it saves
     """
@@ -92,7 +92,7 @@ def absent(name: str) -> Gpu:
 
 
 def needed(blocks: Blocks, block_head: int, itemsize: int, gpu: Gpu) -> int:
-    """Return an upper bound of the bytes of shared memory of a program, with queries of `itemsize` bytes."""
+    """Return an upper bound of a program's bytes of shared memory, for queries whose elements have `itemsize` bytes."""
     queries = 0 if gpu.amd else blocks.rows * block_head * itemsize
     weights = blocks.rows * blocks.keys * itemsize
     # From 64 rows on, products read keys and values from shared memory while the next keys and values are copied there.

@@ -8,7 +8,7 @@ number or the probability mass of the tokens that the guess keeps is computed; o
 that keeps too little and a guess that keeps enough, the limit is exact. Equally likely tokens are kept or dropped
 together.
 
-A lane has the tokens whose ids are equal modulo BLOCK. One pass over the row finds the four likeliest tokens of each
+Lane i has the tokens whose ids are i modulo BLOCK. One pass over the row finds the four likeliest tokens of each
 lane, and the likeliest of all other tokens; in a usual vocabulary, the lanes' four tokens include the likeliest two
 thousand tokens. Most limits are among these tokens and need no further pass; otherwise each guess takes one pass.
 """
@@ -102,7 +102,7 @@ def _closest(logits, size, largest, temperature, limit, BLOCK: tl.constexpr):
 
 @triton.jit
 def _within(distance, limit):
-    """Return for each distance whether it is within the limit, as 0 or 1, and its mass or 0."""
+    """Return for each distance whether it is within the limit, as 0 or 1, and its mass, 0 beyond the limit."""
     within = distance.to(tl.int32, bitcast=True) <= limit
     return within.to(tl.int32), tl.where(within, tl.exp(-distance), 0.0)
 

@@ -1,7 +1,7 @@
 """Penalties and masks of logits on a GPU, in place, without copying rows.
 
-Occurrences are first marked in a table by token, because a token may occur at several positions: the repetition
-penalty needs one bit per token, presence and frequency penalties a count.
+Occurrences are first marked in a table by token, because a token may occur at several positions. The repetition penalty
+needs one bit per token, presence and frequency penalties need a count.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def mark(
     sequences  [n] int64: each row's index into tokens
     begins     [n] int32: first position counted, if COUNTED; otherwise all positions before `ends` are marked
     ends       [n] int64
-    marks      [n, vocab] int32 if COUNTED, else [n, vocab / 32] int32, lowest bit first
+    marks      [n, vocab] int32 if COUNTED, else [n, ceil(vocab / 32)] int32, lowest bit first
     """
     program = tl.program_id(0)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -1,7 +1,8 @@
 """Split a step's attention into tiles: a few queries of one span, for all query heads of one key head.
 
 If the device can run more programs in parallel than there are tiles, each tile's keys are divided into splits of
-similar length, computed in parallel and merged, as with few decoding sequences, or a short prompt after a long prefix.
+similar length, computed in parallel and merged. Examples are few decoding sequences, or a short prompt after a long
+prefix.
 The host computes the splits from upper bounds of the sequences' lengths; in captured steps the device computes them
 from the true lengths (`apportion.py`).
 """

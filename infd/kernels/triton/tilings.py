@@ -1,7 +1,7 @@
 """The tilings of attention on a GPU, by head shape: measured tilings, or the defaults.
 
-Results of `infd warm --tune` are stored beside the compiled kernels, in a file named by the GPU and by a digest of the
-measured kernels' sources, so that results never apply to other kernels or GPUs.
+Results of `infd warm --tune` are stored beside the compiled kernels, in a file named after the GPU and a digest of
+Triton's version and the measured kernels' sources, so that results never apply to other kernels or GPUs.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
 // online softmax, weighted sums of values. Tasks with many rows transpose a block's keys, and interleave its values, in
 // scratch memory, so that both products load whole vectors. Tasks with few rows, as in decoding, read the cache itself.
 //
-// An int8 cache is not dequantized: keys' scales are multiplied with scores, values' scales with the weights of
-// softmax.
+// int8 caches are not dequantized: scores are multiplied by the keys' scales, softmax weights by the values' scales.
 //
 // How a span is cut into pieces depends on the span alone, so results do not depend, to the bit, on other spans or on
 // the number of threads.
@@ -161,7 +160,7 @@ void multiply(Units a, Units b, Matrix<float> c, int64_t rows, int64_t columns, 
 template <class Number>
 struct Prefetch {
   const Number* const* rows;
-  int64_t count, share;  // number of rows to prefetch; the same for each processed row, times 65536
+  int64_t count, share;  // rows to prefetch; rows to prefetch for each processed row, times 65536
 
   Prefetch(const Number* const* rows, int64_t count, int64_t meanwhile)
       : rows(rows), count(count), share(((count << 16) + meanwhile - 1) / meanwhile) {}
@@ -432,7 +431,7 @@ struct Task {
 };
 
 // Attend a piece's queries to its keys, for one key head; store sums and softmax states in the scratch memory, by row.
-// `after` is this thread's next task, whose first keys and values are prefetched, or has no piece.
+// `after`: this thread's next task, whose first keys and values are prefetched; without a piece if no task follows.
 template <class Number, class Cached, class Form>
 void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, Task after, Workspace<Form>& workspace) {
   const Piece& piece = *task.piece;

@@ -2,8 +2,8 @@
 //
 // The reference is reference/drawing: temperature, min-p, top-k, top-p, then the largest sum of logit and Gumbel noise.
 // Logits are not sorted but counted in narrow buckets; only the bucket that contains a limit is sorted. A token's noise
-// is computed only if an upper bound of the noise, computed from a float's exponent, suffices for the largest sum so
-// far.
+// is computed only if the token's logit and an upper bound of the noise, computed from a float's exponent, exceed the
+// largest sum so far.
 //
 // Cooled logits are (logit - largest logit) / temperature, at most 0. A token's mass is e to its cooled logit.
 
@@ -234,7 +234,7 @@ class Row {
 constexpr int64_t BLOCK = 1024;         // logits searched at a time
 constexpr int64_t ENOUGH = 1 << 18;     // with more logits than this, waking other threads saves time
 
-// The largest logit and its first index; if any logit is NaN, NaN and its first index.
+// The largest logit and its first index; if any logit is NaN, NaN and the first NaN's index.
 struct Largest {
   float value = -INFINITY;
   int64_t at = 0;
@@ -270,7 +270,7 @@ struct Largest {
 
 }  // namespace
 
-// values, tokens [rows] = each row's `Largest`. `stride` elements separate rows.
+// values, tokens [rows] = each row's largest logit and the logit's index, as in Largest.
 INFD_KERNEL(largest)
 (const float* logits, int64_t stride, int64_t vocabulary, int64_t rows, float* values, int64_t* tokens) {
 #pragma omp parallel for if (rows > 1 && rows * vocabulary > ENOUGH)

@@ -24,7 +24,7 @@ int read_all(int file, char* to, int64_t bytes, int64_t offset) {
 
 }  // namespace
 
-// Consecutive rows of a matrix in a file. `FillPart` of fill.py.
+// Consecutive rows of a matrix in a file. fill.py declares the same structure.
 struct FillPart {
   int64_t file, offset, bytes;
   // Packs [rows, inputs] as the outputs from `first` on, like the kernels pack_*; null: the bytes are read to `place`.
@@ -33,7 +33,7 @@ struct FillPart {
   int64_t inputs, first, rows;
 };
 
-// The progress of a fill. `FillProgress` of fill.py.
+// The progress through the parts. fill.py declares the same structure.
 struct FillProgress {
   int64_t next;  // index of the next part to begin
   int64_t failed, error;

@@ -40,7 +40,7 @@ inline Ints add_products(Ints sums, Ints weights, Ints inputs) {
 }
 #endif
 
-// A group of a row's inputs, quantized; one step of a panel multiplies it.
+// A group of a row's inputs, quantized, for the product with one step of a panel.
 struct Inputs {
   uint8_t numbers[GROUP];
   float scale;

@@ -1,4 +1,5 @@
-// The layout of int4 weights: integers from -8 to 7, times a scale. 32 consecutive inputs of an output share a scale.
+// The layout of int4 weights: integers from -8 to 7, times a scale that an output's weights for 32 consecutive inputs
+// share.
 //
 // A step of a panel stores the weights for 32 inputs: the bfloat16 scales of the 64 outputs, then four lines. A word
 // stores an output's weights for eight inputs, each with 8 added: the first four in the lower halves of the word's four

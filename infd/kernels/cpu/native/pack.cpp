@@ -10,7 +10,7 @@ uint32_t* words_of(const uint32_t* weights, int64_t output, int64_t pairs) {
   return const_cast<uint32_t*>(weights) + output / PANEL * pairs * PANEL + output % PANEL;
 }
 
-// Store pairs [from, inputs / 2) of a row as an output's words, and the last input if their number is odd.
+// Store pairs [from, inputs / 2) of a row as an output's words, and the last input if `inputs` is odd.
 void place(uint32_t* words, const uint16_t* row, int64_t inputs, int64_t from) {
   for (int64_t at = from; at < inputs / 2; at++) memcpy(words + at * PANEL, row + 2 * at, sizeof(uint32_t));
   if (inputs % 2) words[inputs / 2 * PANEL] = row[inputs - 1];

@@ -1,4 +1,4 @@
-// Numbers as int8: integers from -127 to 127, times one scale for each row.
+// Rows quantized to int8: integers from -127 to 127, times one scale for each row.
 //
 // A panel of int8 weights begins with a header of 128 words: the outputs' scales, which are floats, then the initial
 // values of the outputs' sums, see OFFSET. A panel of zero bytes is a matrix of zeros.

@@ -13,8 +13,8 @@ inline bool worth_sharing(int64_t rows, int64_t outputs, int64_t inputs) {
   return weights > 1 << 20 || rows * weights > 1 << 23;
 }
 
-// For attention, given the number of its multiplications. The threshold is lower if the threads are awake, because a
-// product has just run on them.
+// For attention, given the number of its multiplications. The threshold is lower if `awake`: a product has just run
+// on all threads.
 inline bool worth_sharing(int64_t products, bool awake) { return products > (awake ? 1 << 17 : 1 << 20); }
 
 }  // namespace

@@ -54,8 +54,8 @@ void multiply(const StackProduct& product, const bf16* x, bf16* out, int64_t tok
                    product.outputs, 0);
 }
 
-// Add x to `stream`, or copy x to `stream` if `starts`. Return the norm of `stream`, stored in `normed`; if the layer
-// has no such norm, return `stream`.
+// Add x to `stream`, or copy x to `stream` if `starts`. Return the norm of `stream`, stored in `normed`; if `norm`
+// has no weight, return `stream`.
 const bf16* enter(const StackNorm& norm, const bf16* x, bf16* stream, bool starts, bf16* normed, const StackStep& step) {
   const int64_t tokens = step.tokens, size = step.hidden;
   if (starts) {
@@ -83,7 +83,7 @@ void finish(const StackTransform& transform, bf16* x, const StackStep& step) {
   }
 }
 
-// Norm the `count` heads of a token in place: each head alone, or all together, as the size of the weight demands.
+// Norm the `count` heads of a token in place: each head alone if the weight has `size` elements, else all together.
 void norm_heads(const StackNorm& norm, bf16* heads, int64_t count, int64_t size) {
   if (norm.weight == nullptr) return;
   const Norm<bf16> apply{static_cast<const bf16*>(norm.weight), norm.eps, norm.offset};

@@ -59,7 +59,7 @@ inline float first_of(Vec a) { return _mm512_cvtss_f32(a); }
 inline Vec scale_by_power(Vec fraction, Vec whole, Vec) { return _mm512_scalef_ps(fraction, whole); }
 inline Vec round_to_whole(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
-// Load the first `count` numbers, followed by zeros.
+// Load the first `count` elements, followed by zeros.
 inline Vec load_first(const float* p, int64_t count) { return _mm512_maskz_loadu_ps((1 << count) - 1, p); }
 inline Vec load_first(const bf16* p, int64_t count) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((1 << count) - 1, p));
@@ -69,7 +69,7 @@ inline Vec load_first(const int8_t* p, int64_t count) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8((1 << count) - 1, p)));
 }
 
-// Lane i of the result is the sum of x[i], for WIDTH vectors.
+// Lane i of the result is the sum of the lanes of x[i]; x has WIDTH vectors.
 inline Vec sums_of(const Vec* x) {
   Vec a[8], b[4], c[2];
   for (int i = 0; i < 8; i++) a[i] = _mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]) + _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]);
@@ -82,7 +82,7 @@ inline Vec sums_of(const Vec* x) {
   return _mm512_shuffle_f32x4(c[0], c[1], 0x88) + _mm512_shuffle_f32x4(c[0], c[1], 0xdd);
 }
 
-// Transpose WIDTH x WIDTH numbers of 32 bits: out[i][j] = rows[j][i].
+// Transpose WIDTH x WIDTH words: out[i * pitch + j] = rows[j][at + i].
 inline void transpose(const uint32_t* const* rows, int64_t at, uint32_t* out, int64_t pitch) {
   __m512i r[16], t[16];
   for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(rows[i] + at);
@@ -165,7 +165,7 @@ inline Vec scale_by_power(Vec fraction, Vec whole, Vec from) {
 }
 inline Vec round_to_whole(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
-// Load the first `count` numbers, followed by zeros.
+// Load the first `count` elements, followed by zeros.
 template <class Number>
 inline Vec load_first(const Number* p, int64_t count) {
   Number numbers[WIDTH] = {};
@@ -173,14 +173,14 @@ inline Vec load_first(const Number* p, int64_t count) {
   return load(numbers);
 }
 
-// Lane i of the result is the sum of x[i], for WIDTH vectors.
+// Lane i of the result is the sum of the lanes of x[i]; x has WIDTH vectors.
 inline Vec sums_of(const Vec* x) {
   const Vec low = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
   const Vec high = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
   return _mm256_permute2f128_ps(low, high, 0x20) + _mm256_permute2f128_ps(low, high, 0x31);
 }
 
-// Transpose WIDTH x WIDTH numbers of 32 bits: out[i][j] = rows[j][i].
+// Transpose WIDTH x WIDTH words: out[i * pitch + j] = rows[j][at + i].
 inline void transpose(const uint32_t* const* rows, int64_t at, uint32_t* out, int64_t pitch) {
   __m256 r[8], t[8];
   for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(rows[i] + at));
@@ -218,7 +218,7 @@ inline void set(bf16* p, float x) {
   *p = wide[0];
 }
 
-// Copy `count` numbers, converting their type.
+// Copy `count` elements, converting their type.
 inline void convert(const float* from, float* to, int64_t count) { memcpy(to, from, count * sizeof(float)); }
 inline void convert(const bf16* from, bf16* to, int64_t count) { memcpy(to, from, count * sizeof(bf16)); }
 template <class From, class To>
