@@ -127,7 +127,7 @@ class Matrices:
 
 
 class Int8Panels(Panels):
-    """A matrix of int8 in panels: two lines of scales and of the sums' initial values, then lines of four inputs."""
+    """A matrix of int8 in panels: a line of scales, a line of the sums' initial values, then the lines of weights."""
 
     @property
     def groups(self) -> Groups:
@@ -146,7 +146,7 @@ class Int8:
     """Forms of int8 weights: a word contains an output's weights for four inputs; see `native/quantized.h`."""
 
     HEADER = 2  # lines of a panel before the weights: the scales, and the sums' initial values
-    # A weight is at least -128, an input at most 127 in magnitude: at most this many products have a sum that fits int32.
+    # Weights are -128 to 127, inputs -127 to 127: the sum of at most this many of their products always fits an int32.
     MOST_INPUTS = 2**31 // (127 * 128)
 
     def __init__(self, library: Library | None = None) -> None:
@@ -159,7 +159,7 @@ class Int8:
 
 
 class Int4Panels(Panels):
-    """A matrix of int4 in panels: steps of GROUP inputs, each with 64 bfloat16 scales and four lines of 64 words."""
+    """A matrix of int4 in panels: steps of 32 inputs, each with 64 bfloat16 scales and four lines of 64 words."""
 
     groups = Groups(4, 32, torch.bfloat16)
 

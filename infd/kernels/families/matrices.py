@@ -35,7 +35,7 @@ class Packable(Protocol):
 
 
 class Groups(NamedTuple):
-    """Integers from -2^(bits-1) to 2^(bits-1) - 1, and a scale for each group of a row's `inputs` consecutive inputs.
+    """Quantized rows: integers from -2^(bits-1) to 2^(bits-1) - 1, and a scale for each group of `inputs` inputs.
 
     scales  dtype of the scales
     """
@@ -47,7 +47,7 @@ class Groups(NamedTuple):
 
 @runtime_checkable
 class Grouped(Protocol):
-    """A form that stores `groups` of a quantized checkpoint unchanged."""
+    """A form that can store a quantized checkpoint's integers and scales unchanged, if these are as in `groups`."""
 
     @property
     def groups(self) -> Groups: ...

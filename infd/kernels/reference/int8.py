@@ -1,9 +1,8 @@
 """int8 weights and int8 caches in plain torch: the oracle of the int8 forms.
 
-A row of weights is stored as integers from -127 to 127 and a scale, the row's largest magnitude / 127; a checkpoint's
-own integers may be -128. Activations are
-quantized by row before each product; integer products and sums are exact. In a cache each head of each token is
-quantized like a row of weights, and dequantized when attention reads it.
+A row of weights is stored as integers from -127 to 127 and a scale, the row's largest magnitude / 127. Integers that a
+checkpoint contains may be -128. Activations are quantized by row before each product; integer products and sums are
+exact. In a cache each head of each token is quantized like a row of weights, and dequantized when attention reads it.
 """
 
 from __future__ import annotations
