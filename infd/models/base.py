@@ -17,13 +17,22 @@ if TYPE_CHECKING:
 
 
 class PassAdapters(Protocol):
-    """The LoRA adapters of a pass, by token. In a pass without adapters, Batch.adapters is None."""
+    """The LoRA adapters of a pass: each token has its own adapter, or none.
+
+    In a pass in which no token has an adapter, Batch.adapters is None.
+    """
 
     def add(self, y: Tensor, x: Tensor, target: Target) -> None:
-        """Add the adapters' x A^T B^T of `target` to y [T, outputs], in place; x [T, inputs]."""
+        """Add x A^T B^T to y [T, outputs], in place. A and B are the factors for `target` of each row's adapter.
+
+        x  [T, inputs]
+        """
 
     def add_rows(self, y: Tensor, tokens: Tensor, target: Target) -> None:
-        """Add the adapters' rows of the table `target` to y [T, outputs], in place; tokens [T] int64."""
+        """Add A[token] B^T to y [T, outputs], in place. A and B are each row's factors for the table `target`.
+
+        tokens  [T] int64
+        """
 
 
 def _unwatched() -> None:
@@ -31,21 +40,21 @@ def _unwatched() -> None:
 
 
 class Batch(Struct, kw_only=True):
-    """One forward pass: T tokens, packed span after span, padded to the model's least_rows.
+    """The input of one forward pass: T tokens, packed span after span, and padding up to the model's least_rows.
 
-    `runner/batch.py` builds batches, with the fields that models' layers read.
+    T counts the padding. `runner/batch.py` builds batches, and for decoding steps `runner/cuda_graphs/padded_step.py`.
     """
 
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64: rows of the rotary tables
     attention: Sequence[AttentionPlan]  # by page group
     cache: Sequence[KeyValuePages]  # by layer
-    beat: Callable[[], None] = _unwatched  # called between layers: counts progress; raises to abort the pass
+    beat: Callable[[], None] = _unwatched  # called before each layer: counts progress, and may raise to abort the pass
     adapters: PassAdapters | None = None
-    sampled: SampledBatch | None = None  # None: the model returns hidden states of all tokens
+    sampled: SampledBatch | None = None  # None: the model returns the hidden states of all tokens
     # [T] int64: the length of each token's prompt if the token's rotary angles depend on the length, else 0.
     prompts: Tensor | None = None
-    angles: Sequence[Tensor] | None = None  # by rope: tables that replace the model's tables in this pass
+    angles: Sequence[Tensor] | None = None  # by rope: tables of angles that replace the model's in this pass
 
 
 class SampledBatch(Struct):
@@ -61,7 +70,7 @@ class SampledBatch(Struct):
 
 
 class PageTensor(Struct, frozen=True):
-    """One named tensor of a page slot: one layer's cache of one page's tokens."""
+    """One tensor, for example "k", of a page slot. A slot caches the tokens of one page for one layer."""
 
     name: str
     shape: tuple[int, ...]
@@ -76,9 +85,9 @@ class PageTensor(Struct, frozen=True):
 class Model(Protocol):
     """One architecture. Its parameters have no storage until weights are loaded.
 
-    least_rows       smallest T, and smallest N of `logits`, at which results do not depend on T or N to the last bit
-    skips_unsampled  whether the last layer can compute the sampled tokens alone; if False, Batch.sampled is always None
-    logits_dtype     dtype of `logits`: float32, or the activations' dtype if the head's product returns it
+    least_rows       if T, and N of `logits`, are at least this, no bit of a row's results depends on T or N
+    skips_unsampled  whether the last layer can compute the sampled tokens alone; if not, Batch.sampled must be None
+    logits_dtype     dtype of `logits`: float32, or the activations' dtype if the head's product returns that dtype
     """
 
     vocab_size: int
@@ -88,7 +97,7 @@ class Model(Protocol):
 
     @property
     def parameters(self) -> Sequence[Parameter]:
-        """Every tensor that a checkpoint fills, in order of use; a tied tensor once."""
+        """Every tensor that a checkpoint fills, in order of declaration; a tied tensor is listed once."""
 
     @property
     def unread(self) -> Container[str]:
@@ -96,24 +105,24 @@ class Model(Protocol):
 
     @property
     def targets(self) -> Sequence[Target]:
-        """Every product and table that adapters may change, in order of use; empty if none is supported."""
+        """Every weight matrix and embedding table that adapters may change; empty if the model supports no adapters."""
 
     @property
     def cache_scales(self) -> Mapping[int, Parameter]:
-        """By layer, the divisors [2, K] float32 of an fp8 cache; a layer without an entry divides by 1."""
+        """By layer, the divisors [2, K] float32 of an fp8 cache's keys and values; for a layer without an entry 1."""
 
     def cache_layout(self, page_tokens: int) -> CacheLayout:
-        """Return the page groups: which layers cache which tokens, in pages of `page_tokens`."""
+        """Return the groups of layers that cache the same tokens, in pages of `page_tokens` tokens."""
 
     def page_tensors(self, page_tokens: int) -> Sequence[PageTensor]:
-        """Return the tensors of one page slot, equal for every layer.
+        """Return the tensors of one page slot; all slots have tensors of the same shapes and dtypes.
 
         A page has as many slots as the largest group has layers; the i-th layer of each group uses slot i. All groups
-        share one pool of pages, so pages of a smaller group leave their last slots unused.
+        share one pool of pages. A page used by a smaller group therefore has unused slots at its end.
         """
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the hidden states after the last norm: [T, hidden], or [W, hidden] if `batch.sampled` is set."""
 
     def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
-        """Return logits [N, vocab] in logits_dtype of hidden [N, hidden]; `adapters` applies to the N rows."""
+        """Return the logits [N, vocab], in logits_dtype, of hidden states [N, hidden]. adapters: of these N rows."""

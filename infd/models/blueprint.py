@@ -35,11 +35,11 @@ class Stored(Protocol):
 class Blueprint(Struct, frozen=True, kw_only=True):
     """The inputs of every layer's constructor, and the lists to which layers add their declarations.
 
-    max_len     the longest sequence in tokens, for tables by position
+    max_len     tokens of the longest sequence, for tables of rotary angles
     stored      the checkpoint's tensors by name; empty: the usual names are assumed
-    parameters  declared so far, in order of use
-    targets     declared so far, in order of use
-    ropes       declared so far, in order of use
+    parameters  declared so far, in order of declaration
+    targets     declared so far, in order of declaration
+    ropes       declared so far, in order of declaration
     """
 
     ops: Ops
@@ -52,23 +52,23 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     ropes: list[Rope] = field(default_factory=list)
 
     def least_rows(self) -> int:
-        """Return the smallest number of rows at which no product depends on that number to the last bit."""
+        """Return the number of rows from which on no bit of a matrix product's row depends on the number of rows."""
         return max(matrix.form.least_rows for matrix in self.parameters if isinstance(matrix, Matrix))
 
     def declare(self, rows: Mapping[str, int], columns: tuple[int, ...] = ()) -> Parameter:
-        """Declare a parameter [sum of rows, *columns] that stacks checkpoint tensors; `rows` maps name to rows."""
+        """Declare a parameter [sum of rows, *columns] that stacks checkpoint tensors. rows: number of rows by name."""
         parameter = Parameter((sum(rows.values()), *columns), self.dtype, _stack(rows, columns))
         self.parameters.append(parameter)
         return parameter
 
     def matrix(self, rows: Mapping[str, int], inputs: int, family: Matrices) -> Matrix:
-        """Declare a matrix [sum of rows, inputs] in a form of `family`, stacking checkpoint tensors."""
+        """Declare a matrix [sum of rows, inputs], in a form of `family`, that stacks checkpoint tensors."""
         matrix = Matrix(family.form(sum(rows.values()), inputs, self.dtype), _stack(rows, (inputs,)))
         self.parameters.append(matrix)
         return matrix
 
     def adaptable(self, modules: Mapping[str, int], inputs: int, *, table: bool = False) -> Target:
-        """Declare a Target that adapters may change."""
+        """Declare a weight matrix or an embedding table that adapters may change; see Target for the arguments."""
         target = Target(modules, inputs, table)
         self.targets.append(target)
         return target

@@ -1,7 +1,7 @@
 """Read config.json: check every value's type and range, and name invalid values in errors.
 
-Hub files and files written by transformers 5 differ in spelling, and omit defaults of transformers' config classes.
-Only this module handles the spellings and the defaults.
+Files on the Hub and files written by transformers 5 spell some keys differently, and may omit values that are defaults
+of transformers' config classes. `rope_parameters` and `stored_dtype` accept both spellings; DEFAULTS lists defaults.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GEMMA3 = MappingProxyType(
         "vocab_size": 262_208,
     }
 )
-# By architecture, the defaults of transformers' config class. An explicit null overrides a default.
+# By architecture, defaults of transformers' config class. An explicit null in config.json overrides a default.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "Gemma2ForCausalLM": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
@@ -53,14 +53,17 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 class Settings:
-    """One table of config.json. Error messages prefix keys with `path`. All readers raise CheckpointError."""
+    """One JSON object of config.json. Methods that return a value raise CheckpointError if it is missing or invalid.
+
+    path  prefix of the keys in error messages
+    """
 
     def __init__(self, table: Mapping[str, Any], path: str = "") -> None:
         self._table = table
         self._path = path
 
     def __contains__(self, key: str) -> bool:
-        """Return whether the key has a value; null counts as absent, since transformers writes null for unset."""
+        """Return whether the key has a value; null counts as absent, since transformers writes null for unset keys."""
         return self._table.get(key) is not None
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
@@ -117,18 +120,18 @@ class Settings:
         return value
 
     def table(self, key: str) -> Settings:
-        """Return the nested table `key`."""
+        """Return the value of `key`: an object."""
         value = self._get(key, None)
         if not isinstance(value, dict):
             raise self.error(key, "an object", value)
         return Settings(value, f"{self._path}{key}.")
 
     def over(self, values: Mapping[str, Any]) -> Settings:
-        """Return a copy with `values` for absent keys; an explicit null is not replaced."""
+        """Return a copy in which `values` replace missing keys; an explicit null is kept."""
         return Settings({**values, **self._table}, self._path)
 
     def completed(self, absent: Mapping[str, Any], replaced: Mapping[str, Any]) -> Settings:
-        """Return a copy with the values of `absent` for missing or null keys; `replaced` overrides any value."""
+        """Return a copy in which `absent` replaces missing and null values, and `replaced` overrides all values."""
         stated = {key: value for key, value in self._table.items() if value is not None}
         return Settings({**absent, **stated, **replaced}, self._path)
 
@@ -160,7 +163,7 @@ def architecture(config: Mapping[str, Any]) -> str:
 def decoder(config: Mapping[str, Any]) -> Settings:
     """Return the decoder's settings, completed with its architecture's defaults. Raises CheckpointError.
 
-    A multimodal config.json contains the decoder's settings in its table `text_config`.
+    A multimodal config.json contains the decoder's settings in its object `text_config`.
     """
     settings = Settings(config)
     own = settings.table("text_config") if "text_config" in settings else settings
@@ -168,7 +171,7 @@ def decoder(config: Mapping[str, Any]) -> Settings:
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str | None:
-    """Return the dtype of the checkpoint, for example "bfloat16", or None if config.json does not state it."""
+    """Return the dtype of the checkpoint, for example "bfloat16", or None if config.json states none."""
     settings = Settings(config)
     for key in ("dtype", "torch_dtype"):
         if key in settings:
@@ -177,7 +180,7 @@ def stored_dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def head_size(config: Mapping[str, Any]) -> int | None:
-    """Return the size of a key head, or None if config.json does not state it."""
+    """Return the number of elements of a key head, or None if config.json does not determine it."""
     settings = decoder(config)
     if "head_dim" in settings:
         return settings.integer("head_dim")
@@ -189,7 +192,8 @@ def head_size(config: Mapping[str, Any]) -> int | None:
 def context_length(config: Mapping[str, Any]) -> int:
     """Return the longest sequence that the model supports, in tokens. Raises CheckpointError.
 
-    yarn and dynamic multiply `max_position_embeddings`; with longrope that setting is already multiplied.
+    yarn extends `original_max_position_embeddings` by its factor, dynamic `max_position_embeddings`. With longrope,
+    `max_position_embeddings` is the extended length already.
     """
     settings = decoder(config)
     older = "n_positions" in settings and "max_position_embeddings" not in settings
@@ -208,16 +212,17 @@ def is_bounded(config: Mapping[str, Any]) -> bool:
 
 
 def states_context_length(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json itself states the context length, rather than transformers' config class."""
+    """Return whether config.json states the context length; if not, transformers' config class may have a default."""
     return any(key in decoder(config) for key in ("max_position_embeddings", "n_positions"))
 
 
 def rope_parameters(settings: Settings, layers: str = "full_attention") -> Settings:
     """Return the rotary settings in transformers 5's spelling, with defaults. Raises CheckpointError.
 
-    layers  layer type whose entry is read if rope_parameters has one entry per layer type
+    layers  the layer type whose entry is returned, if `rope_parameters` in config.json has an entry per layer type
     """
-    local = layers == "sliding_attention" and "rope_local_base_freq" in settings  # Gemma 3: local rope is unscaled
+    # In Gemma 3 the rope of windowed layers is unscaled.
+    local = layers == "sliding_attention" and "rope_local_base_freq" in settings
     outside: dict[str, Any] = {
         "rope_theta": settings.number("rope_local_base_freq" if local else "rope_theta", ROPE_THETA),
         "partial_rotary_factor": settings.number("partial_rotary_factor", 1.0),
@@ -235,7 +240,7 @@ def rope_parameters(settings: Settings, layers: str = "full_attention") -> Setti
         rope = settings.table("rope_scaling")
 
     kind = rope.string("rope_type", rope.string("type", "default"))
-    if kind == "su" or (kind == "yarn" and "short_factor" in rope):  # spellings of the first Phi-3 files
+    if kind == "su" or (kind == "yarn" and "short_factor" in rope):  # names of longrope in the first Phi-3 files
         kind = "longrope"
     replaced["rope_type"] = kind
     if "original_max_position_embeddings" in settings:  # Phi-3: overrides the value in rope_scaling, as in transformers

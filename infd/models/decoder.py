@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from infd.models.layers.sublayer import Sublayer
     from infd.models.parameter import Parameter
 
-# Prefixes of decoder weights: of text-only models; of multimodal models before transformers 5, and since; of decoders
-# saved alone.
+# Prefixes of the decoder's weights: in text-only models; in multimodal models saved before transformers 5; in
+# multimodal models saved by transformers 5; in decoders saved without a head.
 ROOTS = ("model.", "language_model.model.", "model.language_model.", "")
 HEADS = ("lm_head", "language_model.lm_head")
 
@@ -59,9 +59,12 @@ class Block(Struct, frozen=True, kw_only=True):
         )
 
     def __call__(self, x: Tensor, residual: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Run the layer. `x` is the pending addition, `residual` the stream, both [T, hidden]; returns both.
+        """Run the layer. Return (the layer's last addition to the residual stream, the stream without this addition).
 
-        If `batch.sampled` is set (last layer only), returns the W sampled rows of both.
+        x         [T, hidden]: the pending addition of the previous layer; for the first layer, the embeddings
+        residual  [T, hidden]: the stream without x; None: the first layer starts the stream with x
+
+        If `batch.sampled` is set (last layer only), both results are [W, hidden]: the sampled rows.
         """
         x, residual = self.input_norm.add(x, residual)
         x, adapters = self.attention(x, batch), batch.adapters
@@ -104,8 +107,8 @@ class Decoder:
     ) -> None:
         """Declare all weights on `blueprint`.
 
-        windows  by layer, the attention window in tokens; None, or max_len and more: full attention
-        block    builds a layer, given its checkpoint prefix and its indices
+        windows  by layer, the attention window in tokens; None, or a window of at least max_len: full attention
+        block    builds a layer from the prefix of its checkpoint names, and its indices
 
         Raises CheckpointError.
         """
@@ -175,9 +178,9 @@ class Decoder:
 
     @cached_property
     def stacked(self) -> Stacked | None:
-        """All layers as one fused call, or None if the kernels cannot fuse layers.
+        """All layers as one fused call, or None if no kernel fuses these layers.
 
-        The call supports neither adapters, which add between products, nor `batch.angles`.
+        The call supports neither adapters, because it adds nothing between its matrix products, nor `batch.angles`.
         """
         recipes = [block.recipe() for block in self._blocks]
         complete = [recipe for recipe in recipes if recipe is not None]

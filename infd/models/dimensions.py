@@ -13,11 +13,11 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 class Dimensions(Struct, frozen=True, kw_only=True):
-    """The dimensions that every decoder's config.json states.
+    """The dimensions of a decoder, read from config.json.
 
     inner  the feed-forward network's hidden size
-    head   elements per head
-    tied   whether the head shares the embedding's weight
+    head   elements of an attention head
+    tied   whether the output head shares the embedding's weight
     """
 
     vocab: int
@@ -41,7 +41,7 @@ class Dimensions(Struct, frozen=True, kw_only=True):
             raise settings.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})", kv_heads)
         if head % 2:
             raise settings.error("head_dim", "an even number, since positions rotate pairs", head)
-        activation = "hidden_activation" if "hidden_activation" in settings else "hidden_act"  # Gemma may state both
+        activation = "hidden_activation" if "hidden_activation" in settings else "hidden_act"  # Gemma may contain both
         return cls(
             vocab=settings.integer("vocab_size"),
             hidden=hidden,

@@ -1,6 +1,6 @@
-"""Gemma 3: Gemma 2 with query and key norms instead of softcaps, and a separate rope for windowed layers.
+"""Gemma 3: Gemma 2 with query and key norms in place of softcapped scores, and a separate rope for windowed layers.
 
-A multimodal Gemma 3 is served without its vision tower, as a text decoder.
+Of a multimodal Gemma 3 only the text decoder is served; the weights of the vision tower are not read.
 """
 
 from __future__ import annotations

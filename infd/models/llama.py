@@ -1,4 +1,4 @@
-"""Llama (2, 3, 3.1, 3.2): the plain decoder; the other families are described by their differences from Llama."""
+"""Llama (2, 3, 3.1, 3.2): the plain decoder. Other families' docstrings state their differences from Llama."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ class Llama(Decoder):
     """The decoder of LlamaForCausalLM."""
 
     def __init__(self, settings: Settings, blueprint: Blueprint, *, window: int | None = None) -> None:
-        """Declare the model. `window` bounds every layer's attention, in tokens. Raises CheckpointError."""
+        """Declare the model's weights. Raises CheckpointError.
+
+        window  attention window of every layer, in tokens; None: full attention
+        """
         dims = Dimensions.read(settings)
         rope = blueprint.rope(rope_parameters(settings), dims.head)
         attention_bias = settings.boolean("attention_bias", False)

@@ -1,4 +1,4 @@
-"""Mistral: Llama with a sliding window in every layer."""
+"""Mistral: Llama with an optional sliding window, the same in every layer."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Source(Struct, frozen=True):
-    """One checkpoint tensor: its name, its shape, and the parameter's row where it begins."""
+    """One checkpoint tensor, and the first row of the parameter that it fills."""
 
     name: str
     shape: tuple[int, ...]
@@ -99,11 +99,11 @@ class Matrix(Parameter):
 
 
 class Target(Struct, frozen=True, eq=False):
-    """A product, or a table, that adapters may change.
+    """A weight matrix, or the embedding table, that adapters may change.
 
-    modules  the stacked checkpoint modules, in order: name to outputs
-    inputs   columns of the product's weight, or rows of the table
-    table    looked up by token rather than multiplied
+    modules  number of outputs of each stacked checkpoint module, by name, in stacking order
+    inputs   columns of the weight matrix, or rows of the embedding table
+    table    whether this is the embedding table, whose rows are looked up by token
     """
 
     modules: Mapping[str, int]

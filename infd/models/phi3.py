@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4: Llama with fused projections in the checkpoint, and optional partial rope."""
+"""Phi-3, Phi-3.5 and Phi-4: Llama with fused projections in the checkpoint; partial rope and a window are optional."""
 
 from __future__ import annotations
 

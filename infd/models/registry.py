@@ -43,7 +43,7 @@ TRANSFORMERS = "infd.models.transformers.model:TransformersModel"  # for any oth
 def is_implemented(config: Mapping[str, Any]) -> bool:
     """Return whether infd's own code computes the architecture; False: transformers' code may compute it.
 
-    Raises CheckpointError if config.json alone rules out both.
+    Raises CheckpointError if config.json alone shows that neither can.
     """
     if (name := architecture(config)) in ARCHITECTURES:
         return True
@@ -55,11 +55,11 @@ def is_implemented(config: Mapping[str, Any]) -> bool:
 
 
 def transformers_length(config: Mapping[str, Any]) -> int:
-    """Return the context length of transformers' config class, for a config.json that omits it.
+    """Return the context length that transformers' config class sets if config.json states none.
 
     Raises CheckpointError.
     """
-    from infd.models.transformers.admission import admit  # imports transformers, for seconds
+    from infd.models.transformers.admission import admit  # not at the top: importing transformers takes seconds
 
     try:
         length = getattr(admit(config).config, "max_position_embeddings", None)
@@ -87,12 +87,12 @@ def build(
 ) -> Model:
     """Return the model that config.json describes; its parameters have no storage yet.
 
-    max_len  the longest sequence to compute, in tokens
+    max_len  tokens of the longest sequence
     stored   the checkpoint's tensors by name; empty: the usual names are assumed
 
     Raises CheckpointError for unknown architectures and unsupported settings.
     """
-    from infd.models.blueprint import Blueprint  # imports torch
+    from infd.models.blueprint import Blueprint  # not at the top: it imports torch, which other callers do without
 
     name, own = architecture(config), is_implemented(config)
     blueprint = Blueprint(ops=ops, dtype=dtype, device=device, max_len=max_len, stored=stored)

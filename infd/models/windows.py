@@ -13,7 +13,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def layer_types(settings: Settings, usual: Sequence[str]) -> Sequence[str]:
-    """Return each layer's type, FULL or SLIDING: from config.json, else `usual`. Raises CheckpointError."""
+    """Return each layer's type, FULL or SLIDING, from config.json; if absent, `usual`. Raises CheckpointError."""
     if "layer_types" not in settings:
         return usual
     types = settings.strings("layer_types")
@@ -28,9 +28,10 @@ def windows(settings: Settings, types: Sequence[str]) -> list[int | None]:
 
 
 def from_some_layer_on(settings: Settings, layers: int) -> list[int | None]:
-    """Return a Qwen model's windows by layer: with use_sliding_window, layers from max_window_layers on have windows.
+    """Return a Qwen model's windows by layer, in tokens; None: full attention. Raises CheckpointError.
 
-    Raises CheckpointError.
+    No layer has a window if `use_sliding_window` is false. Otherwise `layer_types` states which layers have one; if it
+    is absent, layers from `max_window_layers` on have a window.
     """
     if not settings.boolean("use_sliding_window", False):
         return [None] * layers

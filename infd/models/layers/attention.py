@@ -26,11 +26,11 @@ MOST_GROUPS = 8  # each group costs one page table and one attention plan per st
 class AttentionDesign(NamedTuple):
     """The properties of attention that all layers of one type share.
 
-    rope         the rotary table
-    interleaved  rope pairs are neighbours; see families.rope.Rope
+    rope         the rotary positions
+    interleaved  whether adjacent elements are rotated as a pair; see families.rope.Rope
     scale        multiplies q·k; None: head size ** -0.5
     softcap      bounds the scores; see AttentionPlan.run
-    fused        the checkpoint stores q, k and v as one tensor `qkv_proj`
+    fused        whether the checkpoint stores q, k and v as one tensor `qkv_proj`
     """
 
     rope: Rope
@@ -108,7 +108,7 @@ class Attention:
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """Return the sublayer's output [T, hidden] for x [T, hidden], after writing x's keys and values to the cache.
 
-        If `batch.sampled` is set, returns the W sampled rows alone: [W, hidden].
+        If `batch.sampled` is set, returns only the W sampled rows: [W, hidden].
         """
         heads = self._qkv(x, batch.adapters).view(x.shape[0], -1, self._head_size)
         q, k, v = heads.split_with_sizes((self._heads, self._kv_heads, self._kv_heads), dim=1)
@@ -133,9 +133,10 @@ class Attention:
 def page_groups(windows: Sequence[int | None], page_tokens: int) -> tuple[PageGroup, ...]:
     """Group layers by the tokens that they cache, given each layer's window; the full-attention group comes first.
 
-    A page has one slot for each layer of the largest group. One large windowed group beside a small full group would
-    therefore waste most of each full-attention page, and sequences keep these pages longest. So windowed layers are
-    split into groups no larger than the full group, unless there would be more than MOST_GROUPS groups.
+    A page has one slot for each layer of the largest group. Beside a windowed group of many layers, a full-attention
+    group of few layers would leave most slots of its pages unused, and sequences keep these pages longest.
+    Windowed layers are therefore split into groups no larger than the full-attention group, or than a MOST_GROUPS-th of
+    all layers if that is more.
     """
     layers_of: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):

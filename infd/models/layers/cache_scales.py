@@ -1,6 +1,6 @@
-"""Calibrated scales of an fp8 cache: one divisor for all heads of a layer, or one for each head.
+"""Calibrated scales of an fp8 cache: divisors of a layer's keys and values, one for all heads or one for each head.
 
-Caches of other types do not read the scales. Scales of queries and probabilities are always ignored: no kernel of infd
+Caches of other dtypes do not use the scales. Scales of queries and probabilities are always ignored: no kernel of infd
 quantizes queries or probabilities with a checkpoint's scales.
 """
 
@@ -24,7 +24,7 @@ SPELLINGS = (
     ("k_proj.k_scale", "v_proj.v_scale"),
     ("k_proj.output_scale", "v_proj.output_scale"),
 )
-# Suffixes of scales that infd ignores: of queries and probabilities.
+# Suffixes of the scales of queries and probabilities, which infd ignores.
 UNUSED = (
     "q_scale",
     "attn.q_scale",
@@ -57,12 +57,12 @@ def stored_names(blueprint: Blueprint, name: str) -> tuple[str, ...]:
 
 
 def unused_names(blueprint: Blueprint, name: str) -> frozenset[str]:
-    """Return the checkpoint's names of scales of attention module `name` that infd ignores."""
+    """Return the names of those checkpoint scales of attention module `name` that infd ignores."""
     return frozenset(f"{name}.{each}" for each in UNUSED).intersection(blueprint.stored)
 
 
 def declare(blueprint: Blueprint, names: tuple[str, ...], kv_heads: int) -> CacheScales:
-    """Declare the scales stored under `names`. Raises CheckpointError unless each has 1 or kv_heads elements."""
+    """Declare the scales stored under `names`. Raises CheckpointError if one has neither 1 nor kv_heads elements."""
     shapes = [tuple(blueprint.stored[name].shape) for name in names]
     for name, shape in zip(names, shapes, strict=True):
         if prod(shape) not in (1, kv_heads):

@@ -1,4 +1,4 @@
-"""The embedding and the head, which may share one weight."""
+"""The embedding and the output head, which may share one weight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Embedding:
-    """Token embeddings, times a scale."""
+    """Token embeddings, multiplied by a scale."""
 
     def __init__(self, blueprint: Blueprint, name: str, dims: Dimensions, *, scale: float = 1.0) -> None:
         self.weight = blueprint.matrix({f"{name}.weight": dims.vocab}, dims.hidden, blueprint.ops.vocabulary)
@@ -44,8 +44,9 @@ class Head:
         scale: float = 1.0,
         softcap: float | None = None,
     ) -> None:
-        """Declare the weight; if `tied` is the embedding's weight, share it without a copy.
+        """Declare the weight, or share the embedding's weight without a copy.
 
+        tied     the embedding's weight to share; None: the head has its own weight
         scale    multiplies the logits
         softcap  bounds the scaled logits: softcap * tanh(logit / softcap)
         """
@@ -53,12 +54,12 @@ class Head:
         self._weight = tied or blueprint.matrix({f"{name}.weight": dims.vocab}, dims.hidden, family)
         self._target = blueprint.adaptable({name: dims.vocab}, dims.hidden)
         self._scale, self._softcap = scale, softcap
-        # Rounding to a narrower dtype would make the largest logits equal.
+        # In a narrower dtype, rounding could make the largest of the scaled or capped logits equal.
         changed = scale != 1 or softcap is not None
         self.dtype = torch.float32 if changed else self._weight.form.wide
 
     def __call__(self, hidden: Tensor, adapters: PassAdapters | None) -> Tensor:
-        """Return logits [N, vocab] in `dtype` of hidden [N, hidden]."""
+        """Return the logits [N, vocab], in `self.dtype`, of hidden states [N, hidden]."""
         logits = self._weight.multiply(hidden, wide=True).to(self.dtype)
         if adapters is not None:
             adapters.add(logits, hidden, self._target)

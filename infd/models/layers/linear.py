@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 class Linear:
     """x W^T, plus an optional bias.
 
-    Checkpoint modules that read the same input are stacked in one weight: one pass over memory, one call.
+    Checkpoint modules with the same input are stacked in one weight, so that one call computes all their products.
     """
 
     def __init__(self, blueprint: Blueprint, modules: Mapping[str, int], inputs: int, *, bias: bool = False) -> None:
-        """Declare a weight [sum of outputs, inputs] that stacks checkpoint modules; `modules` maps name to outputs."""
+        """Declare a weight [sum of outputs, inputs] that stacks checkpoint modules. modules: outputs by name."""
         weights = {f"{name}.weight": rows for name, rows in modules.items()}
         self._weight = blueprint.matrix(weights, inputs, blueprint.ops.linear)
         self._bias = blueprint.declare({f"{name}.bias": rows for name, rows in modules.items()}) if bias else None
@@ -33,7 +33,7 @@ class Linear:
         return ProductRecipe(self._weight.form, self._weight.tensor, bias)
 
     def __call__(self, x: Tensor, adapters: PassAdapters | None) -> Tensor:
-        """Return the products [T, sum of outputs] of x [T, inputs], with bias and adapters."""
+        """Return [T, sum of outputs] for x [T, inputs]: x W^T, plus the bias, plus the adapters' products."""
         y = self._weight.multiply(x, None if self._bias is None else self._bias.tensor)
         if adapters is not None:
             adapters.add(y, x, self._target)

@@ -21,7 +21,7 @@ class GatedMLP:
     def __init__(
         self, blueprint: Blueprint, name: str, dims: Dimensions, *, bias: bool = False, fused: bool = False
     ) -> None:
-        """Declare the projections. `fused`: the checkpoint stores gate and up as one tensor `gate_up_proj`."""
+        """Declare the projections. fused: whether the checkpoint stores gate and up as one tensor `gate_up_proj`."""
         family = blueprint.ops.activation
         self._activated = dims.activation
         self._activation = {"silu": family.silu_mul, "gelu_pytorch_tanh": family.gelu_tanh_mul}[dims.activation]

@@ -28,7 +28,7 @@ class RMSNorm:
         return NormRecipe(self._weight.tensor, self._eps, self._offset)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add x to the residual stream; None starts the stream with x. Return (the normed stream, the stream)."""
+        """Add x to the residual stream; if `residual` is None, x is the stream. Return (normed stream, stream)."""
         if residual is None:
             return self(x), x
         return self._norm.add_rms_norm(x, residual, self._weight.tensor, self._eps, self._offset)
@@ -46,12 +46,12 @@ class OverAllHeads:
 
 
 class NoNorm:
-    """The residual addition without a norm, for families that norm sublayer outputs only."""
+    """The residual addition without a norm, for families that apply norms to sublayer outputs only."""
 
     def recipe(self) -> None:
         return None
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add x to the residual stream; None starts the stream with x. Return (the stream, the stream)."""
+        """Add x to the residual stream; if `residual` is None, x is the stream. Return (stream, stream)."""
         stream = x if residual is None else x + residual
         return stream, stream

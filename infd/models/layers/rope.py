@@ -1,11 +1,11 @@
 """Rotary positions: the frequencies that a config specifies, and the table of angles by position.
 
-The table is computed in float32, operation by operation as in transformers: at position 100,000 another order of
-operations changes the angle by more than rounding.
+The table is computed in float32, with the operations of transformers in the same order: at position 100,000 another
+order of operations changes an angle by more than rounding.
 
-Frequencies may depend on a length, transformers' seq_len: the sequence's length (longrope), or the number of tokens
-known when a token was computed (dynamic); see `Regimes`. All tables of a model are laid out for the regimes of all its
-ropes, so that one list of positions serves every layer.
+Frequencies may depend on a length, which transformers calls seq_len. With longrope it is the length of the sequence,
+with dynamic the number of tokens known when a token was computed; see `Regimes`. All ropes of a model have tables with
+the same rows, so that the same positions index every layer's table.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 class Scaling(NamedTuple):
     """The rotation frequencies of the R / 2 pairs of a head.
 
-    frequencies  radians per token, [R / 2] or [N, R / 2], given lengths [N, 1] int64
+    frequencies  returns radians per token, [R / 2] or [N, R / 2], for lengths [N, 1] int64
     amplitude    multiplies cosines and sines
-    regimes      defines the lengths passed to `frequencies`
+    regimes      how angles depend on lengths
     """
 
     frequencies: Callable[[Tensor], Tensor]
@@ -42,9 +42,9 @@ class Scaling(NamedTuple):
     regimes: Regimes = Regimes()
 
     def angles(self, positions: Tensor, lengths: Tensor) -> Tensor:
-        """Return [N, 2, R / 2] float32: cosines and sines at positions [N] for lengths [N]."""
+        """Return [N, 2, R / 2] float32: cosines, then sines, at positions [N] in sequences of lengths [N]."""
         angles = positions.float()[:, None] * self.frequencies(lengths[:, None])
-        # cos and sin write into one tensor, without a copy: startup waits until this table is built.
+        # cos and sin write into one tensor, which saves a copy: the start waits until this table is computed.
         both = angles.new_empty((angles.shape[0], 2, angles.shape[1]))
         torch.cos(angles, out=both[:, 0])
         torch.sin(angles, out=both[:, 1])
@@ -56,7 +56,7 @@ class Rope:
 
     table    [rows, 2, R / 2] float32: cosines, then sines, by position; set by `lay_out`. If angles differ between
              short and long sequences, the rows for long sequences follow the rows for short sequences
-    regimes  the lengths on which angles depend, given max_len
+    regimes  how angles depend on lengths, in sequences of at most max_len tokens
     number   index among the model's ropes
     """
 
@@ -74,9 +74,9 @@ class Rope:
     ) -> None:
         """Read the settings returned by `config.rope_parameters`.
 
-        max_len  rows of the table: the longest sequence, in tokens
+        max_len  tokens of the longest sequence
         number   index among the model's ropes
-        partial  whether the architecture supports rotating only the first R elements of a head; otherwise R = head_size
+        partial  whether the architecture can rotate only the first R elements of a head; if not, R is head_size
 
         Raises CheckpointError.
         """
@@ -104,7 +104,7 @@ class Rope:
         self.number = number
 
     def lay_out(self, regimes: Regimes) -> None:
-        """Compute the table for `regimes`, the common regimes of the model's ropes."""
+        """Compute the table. regimes: of all ropes of the model together; returned by `lay_out` of this module."""
         positions = torch.arange(self._max_len, dtype=torch.int64)
         lengths = positions + 1
         if (short := regimes.outgrown) is not None:
@@ -115,7 +115,7 @@ class Rope:
     def angles(self, positions: Tensor, prompts: Tensor) -> Tensor:
         """Return the angles [T, 2, R / 2] of a pass; `prompts` is Batch.prompts.
 
-        Angles that depend on the position alone are copied from the table, so they are equal to the bit.
+        Angles that depend on the position alone are copied from the table, so no bit differs from other passes' angles.
         """
         by_position = self.table[positions]
         if self.regimes.prompt_over is None:
@@ -126,7 +126,10 @@ class Rope:
 
 
 def lay_out(ropes: Sequence[Rope]) -> Regimes:
-    """Compute the tables of a model's ropes; return the common regimes. Raises CheckpointError if regimes differ."""
+    """Compute the tables of a model's ropes, and return the regimes.
+
+    Raises CheckpointError if two ropes depend on lengths in different ways.
+    """
     found = {rope.regimes for rope in ropes if rope.regimes.several}
     if len(found) > 1:
         raise CheckpointError(
@@ -140,13 +143,13 @@ def lay_out(ropes: Sequence[Rope]) -> Regimes:
 
 
 def by_prompt(ropes: Sequence[Rope], batch: Batch) -> Batch:
-    """Return `batch` with its own angle tables, one row per token, for angles that depend on Batch.prompts."""
+    """Return `batch` with its own tables of angles, one row per token: the angles depend on Batch.prompts."""
     assert batch.prompts is not None
     angles = [rope.angles(batch.positions, batch.prompts) for rope in ropes]
     return replace(batch, positions=torch.arange(len(batch.positions), device=batch.positions.device), angles=angles)
 
 
-# The scalings, as functions of theta's exponents [R / 2], 0 to 1, the rope settings, and max_len in tokens.
+# The scalings, as functions of: theta's exponents [R / 2], from 0 to 1; the rope settings; max_len in tokens.
 
 
 def _unscaled(exponents: Tensor, rope: Settings, _: int) -> Scaling:
@@ -160,7 +163,7 @@ def _linear(exponents: Tensor, rope: Settings, _: int) -> Scaling:
 
 
 def _proportional(exponents: Tensor, rope: Settings, _: int) -> Scaling:
-    """Rotate only the fastest pairs, at the frequencies of whole heads; the other pairs have frequency 0."""
+    """Rotate only the fastest pairs, at the frequencies that these pairs have if all pairs rotate."""
     rotated = int(rope.number("partial_rotary_factor") * 2 * len(exponents) // 2)
     frequencies = 1.0 / rope.number("rope_theta") ** exponents / rope.number("factor", 1.0)
     frequencies[rotated:] = 0
@@ -168,10 +171,10 @@ def _proportional(exponents: Tensor, rope: Settings, _: int) -> Scaling:
 
 
 def _dynamic(exponents: Tensor, rope: Settings, max_len: int) -> Scaling:
-    """Use unscaled frequencies up to the trained length; beyond, frequencies decrease with the sequence's length.
+    """Use unscaled frequencies for lengths up to the trained length; frequencies decrease as the length grows beyond.
 
-    A prompt's tokens use the prompt's length, a generated token its own position. transformers does the same if it
-    computes a prompt at once, then single tokens.
+    The length is the prompt's for all tokens of the prompt; for a generated token it is the number of tokens up to and
+    including that token. transformers computes the same if it computes the prompt in one pass, then single tokens.
     """
     trained, factor, theta = rope.integer("max_position_embeddings"), rope.number("factor"), rope.number("rope_theta")
     size = 2 * len(exponents)
@@ -180,7 +183,7 @@ def _dynamic(exponents: Tensor, rope: Settings, max_len: int) -> Scaling:
     plain = 1.0 / theta**exponents
 
     def frequencies(lengths: Tensor) -> Tensor:
-        # float64: torch's float32 powers depend on the number of elements, and so on how a prompt is chunked.
+        # float64, because torch's float32 powers depend on the number of elements, which differs between chunks.
         stretched = theta * (factor * lengths.double() / trained - (factor - 1)) ** (size / (size - 2))
         return torch.where(lengths > trained, (1.0 / stretched ** exponents.double()).float(), plain)
 
@@ -188,7 +191,9 @@ def _dynamic(exponents: Tensor, rope: Settings, max_len: int) -> Scaling:
 
 
 def _yarn(exponents: Tensor, rope: Settings, _: int) -> Scaling:
-    """Slow down pairs of fewer than beta_slow turns in the original context; keep pairs of more than beta_fast turns.
+    """Slow down pairs that make fewer than beta_slow turns in the original context.
+
+    Pairs of more than beta_fast turns keep their frequency; frequencies in between are interpolated.
 
     Source: Peng et al. 2023, YaRN.
     """
@@ -218,9 +223,9 @@ def _yarn(exponents: Tensor, rope: Settings, _: int) -> Scaling:
 
 
 def _longrope(exponents: Tensor, rope: Settings, max_len: int) -> Scaling:
-    """Slow down each pair by its own factor: `short_factor` up to the original context, else `long_factor`.
+    """Slow down each pair by its own factor: from `short_factor` in sequences up to the original context's length.
 
-    A sequence longer than the original context uses the long factors from its first token on.
+    All tokens of a longer sequence use `long_factor`.
 
     Source: Ding et al. 2024, LongRoPE.
     """
@@ -241,7 +246,9 @@ def _longrope(exponents: Tensor, rope: Settings, max_len: int) -> Scaling:
 
 
 def _llama3(exponents: Tensor, rope: Settings, _: int) -> Scaling:
-    """Slow down pairs of less than one turn in the original context, keep fast pairs, interpolate in between.
+    """Slow down pairs that make fewer than low_freq_factor turns in the original context.
+
+    Pairs of more than high_freq_factor turns keep their frequency; frequencies in between are interpolated.
 
     Source: Llama 3.1's reference code.
     """

@@ -17,12 +17,12 @@ Read_contra = TypeVar("Read_contra", bound="Batch | PassAdapters | None", contra
 
 
 class Sublayer(Protocol[R_co, Read_contra]):
-    """Attention, which also reads a Batch, or the feed-forward network, which also reads the pass's adapters."""
+    """Attention or the feed-forward network. `read` is the Batch for attention, else the pass's adapters."""
 
     def __call__(self, x: Tensor, read: Read_contra, /) -> Tensor: ...
 
     def recipe(self) -> R_co | None:
-        """Return the sublayer as data, or None if a recipe cannot express it."""
+        """Return the sublayer as a recipe, or None if a recipe cannot express the sublayer."""
 
 
 class OutputTransform(Protocol):

@@ -1,4 +1,5 @@
-"""Decoders without a file in infd: transformers' modelling code over infd's attention, cache and weights.
+"""Decoders for which infd has no model file: transformers' modelling code over infd's attention, cache and weights.
 
-Imported only for checkpoints that need it, because importing transformers takes seconds.
+Modules of this package other than `known` import transformers, which takes seconds. They are imported only for a
+checkpoint that transformers' code computes.
 """

@@ -1,6 +1,6 @@
 """Decide from config.json alone whether transformers can compute a model, and name the reason if not.
 
-This module builds no model, and runs only code of the installed transformers.
+This module builds no model. It runs code of the installed transformers only, never of the checkpoint's repository.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MOST_LAYERS = 4096
 TOWERS = ("vision_config", "audio_config")
 # Output settings that infd needs; a saved config may contain other values.
 RETURNED = {"return_dict": True, "use_cache": False, "output_attentions": False, "output_hidden_states": False}
-DECODED = ("quantization_config", "compression_config")  # loading decodes weights; the model's code sees plain weights
+DECODED = ("quantization_config", "compression_config")  # removed: loading decodes the weights before the model's code runs
 
 
 class Admitted(NamedTuple):
-    """A model class of transformers, and its config object."""
+    """A model class of transformers, and the config object from which to build the model."""
 
     model: Any
     config: Any

@@ -1,4 +1,4 @@
-"""Name the models that infd cannot run with transformers' code, without importing transformers.
+"""Refuse models that infd cannot run with transformers' code, without importing transformers.
 
 Importing transformers takes seconds, because transformers imports torch. This module parses the source file in which
 transformers' table of model names is a literal.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 ATTENDING = frozenset({"full_attention", "sliding_attention"})
-BIASED = frozenset({"BloomForCausalLM", "MptForCausalLM"})  # with ALiBi, although config.json does not state so
+BIASED = frozenset({"BloomForCausalLM", "MptForCausalLM"})  # these use ALiBi, although config.json does not state so
 # Architectures with a recurrent state in some or all layers, although not every config.json states so.
 RECURRENT = frozenset(
     {
@@ -65,7 +65,7 @@ def require(config: Mapping[str, Any]) -> None:
 
 
 def reasons(name: str, setting: Callable[[str], Any]) -> Iterator[str]:
-    """Yield the obstacles to serving decoder `name`; `setting` returns a setting by its key; None: absent."""
+    """Yield the obstacles to serving decoder `name`. setting: returns the setting of a key, or None if absent."""
     if setting("is_encoder_decoder"):
         yield "it is an encoder with a decoder; infd serves decoders"
     if name in BIASED or setting("alibi"):
@@ -82,7 +82,7 @@ def reasons(name: str, setting: Callable[[str], Any]) -> Iterator[str]:
 
 
 def _rope_kinds(parameters: Any) -> set[str]:
-    """Return the rope types of a config: one for all layers, or one for each layer type."""
+    """Return the rope types of a config, which states one type for all layers or one for each layer type."""
     if not isinstance(parameters, dict):
         return set()
     tables = [parameters, *(table for table in parameters.values() if isinstance(table, dict))]

@@ -1,7 +1,7 @@
 """Run a decoder of transformers as a `Model`: transformers' layers over infd's attention, cache and weights.
 
 The modelling code computes each step as one sequence: all tokens packed in a batch of one, with their positions and
-without a mask. Only attention separates the sequences.
+without a mask. Only infd's attention separates the sequences.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class TransformersModel:
     skips_unsampled = False  # transformers' last layer cannot drop tokens after attention
 
     def __init__(self, config: Mapping[str, Any], blueprint: Blueprint) -> None:
-        """Build the model that config.json describes, and survey it. Raises CheckpointError if infd cannot serve it."""
+        """Build the model that config.json describes, and survey it. Raises CheckpointError if infd cannot run it."""
         self._head = _build(*admit(config), blueprint.dtype)
         self._decoder = _decoder(self._head)
         surveyed = survey(self._head, self._decoder)
         self._head.config._attn_implementation = attention.NAME
-        # With a padding token, some models search each step for padding, to warn of a missing mask.
+        # If a padding token is set, some models search the tokens of every step for it, to warn of a missing mask.
         self._head.config.pad_token_id = None
         _compute_tables(self._head, blueprint.device)
         self.unread = declare(self._head, blueprint)
@@ -88,7 +88,7 @@ class TransformersModel:
 
 
 class _DecoderStub(nn.Module):
-    """Replaces the decoder in the module tree, so that the head's own code (scales, caps) runs on hidden states."""
+    """Replaces the decoder in the module tree, so that the head's own scales and caps run on hidden states."""
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Hidden:
         return _Hidden(inputs_embeds)
@@ -133,14 +133,14 @@ def _decoder(head: Any) -> Any:
 
 
 def _compute_tables(head: Any, device: torch.device) -> None:
-    """Allocate and compute the non-persistent buffers, such as rotary frequencies."""
+    """Allocate and compute the buffers that no checkpoint contains, such as rotary frequencies."""
     loaded = head.state_dict(keep_vars=True)
     for tensor in loaded.values():
         tensor._is_hf_initialized = True
     tables = [(name, table) for name, table in head.named_buffers() if name not in loaded]
     for name, table in tables:
         owner, _, attribute = name.rpartition(".")
-        # NaN reveals in the first step a table that initialize_weights failed to fill.
+        # If initialize_weights does not fill a table of floats, NaN makes the first step fail.
         fill = torch.nan if table.is_floating_point() else 0
         setattr(head.get_submodule(owner), attribute, torch.full_like(table, fill, device=device))
     with refusing("transformers cannot compute its tables"):
@@ -148,6 +148,6 @@ def _compute_tables(head: Any, device: torch.device) -> None:
 
 
 def _stand_in(head: Any, decoder: nn.Module) -> None:
-    """Replace the decoder in the head's module tree."""
+    """Replace the decoder in the head's module tree by a _DecoderStub."""
     name = next(name for name, module in head.named_modules() if module is decoder)
     head.set_submodule(name, _DecoderStub())

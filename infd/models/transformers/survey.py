@@ -1,8 +1,8 @@
 """Observe a model's use of attention by running its code once on the meta device.
 
-Configs spell windows, scales, caps and exceptions in many ways; only the modelling code is authoritative. So the survey
-runs a few tokens through the modelling code, with an attention function that records its arguments and a mask that
-records its pattern. A model whose attention infd does not support is refused before any weight is read.
+Configs spell windows, scales and caps in many ways; only the modelling code defines their effect. The survey therefore
+runs the modelling code on TOKENS tokens, with an attention function that records its arguments and with a mask that can
+be evaluated at any position. A model whose attention infd does not support is refused before any weight is read.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 
 NAME = "infd-survey"
 TOKENS = 5
-EXPERTS_WITHOUT_VALUES = "batched_mm"  # the experts implementation without control flow that depends on values
-# Keyword arguments of attention functions that are recorded, or have no effect here.
+EXPERTS_WITHOUT_VALUES = "batched_mm"  # runs on the meta device: its control flow does not depend on values
+# Keyword arguments of attention functions that infd's attention applies, or that do not change its result.
 UNDERSTOOD = frozenset({"sliding_window", "softcap", "position_ids", "use_cache", "dropout"})
 
 
 class LayerAttention(Struct, frozen=True, kw_only=True):
-    """One layer's use of attention. window: tokens to which a query attends, its own included; None: all."""
+    """One layer's use of attention.
+
+    window  number of tokens to which a query attends, its own included; None: all
+    """
 
     layer: int
     kv_heads: int
@@ -39,7 +42,7 @@ class LayerAttention(Struct, frozen=True, kw_only=True):
 
 
 class Surveyed(NamedTuple):
-    """Every layer's use of attention, by layer, and the meta-device hidden states of TOKENS tokens."""
+    """Every layer's use of attention, by layer, and hidden states [1, TOKENS, hidden] on the meta device."""
 
     layers: list[LayerAttention]
     hidden: Tensor
@@ -54,7 +57,7 @@ class Observations:
 
 
 class Pattern(Tensor):
-    """A mask that can be asked whether a query at position PROBED attends to a key.
+    """A mask. `sees(key)` returns whether the query at position PROBED attends to the key at position `key`.
 
     Tensors computed from a Pattern are plain tensors.
     """
@@ -77,7 +80,8 @@ def survey(model: Any, decoder: Any) -> Surveyed:
         hidden = decoder(
             input_ids=ids,
             position_ids=ids,
-            attention_mask=torch.ones_like(ids),  # without a mask, transformers looks for packed sequences by value
+            # Without a mask, transformers would search the values of position_ids for packed sequences; `ids` has none.
+            attention_mask=torch.ones_like(ids),
             use_cache=False,
             infd_pass=observed,
         ).last_hidden_state
@@ -89,7 +93,7 @@ def survey(model: Any, decoder: Any) -> Surveyed:
 
 @contextmanager
 def refusing(reason: str) -> Iterator[None]:
-    """Turn any exception of the model's code into a CheckpointError whose message begins with `reason`."""
+    """Convert an exception of the model's code to a CheckpointError whose message begins with `reason`."""
     try:
         yield
     except CheckpointError:
@@ -110,7 +114,7 @@ def _note(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Record the arguments in place of computing attention."""
+    """Record the arguments, and return a tensor of the result's shape without computing attention."""
     if infd_pass is None:
         raise CheckpointError("it does not pass its forward pass's keyword arguments to attention")
     layer: Any = getattr(module, "layer_idx", None)

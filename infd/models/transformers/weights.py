@@ -1,8 +1,8 @@
 """Declare the tensors of a transformers model as parameters, so that infd's loader fills them in infd's arena.
 
 Checkpoints may use old names, and store one tensor for each expert where the module stores one tensor for all experts.
-transformers has a table of these conversions; this module applies the table in reverse, so that each stored tensor is
-read directly into its rows, without a second copy.
+transformers has a table of these conversions. This module applies the table in reverse, so that each stored tensor is
+read directly into its rows of the parameter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ModuleAttribute(NamedTuple):
-    """The module and the attribute of a tensor."""
+    """The module that refers to a tensor, and the name of the attribute."""
 
     module: nn.Module
     attribute: str
@@ -39,13 +39,13 @@ class ModuleAttribute(NamedTuple):
 class ModuleParameter(Parameter):
     """A parameter that is also set on transformers' modules once its storage is allocated.
 
-    Its rows may be a flat view of the module's tensor, as for experts.
+    A tensor [experts, rows, ...] of the module is loaded as a parameter [experts * rows, ...].
     """
 
     __slots__ = ("_form", "_places", "_tensor")
 
     def __init__(self, places: list[ModuleAttribute], form: tuple[int, ...], loaded: Parameter) -> None:
-        """Wrap `loaded`; its tensor, viewed with shape `form`, is set at all `places`."""
+        """Wrap `loaded`. Its tensor, viewed in the shape `form`, is set at all `places`."""
         super().__init__(loaded.shape, loaded.dtype, loaded.sources)
         self._places = places
         self._form = form
@@ -104,7 +104,7 @@ def _places(model: nn.Module) -> Iterator[tuple[list[str], list[ModuleAttribute]
 
 
 def _stays_float32(name: str, model: Any, dtype: torch.dtype) -> bool:
-    """Return whether transformers' lists keep a tensor in float32 although the model's dtype is narrower."""
+    """Return whether transformers lists a tensor that stays float32 although the model's dtype is narrower."""
     kept = set(model._keep_in_fp32_modules_strict or ()) if dtype.itemsize < 4 else set()
     if dtype == torch.float16:
         kept |= set(model._keep_in_fp32_modules or ())
@@ -126,7 +126,7 @@ class _Names:
     def possible(self, name: str) -> tuple[str, ...]:
         """Return the names that a tensor may have in a checkpoint, the usual name first.
 
-        Some checkpoints use the current names; some were saved without the head, and so without the base prefix.
+        Some checkpoints use the current names. Checkpoints saved without the head lack the prefix of the base model.
         """
         usual = name
         for change in self._renamed:
@@ -138,7 +138,7 @@ class _Names:
         return any(each in self._stored for each in self.possible(name))
 
     def sources(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Source, ...]]:
-        """Return the shape to load a tensor in, and its sources in the checkpoint."""
+        """Return the shape of the parameter for a tensor, and the checkpoint tensors that fill the parameter."""
         if not self.holds(name):
             for change in self._joined:
                 pieces, matched = change.rename_source_key(name)
@@ -151,7 +151,10 @@ class _Names:
         return next((each for each in possible if each in self._stored), possible[0])
 
     def _experts(self, pieces: str, change: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Source, ...]]:
-        """Split a tensor [experts, rows, ...]. `pieces` is the first piece's name, with * for the expert's index."""
+        """Return the shape and the sources of a tensor [experts, rows, ...].
+
+        pieces  name of each expert's first piece, with * in place of the expert's index
+        """
         patterns = change.target_patterns
         if not _stacks_experts(change.reverse_transform().operations) or len(shape) < 2 or shape[1] % len(patterns):
             raise CheckpointError(f"its checkpoints hold {pieces} in a form that infd does not read")
@@ -170,6 +173,6 @@ class _Names:
 
 
 def _stacks_experts(operations: Iterable[Any]) -> bool:
-    """Return whether a conversion stacks experts, and an expert's rows are the expert's pieces in order."""
+    """Return whether a conversion stacks experts, each the concatenation of its pieces' rows."""
     kinds = [(type(operation), operation.dim) for operation in operations if hasattr(operation, "dim")]
     return kinds in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)])
