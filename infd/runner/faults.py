@@ -1,4 +1,4 @@
-"""Classify the errors of steps: the step was too large for the device's memory, the device is lost, or neither."""
+"""Classify errors of steps: the step needs more memory than the device has, the device is unusable, or neither."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from infd.errors import DeviceLost, OutOfMemory, StepTooLarge
 
-# Parts of error messages of allocators that raise other errors than torch.OutOfMemoryError: torch's on a CPU, CUDA's,
-# Triton's, cuBLAS's.
+# Parts of the messages of allocators that raise RuntimeError instead of torch.OutOfMemoryError: torch's allocator on a
+# CPU, and the allocators of CUDA, Triton and cuBLAS.
 WORDS: Final = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 
 
 def diagnose(error: Exception, device: torch.device) -> Exception:
-    """Return StepTooLarge if memory ran out, DeviceLost if the device became unusable, else the error."""
+    """Return StepTooLarge if memory ran out, DeviceLost if the device became unusable, else `error`."""
     if lacks_memory(error):
         free_tensors(error)
         return StepTooLarge(str(error))
@@ -29,17 +29,17 @@ def diagnose(error: Exception, device: torch.device) -> Exception:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Return whether an error means that memory ran out."""
+    """Return whether `error` reports that memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in WORDS)
 
 
 def free_tensors(error: BaseException) -> None:
-    """Free the tensors of an error's frames, and torch's cache of free memory.
+    """Free the tensors to which an error's traceback refers, and the free memory that torch's allocator caches.
 
-    A traceback refers to every tensor of its frames. Libraries' workspaces, and kernels that allocate memory
-    themselves, cannot use memory in the cache of torch's allocator.
+    A traceback refers to every tensor of its frames. Workspaces of libraries, and kernels that allocate memory
+    themselves, cannot use the memory that torch's allocator caches.
     """
     current: BaseException | None = error
     while current is not None:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Instance(Struct, frozen=True):
-    """A model with its kernels, cache, rows and adapters. `start/runners.py` builds it, for serving and `infd warm`.
+    """A model with its kernels, cache, rows and adapters. Built by `start/runners.py`, for serving and for `infd warm`.
 
-    cache     keys and values by layer
-    adapters  the adapters in the device's slots
+    cache     the pages of keys and values, by layer
+    adapters  the adapters in host memory and in the device's slots
     """
 
     model: Model

@@ -1,8 +1,8 @@
 """Copy arrays between host and device without synchronizing them.
 
-A GPU copies asynchronously, from and to pinned memory. A pinned buffer belongs to one step. The buffer is reused after
-the event at the end of its step has occurred and the step's results are read. The host waits for no other event. On a
-CPU nothing is copied.
+A GPU copies asynchronously, from and to pinned memory. A pinned buffer belongs to one step. It is reused once the event
+at the end of the step has occurred and the step's results are read. The host waits for no other event. On a CPU nothing
+is copied.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 BUFFER_BYTES: Final = 2**20  # initial size of a buffer; long prompts, scores and adapters need larger buffers
-KEPT_BYTES: Final = 2**24  # a larger buffer shrinks to BUFFER_BYTES after its step
+KEPT_BYTES: Final = 2**24  # a buffer larger than this is replaced by one of BUFFER_BYTES after its step
 ALIGNMENT: Final = 64
 NAP_S: Final = 1e-5
 PR_SET_TIMERSLACK: Final = 29  # option of prctl(2), from linux/prctl.h; the argument is in nanoseconds
@@ -41,7 +41,7 @@ class Event(Protocol):
 
 
 class StagingBuffer:
-    """The pinned memory of one step, and the event recorded at its end."""
+    """The pinned memory of one step, and the event recorded at the end of the step."""
 
     def __init__(self, pin: Callable[[int], Tensor], event: Event) -> None:
         self._pin = pin
@@ -90,7 +90,7 @@ class Staging(Protocol):
     """Copies between host and device.
 
     device  the device to which arrays are copied
-    spin_s  seconds for which a wait polls the event before it sleeps until the device's interrupt
+    spin_s  seconds for which `wait` polls the event, before the thread sleeps until the device's interrupt
     """
 
     device: torch.device
@@ -98,7 +98,7 @@ class Staging(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether copies are asynchronous, so that a step's results need `wait`."""
+        """Whether copies are asynchronous: a step's results are valid only after `wait`."""
 
     def begin(self) -> None:
         """Begin a step: later copies use the step's buffer."""
@@ -107,16 +107,16 @@ class Staging(Protocol):
         """Return a copy of a host array on the device."""
 
     def fill(self, target: Tensor, array: Array) -> None:
-        """Copy a host array [n] into a tensor [n] of the device."""
+        """Copy a host array [n] into a tensor [n] on the device."""
 
     def down(self, values: Tensor) -> Tensor:
-        """Start a copy to the host; the copy is complete after `wait` for the buffer that `end` returns."""
+        """Start a copy to the host. The copy is complete after `wait`, called with the buffer that `end` returns."""
 
     def end(self) -> StagingBuffer | None:
-        """End a step; return the buffer of its results, for `wait` and `release`; None if nothing is copied."""
+        """End a step. Return the buffer of its results, for `wait` and `release`, or None if nothing is copied."""
 
     def prepare_to_wait(self) -> None:
-        """Set the calling thread's device and timer slack, before its first wait."""
+        """Set the calling thread's device and timer slack. Called before the thread's first wait."""
 
     def wait(self, buffer: StagingBuffer) -> None:
         """Wait until the device has finished the step."""
@@ -126,7 +126,7 @@ class Staging(Protocol):
 
 
 class Shared:
-    """Copies nothing on a CPU: host and device share memory. Copies to other devices are synchronous."""
+    """Copies nothing on a CPU, where host and device share memory. Copies to any other device are synchronous."""
 
     waits = False
     spin_s = 0.0
@@ -175,8 +175,8 @@ class Pinned:
     ) -> None:
         """Start without buffers.
 
-        pin    allocates pinned memory of a size in bytes, [bytes] uint8; None: torch's allocator
-        event  returns a new event of the device's stream; None: torch's event
+        pin    allocates [n] uint8 of pinned memory, given n; None: torch's allocator
+        event  returns a new event; None: a torch.cuda.Event
         """
         self.device = device
         self._pin = pin or _pin
@@ -187,7 +187,7 @@ class Pinned:
         self.buffers = 0
 
     def begin(self) -> None:
-        if self._buffer is not None:  # the buffer of a failed step, or of copies between steps
+        if self._buffer is not None:  # left by a failed step, or by copies between steps
             self.release(self._end(self._buffer))
 
     def up(self, array: Array) -> Tensor:
@@ -204,8 +204,8 @@ class Pinned:
 
     def prepare_to_wait(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # otherwise waiting would create a context on the first GPU
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # by default the kernel ends sleeps 50 us late
+            torch.cuda.set_device(self.device)  # otherwise waiting would create a CUDA context on GPU 0
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # by default Linux may end sleeps 50 us late
 
     def wait(self, buffer: StagingBuffer) -> None:
         until = time.perf_counter() + self.spin_s

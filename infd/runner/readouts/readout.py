@@ -1,8 +1,7 @@
 """Readouts: the outputs that a step computes from hidden states, one class per member of `request.Want`.
 
-The runner iterates over a tuple of readouts. A new readout
-(pooling, routed experts) adds a member to `request.Want`, a field to `Span`, a
-field to `StepResult`, a class to this package, and an entry to the tuple.
+The runner iterates over a tuple of readouts. A new readout, for example pooling, needs a member of `request.Want`, a
+field of `Span`, a field of `StepResult`, a class in this package, and an entry in the runner's tuple.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class Selection(Struct):
-    """The tokens of a step that one readout reads, M of them.
+    """The M tokens of a step that one readout reads, and padding.
 
-    index            [M + padding] int64: indices into the packed step. Only a readout that narrows has padding: the
-                     last index, repeated if matrix products need more rows
+    index            [M + padding] int64: indices into the packed step. If the readout narrows and matrix products need
+                     more than M rows, the last index is repeated as padding; otherwise there is no padding
     rows, positions  [M + padding] int64: the tokens' rows and positions
-    adapters         the tokens' adapters; None if no token of the step uses an adapter
-    narrowed         whether the model returns only the selected tokens' hidden states
+    adapters         the tokens' adapters; None if none of the tokens has an adapter
+    narrowed         whether the model returns hidden states of these tokens only
     """
 
     index: Tensor
@@ -41,9 +40,9 @@ class Selection(Struct):
     narrowed: bool
 
     def of(self, hidden: Tensor) -> Tensor:
-        """Return the hidden states of the selected tokens.
+        """Return the hidden states of the selected tokens, padding included.
 
-        hidden  [T, width], or if narrowed [M + padding, width]: the model's output
+        hidden  the model's output: [T, width]; if narrowed, [M + padding, width]
         ->      [M + padding, width]
         """
         return hidden if self.narrowed else hidden[self.index]
@@ -52,7 +51,7 @@ class Selection(Struct):
 class Readout(Protocol):
     """Computes one member of `request.Want`. Used on the device thread only.
 
-    narrows  whether at most one token per span is read, so that the last layer may compute only the selected tokens
+    narrows  whether the readout reads at most one token per span; the last layer may then compute these tokens only
     """
 
     narrows: ClassVar[bool]
@@ -64,7 +63,7 @@ class Readout(Protocol):
         """Return the tokens to read, as ascending indices into the packed step; span i begins at offsets[i]."""
 
     def compute(self, spans: Sequence[Span], selection: Selection, hidden: Tensor) -> Reading:
-        """Issue all work that needs no mask. Called only if `select` returned tokens.
+        """Issue the work that does not depend on the step's mask. Called only if `select` returned tokens.
 
         selection  the tokens that `select` returned
         hidden     see Selection.of
@@ -75,7 +74,7 @@ class Reading(Protocol):
     """A readout's output for one step: on the device until `download`, then on the host."""
 
     def sample(self, mask: Array | None) -> None:
-        """Issue the work that needs the step's mask."""
+        """Issue the work that depends on the step's mask, a bitmask of allowed tokens; None: all tokens are allowed."""
 
     def download(self, staging: Staging) -> None:
         """Start copies to the host. Called before another step is issued."""

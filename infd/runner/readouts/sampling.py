@@ -33,8 +33,8 @@ _NOTHING_ALLOWED: Final = Fault.of(NothingAllowed())
 class Samples(Reading):
     """The samples of one step.
 
-    spans      indices into the plan's spans: the spans that sample
-    logits     [N, vocab]; dropped by `sample`
+    spans      indices of the N spans that sample, into the plan's spans
+    logits     [N, vocab]; freed by `sample`
     likeliest  see cuda_graphs.padded_step.Computed.appended
     """
 
@@ -52,7 +52,10 @@ class Samples(Reading):
         self._sampled: Sampled | None = None
 
     def sample(self, mask: Array | None) -> None:
-        """Sample the tokens. mask: int32 [N, ceil(vocab / 32)] bitmask; None: all tokens."""
+        """Sample the tokens.
+
+        mask  int32 [N, ceil(vocab / 32)] bitmask of the allowed tokens; None: all tokens
+        """
         assert self._unsampled is not None
         (logits, positions, likeliest), self._unsampled = self._unsampled, None
         self._sampled = self._sampler(logits, positions, mask, likeliest)
@@ -62,7 +65,7 @@ class Samples(Reading):
         self._sampled = self._sampled.download(staging)
 
     def read(self, result: StepResult) -> None:
-        """Write the tokens of all spans for which no other readout has recorded a failure."""
+        """Write the tokens, except those of spans for which another readout has recorded a failure."""
         sampled = self._sampled
         assert sampled is not None
         for i, token, verdict in zip(self._spans, sampled.tokens.tolist(), sampled.verdict.tolist(), strict=True):
@@ -108,5 +111,8 @@ class Sampling(Readout):
         return Samples(self._sampler, sampling, logits, positions)
 
     def captured(self, computed: Computed, spans: int) -> Samples:
-        """Return the samples of a decoding step, issued by `cuda_graphs.decoding`: all `spans` spans sample."""
+        """Return the Samples of a decoding step that `cuda_graphs.decoding` issued.
+
+        spans  number of the step's spans, all of which sample
+        """
         return Samples(self._sampler, range(spans), *computed)

@@ -1,7 +1,6 @@
 """The readout that scores prompt tokens.
 
-The logits of a whole prompt would fill gigabytes, so logits are computed and
-scored in blocks of rows.
+The logits of a whole prompt would occupy gigabytes, so logits are computed and scored in blocks of rows.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-BLOCK = 256  # rows of logits at a time: 150 MiB for a large vocabulary
+BLOCK = 256  # rows of logits computed at once: about 150 MiB of float32 for a vocabulary of 150,000 tokens
 NOT_FINITE: Final = Fault.of(RequestFailed("the model's logits are not finite"))
 
 
@@ -39,8 +38,8 @@ class ScoredSpan(Struct, frozen=True):
     """A span with scored prompt tokens.
 
     span    index in the plan
-    tokens  number of scored tokens: the successors of the span's first `tokens` tokens
-    top     number of likeliest tokens reported per score
+    tokens  number of scored tokens; the successor of each of the span's first `tokens` tokens is scored
+    top     number of likeliest tokens to report for each scored token
     """
 
     span: int
@@ -51,7 +50,7 @@ class ScoredSpan(Struct, frozen=True):
 class Scored(Reading):
     """The scores of M tokens of one step, span after span.
 
-    finite  [M] bool: whether all logits of the row are finite
+    finite  [M] bool: whether the row's largest logit is finite
     rank    [M] int64: the token's rank by probability; the likeliest token's rank is 1
     """
 
@@ -62,7 +61,7 @@ class Scored(Reading):
         self._scores = values
 
     def sample(self, mask: Array | None) -> None:
-        """No-op: scores need no mask."""
+        """No-op: scores do not depend on the mask."""
 
     def download(self, staging: Staging) -> None:
         self._finite, self._rank = staging.down(self._finite), staging.down(self._rank)
@@ -92,7 +91,7 @@ class Scoring(Readout):
         self._model = instance.model
         self._rows = instance.rows
         self._pulse = instance.pulse
-        self._top = [0] * (instance.rows.scratch + 1)  # by row: Score.top
+        self._top = [0] * (instance.rows.scratch + 1)  # by row: top of the sequence's Score
 
     def stage(self, joins: Sequence[Join]) -> None:
         for join in joins:

@@ -1,9 +1,9 @@
 """Assemble a runner for a model with loaded weights.
 
-1. propose  measures the memory of steps, and chooses the cache's size and the largest step
+1. propose  chooses the cache's size and the largest step; on a GPU, after measuring the memory of steps
 2. settle   builds the serving runner with these sizes
 3. warm     runs the first steps, and captures decoding steps
-`assemble` then measures the duration of steps, or reads it from the calibration file.
+`assemble` then measures the duration of steps, or reads a calibration that an earlier start stored.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ DEPTH = {"cpu": 1, "cuda": 2}
 class Loaded(Struct, frozen=True):
     """A runner ready to serve.
 
+    depth      most steps in flight
     residence  the memory of weights and cache
     reader     reads adapters for this model, on any thread
-    facts      facts for operators, see Executor.describe
+    facts      for operators, see Executor.describe
     """
 
     runner: Runner
@@ -59,12 +60,12 @@ class Loaded(Struct, frozen=True):
     facts: dict[str, Any]
 
     def idle(self) -> bool:
-        """Do a piece of the runner's idle work unless memory is released; return whether work remains."""
+        """Do a piece of the runner's idle work, return whether work remains. Does nothing while memory is released."""
         return self.residence.memory.whole and self.runner.idle()
 
 
 class Proposal(Struct, frozen=True):
-    """The sizes that the device's memory permits.
+    """The sizes of the largest step and of the cache that the device's memory permits.
 
     step_tokens  most tokens of a step
     budget       the use of a GPU's memory; None on a CPU
@@ -76,7 +77,7 @@ class Proposal(Struct, frozen=True):
 
 
 def assemble(runners: Runners, bank: Bank, weights: Arena, source: WeightsSource) -> Loaded:
-    """Allocate cache and rows for a model with loaded weights, run its first steps, and measure steps.
+    """Allocate cache and rows for a model with loaded weights, run its first steps, and measure the duration of steps.
 
     Raises OutOfMemory, and RequestFailed if a step's results are not finite.
     """
@@ -90,7 +91,7 @@ def assemble(runners: Runners, bank: Bank, weights: Arena, source: WeightsSource
     file = CalibrationFile.of(config, setup, source.config, rows=runners.rows, tokens=min(trial.plans.room, most))
     calibration = _calibrated(trial, config.scheduler, file, most)
     if not bank.dedicated:
-        cache.release()  # free the pages that the trial steps wrote
+        cache.release()  # frees the memory to which the trial steps wrote
         cache.restore()
     arenas = ModelArenas(weights, cache, runners.workspaces)
     return Loaded(
@@ -120,7 +121,7 @@ def assemble(runners: Runners, bank: Bank, weights: Arena, source: WeightsSource
 
 
 def propose(runners: Runners, bank: Bank, weights: Arena, graphs: Graphs | None) -> Proposal:
-    """Choose the largest step, and the cache's size, that fit the device's free memory. Raises OutOfMemory."""
+    """Choose the largest step and the cache's size, so that both fit the device's memory. Raises OutOfMemory."""
     config, setup = runners.config, runners.setup
     most = config.scheduler.step_tokens or MOST[setup.device.type]
     budget = draw_up(runners, bank, weights, most=most, graphs=graphs) if bank.dedicated else None
@@ -157,7 +158,7 @@ def settle(runners: Runners, proposal: Proposal, graphs: Graphs | None) -> tuple
 
 
 def warm(trial: TrialRunner) -> None:
-    """Run the first steps, capture decoding steps, and choose how the host waits for short steps."""
+    """Run the first steps, capture decoding steps, and choose whether the host polls for the end of short steps."""
     trial.warm_up()
     trial.runner.begin()
     if spin := choose_spin(trial):
@@ -165,7 +166,7 @@ def warm(trial: TrialRunner) -> None:
 
 
 def _calibrated(trial: TrialRunner, settings: SchedulerConfig, file: CalibrationFile | None, most: int) -> Calibration:
-    """Return an earlier start's calibration if it is still valid; else measure and store a new calibration.
+    """Return the calibration stored by an earlier start if it is still valid; else measure and store a calibration.
 
     most  tokens of the largest step
     """

@@ -1,8 +1,8 @@
 """Compute the bytes available to the cache, and log the budget.
 
-On a GPU infd may allocate a share of the memory that was free when it started. After the weights are loaded, the
-largest step is run on the smallest cache that the step needs, to measure the step's peak; the remaining bytes of the
-share are for the cache. On a CPU the cache may occupy a share of the host's free memory.
+On a GPU infd may allocate a share of the memory that was free when infd started. After the weights are loaded, the
+largest step is run, with the smallest cache that it needs, to measure its peak. The cache gets the bytes of the share
+that weights and steps do not need. On a CPU the cache may occupy a share of the host's free memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MIB: Final = 2**20
 # Largest share of the host memory free after loading; the remainder is for activations and other programs.
 HOST_SHARE: Final = 0.6
-GRAPH_BYTES: Final = 8 * MIB  # least bytes per CUDA graph: a driver allocates memory for several graphs at once
+GRAPH_BYTES: Final = 8 * MIB  # least estimate per CUDA graph: drivers allocate for several graphs at once
 
 
 class Footprint(Struct, frozen=True):
@@ -37,8 +37,8 @@ class Footprint(Struct, frozen=True):
     tokens      number of tokens of the largest step that fits
     step        peak of the largest step
     decoding    peak of a step in which every row decodes
-    persistent  allocated before, during and after every step: rows, workspaces, kernels
-    graph       allocated per CUDA graph, without the graph's tensors
+    persistent  allocated between steps too: rows, workspaces, kernels
+    graph       allocated by CUDA for one graph, without the tensors in the graph's pool
     """
 
     tokens: int
@@ -51,9 +51,9 @@ class Footprint(Struct, frozen=True):
 class Budget(Struct, frozen=True, kw_only=True):
     """A GPU's memory in bytes, by use.
 
-    others   allocated when infd started: by other processes, and by CUDA for this process
-    share    fraction of the device's memory beyond `others` that infd may allocate
-    graphs   expected bytes of CUDA graphs
+    others   allocated when infd started, by other processes and by CUDA for this process
+    share    fraction of the remaining memory, total - others, that infd may allocate
+    graphs   estimate for CUDA graphs
     """
 
     total: int
@@ -72,7 +72,7 @@ class Budget(Struct, frozen=True, kw_only=True):
         return Room(max(0, remaining), f"{self.share:.0%} of the GPU, less weights and steps")
 
     def explain(self, cache: int) -> str:
-        """Return the budget as lines of text. cache: the allocated bytes of the cache"""
+        """Return the budget as lines of text. cache: bytes of the cache."""
         parts = [
             (self.others, "allocated before infd started, by other processes and by CUDA"),
             (self.weights, "weights"),
@@ -94,10 +94,10 @@ def on_host(bank: Bank) -> Room:
 
 
 def draw_up(runners: Runners, bank: Bank, weights: Arena, *, most: int, graphs: Graphs | None) -> Budget:
-    """Run the largest step on a GPU, and return the budget.
+    """Run the largest step that fits a GPU's memory, and return the budget.
 
-    most    tokens of the largest step; halved until the step fits
-    graphs  captures the smallest step, to measure the memory of a graph
+    most    tokens of the largest allowed step; halved until a step fits
+    graphs  captures the smallest step, to measure the memory of a graph; None: steps are not captured
 
     Raises OutOfMemory if no step fits.
     """
@@ -115,13 +115,13 @@ def draw_up(runners: Runners, bank: Bank, weights: Arena, *, most: int, graphs: 
         share=config.device.memory_utilization,
         weights=weights.size,
         footprint=footprint,
-        # Decoding counts twice: the tensors of decoding steps occupy the graphs' pool, and torch's cache.
+        # Twice, because tensors of decoding steps are allocated in the graphs' pool and in torch's own cache.
         graphs=2 * footprint.decoding + captured * max(footprint.graph, GRAPH_BYTES) if config.device.graphs else 0,
     )
 
 
 def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs: Graphs | None) -> Footprint | None:
-    """Measure a step of `tokens` tokens, or of the most tokens that fit the rows; None if memory runs out."""
+    """Measure a step of `tokens` tokens, or of fewer if the rows have no room; return None if memory runs out."""
     layout, rows, longest = runners.spec.layout, runners.rows, runners.setup.max_len
     length = min(longest - 1, tokens)
     prompts = ceil_div(tokens, length) * sum(ceil_div(length, group.page_tokens) for group in layout.groups)
@@ -130,15 +130,15 @@ def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs
     try:
         runner, cache = runners.build(pages, longest, purpose="the cache of a first step", graphs=graphs)
         long = TrialPlans(layout, pages=pages, rows=rows, max_model_len=longest)
-        wide = TrialPlans(layout, pages=pages, rows=rows, max_model_len=2)  # one prompt token and one sampled token
-        scored = LIKELIEST if layout.divisible else None  # scored tokens' logits also need memory
+        wide = TrialPlans(layout, pages=pages, rows=rows, max_model_len=2)  # a prompt and an answer of a token
+        scored = LIKELIEST if layout.divisible else None  # logits of scored tokens need memory
         plan = long.plan(min(tokens, long.room), scored)
-        run(runner, plan)  # before the measurement: allocates workspaces that stay allocated
+        run(runner, plan)  # run once unmeasured: libraries allocate workspaces that stay allocated
         step = bank.peak(partial(run, runner, plan))
         decoding = bank.peak(partial(run, runner, wide.plan(rows)))
         graph = bank.retained(runner.idle)
         bank.trim()
-        # Measured while the trial runner exists: the serving runner has as many rows, of at most this length.
+        # Measured while this runner exists, because the serving runner has as many rows, of this length or shorter.
         persistent = bank.held() - bank.others - weights.size - cache.size
         return Footprint(tokens, step, decoding, max(0, persistent), graph)
     except Exception as error:

@@ -14,17 +14,19 @@ if TYPE_CHECKING:
 
 
 class Room(NamedTuple):
-    """The bytes available to the cache, and their derivation, for logs."""
+    """The bytes available to the cache, and their derivation in words, for logs."""
 
     bytes: int
     why: str
 
 
 class CacheSize(Struct, frozen=True):
-    """The number of pages, their bytes, and the derivation of the number, for logs.
+    """The size of the cache.
 
-    pages          ids 1..pages; page 0 is scratch and counted in bytes only
+    pages          number of pages, with ids 1..pages; page 0, for padding, is not counted
+    bytes          bytes of the cache's arena, page 0 and alignment included
     max_model_len  tokens of the longest sequence that fits the pages
+    reason         derivation of `pages` in words, for logs
     """
 
     pages: int
@@ -44,10 +46,10 @@ def size_cache(
 ) -> CacheSize:
     """Choose the number of pages, and the longest sequence that fits the pages.
 
-    configured   bytes in the settings; None: all of `room`
-    step_tokens  token budget of a step; a window group needs pages for a step's tokens besides its window
+    configured   bytes that the settings state; None: `room`, but no more than `rows` sequences of max_model_len need
+    step_tokens  token budget of a step; a group with a window needs pages for its window and for a step's tokens
 
-    Raises OutOfMemory if a prompt and an answer of one token each do not fit.
+    Raises OutOfMemory if a prompt of one token and an answer of one token do not fit.
     """
     layout = spec.layout
     if not layout.groups:
@@ -66,7 +68,7 @@ def size_cache(
 
 
 def _longest(layout: CacheLayout, pages: int, most: int, step_tokens: int) -> int:
-    """Return the length, at most `most`, of the longest sequence that fits `pages`."""
+    """Return the tokens of the longest sequence that fits `pages`, at most `most`."""
     fits, too_long = 0, most + 1
     while too_long - fits > 1:
         middle = (fits + too_long) // 2

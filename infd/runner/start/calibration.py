@@ -1,7 +1,7 @@
 """Measure at start the number of tokens that a step computes within its target time, and the cost of scoring a token.
 
-Long prompts are computed in chunks of `step_tokens`. So `step_tokens` bounds the pause of other streams, and a new
-request's wait for the scheduler.
+Long prompts are computed in chunks of `step_tokens` tokens. A step's duration is the pause of other streams, and the
+time that a new request waits for the scheduler; `step_tokens` bounds both.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 LEAST = 64  # least step_tokens
 MOST = {"cpu": 2048, "cuda": 8192}  # most step_tokens, by kind of device
 GROWTH = 4  # factor between the token counts of successive measured steps
-FEW = 16  # tokens of a step that lasts about as long as a step of one token
+FEW = 16  # a step of this many tokens lasts about as long as a step of one token
 TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
-# Target time of mixed steps: the longer of CALM_MS and PACE times the shortest step.
+# The target time of mixed steps is the longer of: CALM_MS, and PACE times the duration of the shortest step.
 CALM_MS = 50.0
 PACE = 1.75
-EVEN = 8  # mixed steps' tokens are a multiple of EVEN: matrix products tile rows
-WAITS = 31  # steps per median when polling is compared with sleeping
-SHORT_S = 2e-3  # no polling for longer steps: interrupt latency is a small share of their duration
-SPIN_STEPS = 1.5  # polling time, in durations of the step
-WORTH = 0.97  # polling is kept if a polled step lasts at most this share of an unpolled step
-SCORED = {"cpu": FEW, "cuda": 1024}  # tokens scored to measure the cost; few on a GPU would measure kernel launches
-LIKELIEST = 20  # requested top logprobs in scored steps
-ALIKE = 1.25  # largest ratio of the shortest step's measured and stored durations, longer to shorter
+EVEN = 8  # budgets of mixed steps are multiples of EVEN, because kernels multiply rows in tiles
+WAITS = 31  # steps of which the median is taken, to compare polling with sleeping
+SHORT_S = 2e-3  # longer steps are not polled: the latency of the interrupt is a small share of their duration
+SPIN_STEPS = 1.5  # time limit of polling, in durations of the step
+WORTH = 0.97  # polling is used if it shortens the median step at least to this share
+SCORED = {"cpu": FEW, "cuda": 1024}  # scored tokens of a measured step; with FEW, a GPU's launches would dominate
+LIKELIEST = 20  # top logprobs per scored token in measured steps
+ALIKE = 1.25  # a stored calibration is valid if its shortest step lasts up to this factor longer or shorter now
 
 
 class StepTokens(NamedTuple):
     """Token budgets of a step.
 
-    alone    if no sequence decodes in the step
-    mixed    if some sequences decode
-    crowded  if some sequences decode and many prompts wait
+    alone    of a step in which no sequence decodes
+    mixed    of a step in which a sequence decodes
+    crowded  of a step in which a sequence decodes, while many prompts wait
     """
 
     alone: int
@@ -49,10 +49,10 @@ class StepTokens(NamedTuple):
 
 
 class Calibration(Struct, frozen=True):
-    """The measurements of steps at start; alone, mixed and crowded as in StepTokens.
+    """The measurements of steps at start. alone, mixed, crowded: see StepTokens.
 
-    shortest_s  duration of the shortest step
-    score_cost  cost of a scored token, in tokens of a step
+    shortest_s  duration of the shortest step, see `shortest_s`
+    score_cost  cost of a scored token, in unscored tokens
     """
 
     shortest_s: Annotated[float, Meta(gt=0)]
@@ -72,9 +72,9 @@ def shortest_s(trial: TrialRunner) -> float:
 
 
 def choose_spin(trial: TrialRunner) -> float:
-    """Make the host poll for the end of short steps before it sleeps, if polling makes decoding faster.
+    """Set how long the host polls for the end of a step before it sleeps: only if polling makes short steps faster.
 
-    Returns the polling time in seconds; 0 if polling gains too little, or steps are long.
+    Returns the time limit of polling in seconds; 0 if polling gains too little, or if steps are long.
     """
     runner, chunks = trial.runner, trial.plans.chunked(FIRST, WAYS[0])
     if not chunks or not runner.overlaps:
@@ -110,9 +110,9 @@ def calibrate(trial: TrialRunner, settings: SchedulerConfig, most: int) -> Calib
 
 
 def still_valid(calibration: Calibration, trial: TrialRunner) -> bool:
-    """Return whether the shortest step's duration is within ALIKE of the calibration's.
+    """Return whether the shortest step's duration differs from the calibration's at most by the factor ALIKE.
 
-    A longer step means a slower or busy machine, a shorter step a machine that was busy during the calibration.
+    If it is longer, the machine is slower or busy; if it is shorter, the machine was busy during the calibration.
     """
     for _ in range(TRIALS):
         ratio = trial.run(trial.plans.plan(min(FEW, trial.plans.room))) / calibration.shortest_s
@@ -125,9 +125,11 @@ def measure(trial: TrialRunner, target_ms: float | None, *, shortest: float, mos
     """Return the token budgets whose steps last at most the target time.
 
     shortest   see `shortest_s`
-    target_ms  None: TARGET_MS; for mixed steps the longer of CALM_MS and PACE times the shortest step
+    target_ms  the target time; None: TARGET_MS, but for mixed steps see CALM_MS
+    most       tokens of the largest allowed step
 
-    `alone` is a power of two, at most `most`, and leaves tokens for prompts while all rows decode.
+    `alone` is a power of two, at most `most`. But it is at least LEAST, and at least twice the number of rows, so that
+    a step can compute prompts while all rows decode.
     """
     least, room = max(LEAST, _power_of_two(4 * trial.rows - 1)), trial.plans.room
     durations = {min(FEW, room): shortest}
@@ -145,7 +147,10 @@ def measure(trial: TrialRunner, target_ms: float | None, *, shortest: float, mos
 
 
 def _within(seconds: float, durations: dict[int, float]) -> int:
-    """Interpolate the number of tokens computed in `seconds`. durations: seconds by number of tokens, ascending."""
+    """Interpolate the number of tokens that a step computes in `seconds`.
+
+    durations  seconds by number of tokens, ascending
+    """
     for (few, short), (many, long) in pairwise(durations.items()):
         if short < seconds < long:
             return int(few + (many - few) * (seconds - short) / (long - short))
@@ -154,7 +159,7 @@ def _within(seconds: float, durations: dict[int, float]) -> int:
 
 
 def score_cost(trial: TrialRunner, shortest: float) -> int:
-    """Return the cost of a scored token, in tokens of a step: scoring also computes and sorts logits.
+    """Return the cost of a scored token, in unscored tokens: for a scored token, logits are computed and sorted.
 
     shortest  see `shortest_s`
     """

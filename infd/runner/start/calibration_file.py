@@ -1,8 +1,8 @@
 """Store calibrations for later starts of the same model on the same machine.
 
-The file is stored beside the compiled kernels. A calibration's key is a digest of the model, the settings, infd, torch,
-the kernels, the machine and the number of threads. A start without an entry for its key measures steps. A start with an
-entry checks the duration of the shortest step (`calibration.still_valid`).
+The file is stored beside the compiled kernels. A calibration's key is a digest of everything that determines the
+durations: the model, the settings, the versions of infd and torch, the kernels, the machine and the number of threads.
+If the file has a calibration for the key, a start measures only the shortest step (`calibration.still_valid`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("infd.runner")
 
 NAME: Final = "calibration.json"
-MOST: Final = 64  # calibrations in the file; the oldest are dropped
+MOST: Final = 64  # most calibrations in the file; the oldest are removed
 LARGEST_BYTES: Final = 2**20
 PROCESSOR: Final = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")  # lines of CPUINFO
 
 
 class CalibrationFile:
-    """A file of calibrations, and the key of one model's calibration."""
+    """A file of calibrations, and the key of this start's calibration."""
 
     def __init__(self, path: Path, key: str) -> None:
         self.path = path
@@ -47,9 +47,10 @@ class CalibrationFile:
     def of(
         cls, config: Config, setup: ModelSetup, described: Mapping[str, Any], *, rows: int, tokens: int
     ) -> CalibrationFile | None:
-        """Return the file, with the key of a model; None if calibrations are not stored.
+        """Return the file, and the key of a start; None if calibrations are not stored.
 
         described  content of config.json
+        rows       most running sequences
         tokens     tokens of the largest step that can be measured
         """
         if not config.device.kernel_cache:
@@ -79,7 +80,7 @@ class CalibrationFile:
         return self._read().get(self._key)
 
     def store(self, calibration: Calibration) -> None:
-        """Write the calibration. If writing fails, the next start measures steps."""
+        """Write the calibration to the file. If that fails, the next start measures steps again."""
         others = {key: each for key, each in self._read().items() if key != self._key}
         newest = dict([*others.items(), (self._key, calibration)][-MOST:])
         new = self.path.with_suffix(f".{os.getpid()}")

@@ -1,4 +1,4 @@
-"""Load a model from settings: build it without weights, read its weights, and assemble its runner.
+"""Load the configured model: build it without weights, read its weights, and assemble its runner.
 
 Runs on the device thread. Importing this module imports torch.
 """
@@ -49,10 +49,10 @@ def build(
     progress: Callable[[int, int], None] | None = None,
     headstart: Headstart | None = None,
 ) -> Loaded:
-    """Load the checkpoint in directory config.model.path, and build, measure and warm up its runner.
+    """Load the checkpoint in the directory `model.path`, and build, warm up and measure its runner.
 
     progress   called with (bytes of weights read, bytes to read)
-    headstart  host memory for the weights, being populated
+    headstart  host memory for the weights, populated in the background; None: none is populated
 
     Raises StartError.
     """
@@ -75,7 +75,7 @@ def build(
 
 
 def _keep_compiled(settings: DeviceConfig, pulse: Pulse) -> Ledger | None:
-    """Make Triton and FlashInfer read and store a GPU's compiled kernels in `device.kernel_cache`."""
+    """Make Triton and FlashInfer store compiled kernels in `device.kernel_cache`; return the record of compilations."""
     if not installed():
         return None
     from infd.kernels.triton.compiled import keep
@@ -97,7 +97,7 @@ def _build(
     progress: Callable[[int, int], None] | None,
     headstart: Headstart | None,
 ) -> Loaded:
-    bank = bank_of(device)  # before set_up: the bank counts memory allocated earlier as other processes' memory
+    bank = bank_of(device)  # before set_up, because the bank counts memory allocated so far as not infd's
     setup = set_up(config, checkpoint, device, device, candidates(config))
     required = required_bytes(setup.model)
     mapping = None if headstart is None else headstart.claim(0 if bank.dedicated else required)

@@ -1,6 +1,6 @@
 """Decide implementation, dtype and longest sequence from settings, config.json and the kind of device.
 
-Imports no torch, so that `infd start` decides before loading, and `infd config check` without loading.
+Imports no torch: `infd start` decides before it imports torch, and `infd config check` does not import torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 CPUINFO = Path("/proc/cpuinfo")
 DTYPES = ("float32", "bfloat16", "float16")
-SHORT = MappingProxyType({"float": "float32", "half": "float16"})  # names in other servers' command lines
+SHORT = MappingProxyType({"float": "float32", "half": "float16"})  # names that other servers' command lines accept
 # By kernel family, the setting that restricts the implementation: section, name, flag.
 CHOSEN = {
     "attention": ("cache", "dtype", "--kv-cache-dtype"),
@@ -45,8 +45,8 @@ CHOSEN = {
 class Resolved(Struct, frozen=True):
     """The decisions made before the model is built.
 
-    own      whether infd's own code computes the model; otherwise transformers' code does
-    dtype    name of the activations' dtype; None if the kind of device decides and is unknown
+    own      whether infd's own code computes the model; if not, transformers' code does
+    dtype    name of the activations' dtype; None if it depends on the kind of device, which is unknown
     max_len  tokens of the longest sequence; None if only transformers' config class states the length
     """
 
@@ -83,7 +83,7 @@ def resolve(
 
 
 def candidates(config: Config) -> Mapping[str, Sequence[Candidate]]:
-    """Return the candidate kernels of each family, by the settings."""
+    """Return each family's candidate kernels under the settings."""
     weights = quantized(config.model.quantization, config.model.quantize_vocabulary)
     chosen = {**weights, **CACHED.get(config.cache.dtype, {})}
     return preferring("flashinfer", chosen) if config.device.flashinfer else chosen
@@ -95,7 +95,7 @@ def choose_dtype(configured: str, described: Mapping[str, Any], kind: str | None
     The default on a GPU is the checkpoint's dtype; on a CPU bfloat16 if the checkpoint's dtype has 16 bits and the
     processor multiplies bfloat16 natively, else float32.
 
-    Returns None if the kind of device decides and is unknown.
+    Returns None if the default depends on the kind of device, which is unknown.
     """
     if configured != "auto":
         return SHORT.get(configured, configured)
@@ -116,10 +116,11 @@ def _has_bfloat16(cpuinfo: str) -> bool:
 
 
 def longest(configured: int | None, trained: int, *, bounded: bool = True) -> int:
-    """Return the tokens of the longest sequence.
+    """Return the tokens of the longest sequence. Raises CheckpointError, ConfigError.
 
-    trained  the model's context length
-    bounded  whether sequences longer than `trained` are refused
+    configured  model.max_model_len; None: `trained`
+    trained     the model's context length
+    bounded     whether `configured` must not exceed `trained`
     """
     if trained < 2:
         raise CheckpointError(f"config.json: max_position_embeddings is {trained}; a prompt and an answer need 2")
@@ -129,7 +130,7 @@ def longest(configured: int | None, trained: int, *, bounded: bool = True) -> in
 
 
 def _require_plain_weights(config: Config, described: Mapping[str, Any]) -> None:
-    """Refuse to quantize weights that transformers' code multiplies."""
+    """Raise ConfigError if the settings quantize weights that transformers' code multiplies."""
     refused = [name for name in ("quantization", "quantize_vocabulary") if getattr(config.model, name) in QUANTIZED]
     if refused:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in refused)

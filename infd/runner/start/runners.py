@@ -1,6 +1,6 @@
-"""Build the runners of a model.
+"""Build the runners of a model. There are three kinds.
 
-1. a trial runner, with a small cache, to measure the memory of steps
+1. the runner with a small cache on which `budget.py` measures the memory of steps
 2. the serving runner
 3. the runners of `infd warm`, whose tensors have no storage
 """
@@ -31,7 +31,7 @@ class Runners:
     """Builds runners of one model.
 
     rows        number of rows of each runner
-    spec        layout and tensors of each runner's cache
+    spec        layout and tensors of each runner's cache, without the number of pages
     workspaces  the kernels' scratch memory, shared by all runners
     """
 
@@ -50,7 +50,9 @@ class Runners:
     ) -> tuple[Runner, Arena]:
         """Return a runner for sequences of at most `max_len` tokens, and the arena of its cache.
 
-        purpose  the arena's purpose, which OutOfMemory names
+        pages    number of pages of the cache
+        purpose  the purpose of the cache's arena, for the message of OutOfMemory
+        graphs   captures decoding steps; None: no step is captured
 
         Raises OutOfMemory.
         """
@@ -84,6 +86,6 @@ def _workspaces(ops: Ops, arenas: Arenas) -> list[Arena]:
     for family in ops.workspaces:
         arena = arenas.arena(family.workspace_bytes, "kernel workspaces")
         memory = arena.take((family.workspace_bytes,), torch.uint8)
-        family.work_in(memory.zero_())  # as `Workspace` promises
+        family.work_in(memory.zero_())  # `Workspace` promises zeroed memory
         allocated.append(arena)
     return allocated

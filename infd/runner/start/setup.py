@@ -1,6 +1,7 @@
 """Choose a checkpoint's device, dtype, kernels and longest sequence, and build its model without weights.
 
-Reads config.json and the headers of weight files only; allocates no memory.
+Reads only config.json and the headers of weight files. Of the model's tensors, only tables such as rotary angles
+are allocated.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class ModelSetup(NamedTuple):
     """A model without weights, and its kernels.
 
-    dtype    of activations
-    device   of the model's tensors
+    dtype    dtype of activations
+    device   device of the model's tensors
     max_len  tokens of the longest sequence
     """
 
@@ -52,7 +53,7 @@ def set_up(
     """Build a checkpoint's model. Raises CheckpointError, ConfigError, DeviceMissing.
 
     device  the device for which kernels are chosen
-    memory  device of the tensors; differs from `device` only in `infd warm`, which computes nothing
+    memory  device of the model's tensors; equals `device` except in `infd warm`, which computes nothing
     """
     described = checkpoint.config
     try:
@@ -62,16 +63,16 @@ def set_up(
         ops = select(device, dtype, candidates, head=head_size(described))
         max_len = resolved.max_len or longest(config.model.max_model_len, registry.transformers_length(described))
         model = registry.build(described, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors)
-    except CheckpointError as error:  # the message of `error` lacks the directory
+    except CheckpointError as error:  # adds the directory to the message
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error
-    ops.request("rows", "draw")  # for the runner; chosen before weights are read, so that a refusal ends the start
+    ops.request("rows", "draw")  # the runner's families: if none fits, the start fails before weights are read
     if model.targets:
         ops.request("lora")
     return ModelSetup(model, ops, dtype, memory, max_len)
 
 
 def choose_device(kind: str) -> torch.device:
-    """Return the device that `kind` names, after making the device current on this thread. Raises DeviceMissing."""
+    """Return the device that `kind` names. A GPU becomes this thread's current device. Raises DeviceMissing."""
     if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():

@@ -1,7 +1,7 @@
 """Plan and run trial steps on a runner that does not serve yet.
 
 Trial steps are ordinary plans, on rows and pages that no sequence uses. `calibration.py` measures the duration of trial
-steps, `budget.py` the memory, and `warming.py` compiles the kernels that trial steps call.
+steps, `budget.py` measures their memory, and `warming.py` compiles the kernels that they call.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import CacheLayout
 
 TRIALS = 5  # most measured steps per number of tokens
-ENOUGH_S = 0.05  # seconds of measured steps, after which no further step of as many tokens is run
+ENOUGH_S = 0.05  # after this many seconds of steps of one size, no further step of the size is run
 FIRST = 4  # tokens of the first step, in which torch and kernels initialize
-LENGTHS = (1537, 200)  # tokens of two prompts; only the first prompt's attention is split over programs
-# Together these parameters call every sampling kernel: kernels differ by the logits' dtype, which is float32 after any
-# change except a mask.
+LENGTHS = (1537, 200)  # tokens of two prompts; only the first prompt's keys are split over programs
+# Steps with these parameters call every sampling kernel, for each dtype of logits: a mask keeps the model's dtype, any
+# other change of logits converts them to float32.
 WAYS = (
     SamplingParams(max_tokens=1, temperature=0.0),
     SamplingParams(max_tokens=1, temperature=1.0),
@@ -62,7 +62,7 @@ class TrialPlans:
     def plan(self, tokens: int, scored: int | None = None) -> StepPlan:
         """Return a step of `tokens` prompt tokens in the least number of sequences.
 
-        scored  as Score.top; None: not scored
+        scored  Score.top of the sequences; None: no token is scored
         """
         plan = StepPlan(-1, [], [], [])
         wants: tuple[Want, ...] = (Generate(WAYS[0]),) if scored is None else (Generate(WAYS[0]), Score(scored))
@@ -80,8 +80,9 @@ class TrialPlans:
         """Return three steps that compute a prompt in three chunks.
 
         The first chunk has about two thirds of the tokens, the last chunk one token, the second chunk the other tokens.
+        Returns no steps for fewer than 4 tokens, and if the model's prompts must not be divided.
 
-        tokens  of the prompt, limited by `room`; a prompt of fewer than 4 tokens has no steps
+        tokens  tokens of the prompt, reduced to `room` or the longest sequence if necessary
         """
         tokens = min(tokens, self._length, self.room)
         if tokens < 4 or not self._divisible:
@@ -94,7 +95,7 @@ class TrialPlans:
         ]
 
     def _join(self, row: int, tokens: int, wants: tuple[Want, ...], page: int) -> tuple[Join, int]:
-        """Return the join of a sequence whose pages start at `page`, and the next free page."""
+        """Return the join of a sequence, whose pages have ids from `page` on, and the next free id."""
         tables = []
         for group in self._groups:
             held = ceil_div(tokens, group.page_tokens)
@@ -103,15 +104,15 @@ class TrialPlans:
         return Join(row, [0] * tokens, tokens, wants, tables, 0), page
 
     def _alone(self) -> int:
-        """Return the most tokens of a single sequence that keeps the pages behind its windows."""
+        """Return the most tokens of a single sequence if pages that its windows have passed are not freed."""
         return self._pages // len(self._groups) * min(group.page_tokens for group in self._groups)
 
 
 def first_steps(plans: TrialPlans, device: str) -> Iterator[StepPlan]:
     """Plan the steps that initialize torch and kernels: the smallest step, and on a GPU further steps.
 
-    A GPU's kernels are compiled at the first call. Kernels depend on sequence lengths and sampling parameters; together
-    these steps call every kernel, so that no later step compiles.
+    A GPU's kernels are compiled when they are first called. Sequence lengths and sampling parameters determine which
+    kernels a step calls; these steps together call every kernel, so that no later step waits for a compilation.
     """
     yield plans.plan(min(FIRST, plans.room))
     if device == "cuda":
@@ -122,7 +123,7 @@ def first_steps(plans: TrialPlans, device: str) -> Iterator[StepPlan]:
 
 
 class TrialRunner:
-    """Runs trial steps on the serving runner before it serves."""
+    """Runs trial steps on the serving runner, before the first request."""
 
     def __init__(self, runner: Runner, plans: TrialPlans) -> None:
         self.runner = runner
@@ -134,7 +135,7 @@ class TrialRunner:
 
     @property
     def device(self) -> str:
-        """Kind of device: "cpu" or "cuda"."""
+        """Kind of the runner's device: "cpu" or "cuda"."""
         return self.runner.instance.rows.device.type
 
     @property
@@ -152,9 +153,9 @@ class TrialRunner:
         return run(self.runner, plan)
 
     def time(self, tokens: int, scored: int | None = None) -> float:
-        """Return the least duration of up to TRIALS steps of `tokens` tokens: disturbances only lengthen a step.
+        """Return the shortest duration of up to TRIALS steps of `tokens` tokens: disturbances only lengthen a step.
 
-        Disturbances are short, so a step longer than ENOUGH_S is run once.
+        Disturbances are short, so a step that lasts ENOUGH_S or longer is run once.
         """
         durations: list[float] = []
         while len(durations) < TRIALS and sum(durations) < ENOUGH_S:

@@ -1,8 +1,8 @@
-"""Compile every kernel that a model needs on a GPU before serving; the machine may lack a GPU.
+"""Compile every kernel that a model needs on a GPU before serving, on a machine with or without a GPU.
 
-The runner's warm-up steps are issued on tensors without storage: the compiled kernels and their arguments equal those
-of serving, and neither weights nor GPU memory are needed. The steps are also issued as captured steps, and with
-adapters of zeros, because any adapter may be loaded later.
+The runner's first steps are issued on tensors without storage. The kernels and their arguments equal those of serving,
+and neither weights nor GPU memory are needed. The steps are also issued as captured steps, and with adapters of zeros,
+because any adapter may be loaded later.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 GPU = torch.device("cuda")
 NOWHERE = torch.device("meta")
-RANKS = (16, 32, 64)  # ranks of adapters, one adapter per step: a mixture of ranks calls no further kernels
+RANKS = (16, 32, 64)  # ranks of adapters, one per step: a step with several ranks would call no other kernels
 
 
 class Launched:
-    """Implements `cuda_graphs.capture.Graphs` without capturing: each replay launches every kernel."""
+    """Implements `cuda_graphs.capture.Graphs` without capturing: a replay calls the work again."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         return work
@@ -72,8 +72,8 @@ class Warmed(Struct, frozen=True):
     """The result of `warm`.
 
     gpu      compute capability or name of the target GPU
-    entries  the model's kernels
-    tuned    measured attention tilings
+    entries  the model's kernels, compiled or found in the cache
+    tuned    the fastest attention tilings, by head shape; empty if not measured
     """
 
     gpu: str
@@ -84,10 +84,10 @@ class Warmed(Struct, frozen=True):
 def warm(
     config: Config, target: str | None, notify: Callable[[Entry], object] = lambda _: None, *, tune: bool = False
 ) -> Warmed:
-    """Compile for `target`, by default this machine's GPU, into the directory `device.kernel_cache`.
+    """Compile the model's kernels for `target`, by default this machine's GPU, into `device.kernel_cache`.
 
-    notify  called with each kernel once it is compiled, or found in the cache
-    tune    also measure the best attention tiling on this machine's GPU
+    notify  called with each kernel after it is compiled, or found in the cache
+    tune    also measure attention tilings on this machine's GPU, and store the fastest
 
     Raises StartError.
     """
@@ -128,7 +128,7 @@ def warm(
 
 
 def _tune(shapes: Sequence[Shape], device: torch.device) -> dict[str, Found]:
-    """Measure the best attention tiling per head shape, and store the tilings beside the compiled kernels."""
+    """Find the fastest attention tiling of each head shape by measurement, and store them beside the kernels."""
     from infd.kernels.triton import blocks, tilings
     from infd.kernels.triton.tuning import tune
 
@@ -140,7 +140,7 @@ def _tune(shapes: Sequence[Shape], device: torch.device) -> dict[str, Found]:
 
 
 def _modules(directory: Path | None, gpu: GPUTarget, ledger: Ledger) -> AbstractContextManager[None]:
-    """Return a context in which FlashInfer's modules are compiled but not run."""
+    """Return a context in which calls of FlashInfer's kernels compile their modules, and compute nothing."""
     if reason := cannot_compile():
         raise DeviceMissing(reason)
     capability = divmod(gpu.arch, 10)
@@ -151,7 +151,7 @@ def _modules(directory: Path | None, gpu: GPUTarget, ledger: Ledger) -> Abstract
 
 
 def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
-    """Issue a model's first steps, without and with adapters, with a GPU's kernels on tensors without storage.
+    """Issue a model's first steps, without and with adapters: a GPU's kernels are called on tensors without storage.
 
     flashinfer  whether FlashInfer's kernels are also compiled
 
@@ -176,7 +176,7 @@ def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
 def adapted_steps(
     plans: TrialPlans, slots: DeviceSlots, targets: Sequence[Target], dtype: torch.dtype
 ) -> Iterator[StepPlan]:
-    """Plan the smallest step per rank with an adapter that changes every target; pass the adapters to `slots`."""
+    """Plan the smallest step for each of RANKS, with an adapter that changes all targets and is stored in `slots`."""
     for rank in RANKS if targets else ():
         adapter, plan = Adapter("warm", rank), plans.plan(1)
         slots.hold(adapter, dict(_changes(targets, rank, dtype)))
@@ -193,7 +193,10 @@ def _changes(targets: Sequence[Target], rank: int, dtype: torch.dtype) -> Iterat
 
 
 def _unprobed(candidates: Mapping[str, Sequence[Candidate]], flashinfer: bool) -> Mapping[str, Sequence[Candidate]]:
-    """Return the candidates chosen on a GPU, without probing a GPU for missing features."""
+    """Restrict families with Triton kernels to these, and to FlashInfer's if `flashinfer`.
+
+    The restricted candidates support any GPU: the target may differ from this machine's GPU.
+    """
     by_family = insisting("triton", candidates)
     if not flashinfer:
         return by_family
