@@ -1,8 +1,8 @@
 """Load adapters into the device's slots, and select each token's adapter in a step.
 
-A CPU's slot refers to the adapter's tensors in host memory. A GPU's slot stores
-a copy, issued on the stream of the steps. A step without adapters has no extra cost.
-Captured steps read adapters by slot, from tables that are updated when a slot changes.
+On a CPU a slot refers to the adapter's tensors in host memory. On a GPU a slot stores a copy, issued on the stream of
+the steps. A step without adapters has no extra cost. Captured steps read adapters from tables with an entry for each
+slot; the tables are updated when a slot changes.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 class DeviceSlots:
     """The adapters in host memory and in the device's slots. Used on the device thread only.
 
-    weights  for captured steps: the weights of all slots by target
+    weights  for captured steps: the factors of all slots, by target
     """
 
     def __init__(self, lora: Lora | None, staging: Staging, slots: int = 1) -> None:
         """Start with empty slots.
 
         lora     None if the model supports no adapters
-        staging  of the device with the slots
+        staging  copies to the device of the slots
         slots    number of slots; ids are 1..slots
         """
         self.lora = lora
@@ -61,14 +61,14 @@ class DeviceSlots:
         return len(self._loaded)
 
     def hold(self, adapter: Adapter, low: Mapping[Any, LowRank]) -> None:
-        """Store an adapter in host memory, so that plans can load it.
+        """Store an adapter in host memory; later plans may load the adapter into a slot.
 
-        low  the low-rank factors by `models.parameter.Target`
+        low  the adapter's low-rank factors, by `models.parameter.Target`
         """
         self._host[adapter] = low
 
     def forget(self, adapter: Adapter, slot: int | None) -> None:
-        """Free an adapter and its slot. No later step may use the adapter."""
+        """Free an adapter's host memory, and its slot unless None. No later step may use the adapter."""
         self._host.pop(adapter, None)
         if slot is not None:
             self._loaded.pop(slot, None)
@@ -77,7 +77,7 @@ class DeviceSlots:
         """Load adapters into their slots. Raises RequestFailed if an adapter does not fit the device's memory."""
         for load in loads:
             self._changed = True
-            self._loaded.pop(load.slot, None)  # frees the old adapter's memory before the new adapter's is allocated
+            self._loaded.pop(load.slot, None)  # frees memory before the new adapter allocates memory
             low = self._host[load.adapter]
             try:
                 self._loaded[load.slot] = low if self._device.type == "cpu" else _copied(low, self.staging.up)
@@ -88,19 +88,22 @@ class DeviceSlots:
                 ) from error
 
     def adapted(self, slots: Array) -> AdaptedRows | None:
-        """Return the adapters of a pass's rows, given their slots [rows]; None if no row has an adapter."""
+        """Return the adapters of a pass, given the slot of each row; None if no row has an adapter."""
         if not slots.any():
             return None
         assert self.lora is not None, "a model without targets takes no adapters"
         return AdaptedRows(self, self.lora, slots)
 
     def captured(self, size: int) -> CapturedRows | None:
-        """Return the adapters of captured steps of `size` rows; None if the kernel cannot be captured."""
+        """Return the adapters of captured steps of `size` rows; None if model or kernel does not support them."""
         lora = None if self.lora is None else self.lora.captured(size, self._device)
         return None if lora is None else CapturedRows(self, lora)
 
     def update_weights(self) -> int:
-        """Update `weights` to the loaded adapters. Returns a generation, which grows when captures become invalid."""
+        """Update `weights` to the loaded adapters.
+
+        Returns a generation number, which increases when graphs captured earlier become invalid.
+        """
         if self._changed and self._captured is not None:
             targets = {target: None for changes in self._loaded.values() for target in changes}
             replaced = {}
@@ -119,7 +122,10 @@ class DeviceSlots:
         return self._generation
 
     def groups(self, slots: Array) -> list[tuple[Tensor, Changes]]:
-        """Return each adapter's rows and changes, ascending by slot. slots: [rows]"""
+        """Return the rows of each adapter and its factors by target, in the order of slots.
+
+        slots  each row's slot; rows of slot 0 are omitted
+        """
         order = np.argsort(slots, kind="stable")
         found, first = np.unique(slots[order], return_index=True)
         ends = [*first[1:], len(slots)]
@@ -134,14 +140,14 @@ class AdaptedRows:
     """Implements `models.base.PassAdapters` for uncaptured steps, whose slots are known on the host."""
 
     def __init__(self, loaded: DeviceSlots, lora: Lora, slots: Array) -> None:
-        """slots: [rows], the slot of each row's adapter; 0: the model itself"""
+        """slots: each row's slot; 0: the model without adapter."""
         self._loaded = loaded
         self._lora = lora
         self._slots = slots
         self._groups = loaded.groups(slots)
 
     def at(self, rows: Array) -> AdaptedRows | None:
-        """Return the adapters of a pass over `rows` only, in the given order."""
+        """Return the adapters of a pass that consists of `rows` of this pass, in the given order."""
         return self._loaded.adapted(self._slots[rows])
 
     def add(self, y: Tensor, x: Tensor, target: Target) -> None:
@@ -164,7 +170,7 @@ class CapturedRows:
         self._lora = lora
 
     def refill(self, slots: Sequence[int]) -> None:
-        """Upload the slot of each row of the next step; 0: the model itself."""
+        """Upload the slot of each row of the next step; 0: the model without adapter."""
         self._lora.refill(slots, self._loaded.staging.fill)
 
     def add(self, y: Tensor, x: Tensor, target: Target) -> None:
@@ -177,7 +183,7 @@ class CapturedRows:
 
 
 def _copied(low: Changes, upload: Upload) -> Changes:
-    """Copy an adapter to the device through pinned memory: a copy from pageable memory would wait for the device."""
+    """Copy an adapter to the device through `upload`'s pinned memory: a copy from pageable memory would synchronize."""
 
     def copied(matrix: Tensor) -> Tensor:
         rows, columns = matrix.shape

@@ -1,8 +1,7 @@
 """Build the batch of a forward pass from a plan's spans.
 
-The host uploads one array of integers per step. Tokens and lengths depend on
-sampled tokens, so they are read from `Rows` on the device: a step can be issued
-while the device computes the previous step.
+The host uploads rows, positions and indices as one array of integers. Tokens and lengths depend on sampled tokens, so
+they are read from `Rows` on the device. A step can therefore be issued while the device computes the previous step.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ if TYPE_CHECKING:
 
 
 class Gathered(Struct):
-    """The batch of a forward pass, and each readout's selected tokens; None for a readout without tokens."""
+    """The batch of a forward pass, and the tokens that each readout selected; None if a readout selected no token."""
 
     batch: Batch
     selections: list[Selection | None]
 
 
 class Placed(Struct):
-    """Spans, and the row and position of each token.
+    """Spans with the rows and positions of their tokens.
 
     starts, counts, offsets  as in AttentionBatch
-    row, start               [S] int64
-    token_row, position      [T] int64, padding included
+    row, start               [S] int64: row and first position of each span
+    token_row, position      [T] int64: row and position of each token, padding included
     """
 
     starts: list[int]
@@ -76,7 +75,7 @@ class Placed(Struct):
 
 
 def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout]) -> Gathered:
-    """Build the batch of `spans`, at least one, in their order."""
+    """Build the batch of `spans`, in their order. There must be at least one span."""
     model, layout, rows = instance.model, instance.layout, instance.rows
     count = len(spans)
     counts = [span.count for span in spans]
@@ -85,13 +84,13 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
     tokens = offsets[-1]
     row_ids = [*(span.row for span in spans), rows.scratch]
     slots = rows.slots[row_ids]
-    # Adapters may need more rows than the model: torch may compute adapters where native kernels compute the model.
+    # Adapters may need more rows than the model: torch may compute them although native kernels compute the model.
     needed = max(model.least_rows, LEAST_ROWS) if slots.any() else model.least_rows
     padding = max(0, needed - tokens)
     ends = [start + n for start, n in zip(starts, counts, strict=True)]
     assert max(ends) <= rows.max_len
 
-    # Padding is a span on the scratch row, whose table contains page 0 only.
+    # The padding is an additional span on the scratch row, whose page table contains page 0 only.
     span_of = np.repeat(np.arange(count + 1), [*counts, padding])
     within = np.arange(tokens + padding) - np.repeat([*offsets[:-1], tokens], [*counts, padding])
     within[tokens:] = 0
@@ -115,7 +114,7 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         sent, [count + 1, count + 1, tokens + padding, tokens + padding, *map(len, indices)]
     )
 
-    start = torch.minimum(bound, rows.length[row] - 1)  # no span begins after the last known token
+    start = torch.minimum(bound, rows.length[row] - 1)  # planned starts are upper bounds
     position = start[span_index] + offset
     token_row = row[span_index]
     rotary, prompts = position, None
@@ -124,7 +123,7 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         if (shift := layout.regimes.outgrown) is not None:
             rotary = position + regime * shift
         elif any(start + 1 < prompt for start, prompt in zip(starts, regimes.tolist(), strict=False)):
-            prompts = regime  # the angles of a prompt's last token and of all later tokens depend on the position alone
+            prompts = regime  # from the last prompt token on, angles depend on the position alone
     adapted = instance.adapters.adapted(slots[span_of])
     placed = Placed(starts, counts, offsets, row[:count], start[:count], token_row, position)
     batch = Batch(
@@ -148,7 +147,7 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         for each, chosen in zip(index, indices, strict=True)
     ]
     if narrowed:
-        # The last layer computes each selected token as a span of one token.
+        # In the last layer, attention is planned with a span for each selected token.
         sampled, chosen = selections[alone], indices[alone]
         assert sampled is not None
         bounds = (np.array(starts)[span_of[chosen]] + within[chosen]).tolist()

@@ -1,25 +1,24 @@
 """Count the device thread's progress, so that a watchdog can distinguish a long step from a stuck step.
 
-Each beat, between two layers or two pieces of a checkpoint, is also a
-cancellation point.
+The thread calls `beat` between layers, and between pieces of a checkpoint. Each call is also a cancellation point.
 """
 
 from __future__ import annotations
 
 
 class Stopped(BaseException):
-    """Ends the device thread. A BaseException, so that no error handler catches it."""
+    """Ends the device thread. A BaseException, so that handlers of Exception do not catch it."""
 
 
 class Pulse:
-    """A count that one thread increments and any thread may read."""
+    """A counter that one thread increments, and that any thread may read."""
 
     def __init__(self) -> None:
         self.count = 0
         self._stopped = False
 
     def beat(self, *_: object) -> None:
-        """Count one piece of work. Raises Stopped after `stop`. Ignores the arguments of progress callbacks."""
+        """Count one piece of work. Raises Stopped after `stop`. Arguments, as of a progress callback, are ignored."""
         if self._stopped:
             raise Stopped
         self.count += 1

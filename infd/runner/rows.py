@@ -1,9 +1,8 @@
 """The persistent batch: on the device, one row per running sequence.
 
-A row is written when its sequence joins the batch and when pages are granted, and the
-sampler appends sampled tokens. Steps run in order, so the next plan may assign a row to
-another sequence; the results of a step are therefore never read from rows. All joins
-and grants of a plan are gathered on the host and written together.
+The host writes a row when a sequence joins the batch, and when the sequence is granted pages; the sampler appends
+sampled tokens. All joins of a plan are gathered on the host and written together, then all its grants. The next plan may
+assign a row to another sequence before a step's results are read, so results are never read from rows.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-GREEDY_BELOW = 1e-5  # temperature below which sampling equals argmax, up to rounding
+GREEDY_BELOW = 1e-5  # at lower temperatures the argmax is returned: sampling would differ by rounding only
 
 
 class Stage(IntFlag):
-    """The stages of the sampler, as flags per row."""
+    """The sampler's stages. Each row has the flags of the stages that its sequence requests."""
 
     REPETITION = 1
     FREQUENCY = 2
@@ -53,9 +52,12 @@ class Stage(IntFlag):
 class Words(Struct, frozen=True):
     """The bad words of one row.
 
-    last         [W] int64: the last token of each word
-    word         [E] int64, an entry per token that is not the last of its word: the index of the word
-    token, back  [E] int64: the token of each entry, and its distance from the word's last token
+    The E entries are the tokens of all words, without each word's last token.
+
+    last   [W] int64: the last token of each word
+    word   [E] int64: index of the entry's word
+    token  [E] int64: the entry's token
+    back   [E] int64: number of tokens from the entry's token to the word's last token
     """
 
     last: Array
@@ -65,16 +67,16 @@ class Words(Struct, frozen=True):
 
 
 class RowSampling(Struct, frozen=True):
-    """A row's sampling parameters that are not on the device: only the host reads them, or their length varies."""
+    """A row's sampling parameters in host memory: those that only the host reads, and lists of varying length."""
 
     stages: int
-    floor: int  # number of known tokens, prompt included, from which on an end id may be sampled
+    floor: int  # end ids are forbidden while fewer tokens, prompt included, are known
     logprobs: int
     bias_ids: Array  # [B] int64
     bias: Array  # [B] float32
     end_ids: Array  # [E] int64
     words: Words
-    allowed: Array  # [ceil(vocab / 32)] int32 bitmask; empty: all tokens
+    allowed: Array  # [ceil(vocab / 32)] int32 bitmask; empty: all tokens are allowed
 
 
 class Float(IntEnum):
@@ -97,7 +99,7 @@ class Integer(IntEnum):
     PROMPT = 3
 
 
-_UNSAMPLED = Generate(SamplingParams(max_tokens=1, temperature=0.0))  # for a row that only scores
+_UNSAMPLED = Generate(SamplingParams(max_tokens=1, temperature=0.0))  # for a sequence that is scored, not sampled
 _NO_IDS = np.empty(0, np.int64)
 _NOTHING = RowSampling(
     0, 0, 0, _NO_IDS, np.empty(0, np.float32), _NO_IDS, Words(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS), _NO_IDS
@@ -105,18 +107,18 @@ _NOTHING = RowSampling(
 
 
 class Rows:
-    """One row per sequence, and a last row, `scratch`, for padding, whose tables contain page 0 only.
+    """One row per sequence, and a last row, `scratch`, for padding. The page tables of `scratch` contain page 0 only.
 
     tokens    [R + 1, max_len] int32: all known tokens, prompt and sampled
-    length    [R + 1] int64: number of known tokens; a plan's lengths are upper bounds
+    length    [R + 1] int64: number of known tokens; a plan may assume more
     tables    [R + 1, G, pages] int32: page ids by group and page index; 0: no page
-    state     tokens, length and tables, for the kernels
-    slots     [R + 1] uint16, on the host: slot of each row's adapter; 0: the model itself
-    regimes   [R + 1] int64, on the host: see Regimes
+    state     tokens, length and tables, as the kernels' argument
+    slots     [R + 1] uint16, on the host: slot of each row's adapter; 0: the model without adapter
+    regimes   [R + 1] int64, on the host: regime of each row's rotary angles, see Regimes
     floats    [R + 1, len(Float)] float32: sampling parameters
     integers  [R + 1, len(Integer)] int32: sampling parameters
     stages    [R + 1] uint16, on the host: Stage flags of each row
-    sampling  on the host: each row's sampling parameters that `floats` and `integers` do not contain
+    sampling  on the host: by row, the sampling parameters that `floats` and `integers` do not contain
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class Rows:
 
         max_len      most tokens of a sequence
         page_tokens  tokens per page, by page group
-        staging      of the device with the rows
+        staging      copies to the device of the rows
         kernels      None: the reference implementation
         """
         self.staging = staging
@@ -170,11 +172,11 @@ class Rows:
             self.tables.index_put_((row, group, index), page.to(torch.int32))
 
     def append(self, row: Tensor, end: Tensor, token: Tensor) -> None:
-        """Write the sampled token of each row at position `end`. row, end, token: [N] int64."""
+        """Append a sampled token to each row, at position `end`. row, end, token: [N] int64."""
         self._kernels.append(self.state, row, end, token)
 
     def gather_inputs(self, inputs: DecodeInputs) -> None:
-        """Fill the input buffers of a decoding step, with one token per row."""
+        """Fill the input buffers of a decoding step with the last known token of each row."""
         self._kernels.gather_inputs(self.state, inputs)
 
     def upload(self, array: Array) -> Tensor:
@@ -182,7 +184,7 @@ class Rows:
         return self.staging.up(array)
 
     def _check(self, join: Join) -> Array:
-        """Return the tokens of a join [n] int32. Raises ValueError if their number or an id is out of range."""
+        """Return the tokens of a join, [n] int32. Raises ValueError if n or a token id is out of range."""
         tokens = np.asarray(join.tokens, dtype=np.int32)
         if not 0 < len(tokens) <= self.max_len:
             raise ValueError(f"a sequence of {len(tokens)} tokens; a row holds 1 to {self.max_len}")
@@ -191,7 +193,7 @@ class Rows:
         return tokens
 
     def _join(self, joins: Sequence[tuple[Join, Array]]) -> None:
-        """Write the rows of joins, each with its tokens [n] int32."""
+        """Write the rows of `joins`: pairs of a join and its tokens [n] int32."""
         count, longest = len(joins), max(len(tokens) for _, tokens in joins)
         history = np.zeros((count, longest), dtype=np.int32)
         tables = np.zeros((count, *self.tables.shape[1:]), dtype=np.int32)

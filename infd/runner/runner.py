@@ -1,8 +1,7 @@
 """Compute a step: gather its batch, run the model, compute the readouts.
 
-A step is issued in two halves: `forward` computes logits on the device; `sample`
-samples tokens once the mask is known. On a GPU both halves only launch kernels, and
-`read` waits for the result.
+A step is issued in two halves. `forward` computes logits on the device; `sample` samples tokens, once the mask is
+known. On a GPU both halves only launch kernels, and `read` waits for the result.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ if TYPE_CHECKING:
 
 
 class Forwarded(Struct):
-    """A step whose forward pass is issued, and the readings of its readouts."""
+    """A step whose forward pass is issued, and the output of each of its readouts."""
 
     plan: StepPlan
     readings: Sequence[Reading]
 
 
 class PendingResult(Struct):
-    """The result of an issued step: the device computes the result and copies it to the host.
+    """An issued step, whose result the device computes and copies to the host.
 
-    buffer  pinned memory of this step's results; None if nothing is copied
+    buffer  pinned memory to which the results are copied; None if nothing is copied
     """
 
     plan: StepPlan
@@ -56,7 +55,7 @@ class PendingResult(Struct):
 class Runner:
     """Computes the steps of one model on one device. Used on the device thread only.
 
-    decoding  computes decoding steps by CUDA graphs; None: decoding steps are computed like other steps
+    decoding  computes decoding steps with CUDA graphs; None: decoding steps are computed like other steps
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Runner:
         instance: Instance,
         graphs: Graphs | None = None,
     ) -> None:
-        """graphs: captures decoding steps; None: no step is captured."""
+        """Build the readouts. graphs: captures decoding steps; None: no step is captured."""
         self.instance = instance
         self.adapters = instance.adapters
         self._model = instance.model
@@ -79,7 +78,7 @@ class Runner:
 
     @property
     def overlaps(self) -> bool:
-        """Whether `forward` and `sample` only launch work, so that host and device overlap."""
+        """Whether `forward` and `sample` return while the device still computes."""
         return self._staging.waits
 
     def active(self) -> AbstractContextManager[Any]:
@@ -87,7 +86,7 @@ class Runner:
         return torch.inference_mode()
 
     def forward(self, plan: StepPlan) -> Forwarded:
-        """Issue the forward pass."""
+        """Load the plan's adapters, write its rows, and issue its forward pass."""
         self._staging.begin()
         self.adapters.fill(plan.loads)
         self._rows.stage(plan.joins, plan.grants)
@@ -101,7 +100,7 @@ class Runner:
         return Forwarded(plan, readings)
 
     def _compute(self, plan: StepPlan) -> list[Reading]:
-        """Issue an uncaptured forward pass, and all readouts."""
+        """Issue an uncaptured forward pass, and its readouts."""
         gathered = gather(plan.spans, self.instance, self._readouts)
         gathered.batch.beat = self._pulse.beat
         hidden = self._model.forward(gathered.batch)
@@ -112,9 +111,9 @@ class Runner:
         ]
 
     def sample(self, forwarded: Forwarded, mask: Array | None = None) -> PendingResult:
-        """Issue the sampling, and copies of the results to the host.
+        """Issue the sampling, and the copies of the results to the host.
 
-        mask  int32 [spans that sample, ceil(vocab / 32)] bitmask; None: all tokens
+        mask  int32 [spans that sample, ceil(vocab / 32)] bitmask of the allowed tokens; None: all tokens
         """
         for reading in forwarded.readings:
             reading.sample(mask)
@@ -122,21 +121,21 @@ class Runner:
         if self.overlaps:
             for reading in pending.readings:
                 reading.download(self._staging)
-            # The host waits even for a step without results: otherwise a long prompt's steps would queue on the device.
+            # The host waits even for a step without results, lest the steps of a long prompt queue on the device.
             pending.buffer = self._staging.end()
         self._pulse.beat()
         return pending
 
     def prepare_to_wait(self) -> None:
-        """Set the calling thread's device and timer slack, before its first wait."""
+        """Set the calling thread's device and timer slack. Called before the thread's first wait."""
         self._staging.prepare_to_wait()
 
     def spin(self, seconds: float) -> None:
-        """Make waits poll the device for `seconds` before they sleep until the device's interrupt."""
+        """Make `wait` poll the device for `seconds`, before the thread sleeps until the device's interrupt."""
         self._staging.spin_s = seconds
 
     def wait(self, pending: PendingResult) -> None:
-        """Wait until the device has computed a step. Any thread may call this."""
+        """Wait until the device has computed a step. May be called on any thread."""
         if pending.buffer is not None:
             self._staging.wait(pending.buffer)
 
@@ -156,7 +155,7 @@ class Runner:
             self.decoding.begin()
 
     def idle(self) -> bool:
-        """Capture one size of decoding steps; return whether uncaptured sizes remain."""
+        """Capture one more size of decoding steps; return whether uncaptured sizes remain."""
         return self.decoding is not None and self.decoding.capture_next()
 
     def facts(self) -> dict[str, Any]:
@@ -164,5 +163,5 @@ class Runner:
         return {} if self.decoding is None else {"graphs": self.decoding.facts()}
 
     def diagnose(self, error: Exception) -> Exception:
-        """Return StepTooLarge if memory ran out, DeviceLost if the device became unusable, else the error."""
+        """Return StepTooLarge if memory ran out, DeviceLost if the device became unusable, else `error`."""
         return diagnose(error, self._rows.device)

@@ -1,9 +1,8 @@
 """Sample a step's tokens: apply each stage of `sampling` to the rows that request it.
 
-An all-greedy batch costs one pass over the logits, in the model's dtype. Rows
-whose logits are changed or scored are copied to float32. Sampled tokens are
-appended to `Rows` on the device, so that the next step starts without a round
-trip to the host.
+If all rows are greedy, the logits are read once, in the model's dtype. Logits of rows that are changed or scored are
+converted to float32. Sampled tokens are appended to `Rows` on the device, so that the next step need not wait for the
+host.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class SampledPositions(Struct):
     """The N sampled positions of a step, in the plan's order.
 
     rows, ends          [N] int64 on the device: row and position of the token to sample
-    row_ids, positions  [N] on the host: row, and upper bound of the position
+    row_ids, positions  [N] on the host: row, and upper bound of the position, of the token to sample
     """
 
     rows: Tensor
@@ -49,7 +48,11 @@ class SampledPositions(Struct):
     positions: Array
 
     def select(self, subset: Array, index: Tensor) -> SampledPositions:
-        """Select sampled positions by index: `subset` [n] on the host, `index` [n] its copy on the device."""
+        """Select sampled positions.
+
+        subset  [n] indices, on the host
+        index   a copy of `subset` on the device
+        """
         rows, ends = self.rows.index_select(0, index), self.ends.index_select(0, index)
         return SampledPositions(rows, ends, self.row_ids[subset], self.positions[subset])
 
@@ -57,8 +60,9 @@ class SampledPositions(Struct):
 class Shaping(NamedTuple):
     """The changes to the logits of N sampled positions.
 
+    at       the sampled positions
     stages   [N] Stage flags
-    allowed  [N, ceil(vocab / 32)] int32 bitmask; None: all tokens
+    allowed  [N, ceil(vocab / 32)] int32 bitmask; None: all tokens are allowed
     """
 
     at: SampledPositions
@@ -66,17 +70,17 @@ class Shaping(NamedTuple):
     allowed: Array | None
 
     def select(self, subset: Array, index: Tensor) -> Shaping:
-        """Select positions, see SampledPositions.select."""
+        """Select positions; for the arguments see SampledPositions.select."""
         allowed = None if self.allowed is None else self.allowed[subset]
         return Shaping(self.at.select(subset, index), self.stages[subset], allowed)
 
 
 class Likeliest(NamedTuple):
-    """The likeliest token of each of N rows of the model's unmodified logits.
+    """The likeliest token of each of N rows of logits.
 
     largest  [N] float32: the token's logit
     tokens   [N] int64
-    verdict  [N] int64: SOUND or NOT_FINITE
+    verdict  [N] int64: SOUND or NOT_FINITE; after masking also NOTHING_ALLOWED
     """
 
     largest: Tensor
@@ -103,7 +107,7 @@ class Sampled(Struct):
     scores: scores.Scores | None
 
     def download(self, staging: Staging) -> Sampled:
-        """Start copies to the host."""
+        """Start copies to the host; return the samples with the copies."""
         values = None if self.scores is None else scores.Scores(*map(staging.down, self.scores))
         return Sampled(staging.down(self.tokens), staging.down(self.verdict), self.scored, values)
 
@@ -124,10 +128,10 @@ class Sampler:
     def __call__(
         self, logits: Tensor, at: SampledPositions, allowed: Array | None, appended: Likeliest | None = None
     ) -> Sampled:
-        """Choose a token for each row of logits [N, vocab]. The logits are overwritten.
+        """Choose a token for each row of logits [N, vocab]. The logits may be overwritten.
 
-        allowed   int32 [N, ceil(vocab / 32)] bitmask; None: all tokens
-        appended  result of `likeliest` if its tokens are already appended to `Rows`; else None
+        allowed   int32 [N, ceil(vocab / 32)] bitmask; None: all tokens are allowed
+        appended  the result of `likeliest` if its tokens have been appended to `Rows`; else None
         """
         stages = self._stages(at)
         scoring = np.flatnonzero(stages & Stage.LOGPROBS)
@@ -161,7 +165,11 @@ class Sampler:
         return Sampled(tokens, verdict, scored, values)
 
     def _likeliest_allowed(self, logits: Tensor, masked: Array, allowed: Array) -> Likeliest:
-        """Mask rows `masked` [n] of the logits in place by `allowed` [n, words]; find all rows' likeliest tokens."""
+        """Mask some rows of the logits in place, and return the likeliest tokens of all rows.
+
+        masked   [n]: indices of the rows to mask
+        allowed  [n, ceil(vocab / 32)] int32: their bitmasks
+        """
         index = self._rows.upload(masked)
         self._draw.forbid(logits, index, self._rows.upload(allowed))
         likeliest = self.likeliest(logits)
@@ -170,7 +178,7 @@ class Sampler:
         return likeliest
 
     def _stages(self, at: SampledPositions) -> Array:
-        """Return the stages of each position's row, without FLOOR once the answer has min_tokens tokens."""
+        """Return the Stage flags of each position's row. FLOOR is cleared if the answer has min_tokens tokens."""
         stages = self._rows.stages[at.row_ids]
         for i in np.flatnonzero(stages & Stage.FLOOR):
             if at.positions[i] >= self._rows.sampling[at.row_ids[i]].floor:
@@ -180,7 +188,7 @@ class Sampler:
     def _shaped(
         self, logits: Tensor, tokens: Tensor, verdict: Tensor, shaping: Shaping, subset: Array
     ) -> tuple[Tensor, Tensor]:
-        """Choose the tokens of rows `subset` [n] from changed logits; return updated `tokens` and `verdict`."""
+        """Choose the tokens of the rows `subset` [n] from changed logits; return `tokens` and `verdict`, updated."""
         if subset.size == len(shaping.stages):  # all rows: no gather
             return self._choose_shaped(logits.float(), verdict, shaping)
         index = self._rows.upload(subset)
@@ -191,9 +199,9 @@ class Sampler:
         return tokens, verdict
 
     def _choose_shaped(self, logits: Tensor, verdict: Tensor, shaping: Shaping) -> tuple[Tensor, Tensor]:
-        """Apply the stages to logits [n, vocab] float32 in place; return tokens and verdict.
+        """Apply the stages and the mask to logits [n, vocab] float32 in place; return tokens and verdict.
 
-        verdict  [n], of the unmodified logits
+        verdict  [n]: the verdict on the unmodified logits
         """
         at, stages, allowed = shaping
         for stage, shape in _SHAPING:
@@ -234,7 +242,7 @@ class Sampler:
         floor.forbid(logits, self._rows.upload(of_row), self._rows.upload(np.concatenate(ends)))
 
     def _forbid_words(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
-        """Forbid the last token of rows' bad words if the latest generated tokens are the other tokens of the word."""
+        """Forbid the last token of each bad word whose other tokens are the row's latest generated tokens."""
         lasts, of_row, word_of, tokens, backs, of_entry = [], [], [], [], [], []
         count = 0
         for i, params in zip(subset, self._params(at, subset), strict=True):
@@ -255,7 +263,10 @@ class Sampler:
         words.forbid(logits, row, last, word, generated & (known == token))
 
     def _merge(self, allowed: Array | None, at: SampledPositions, limited: Array) -> Array | None:
-        """Intersect a bitmask (None: all ones) with the allowed_token_ids of rows `limited`."""
+        """Return the intersection of a bitmask with the allowed_token_ids of the rows `limited`.
+
+        allowed  None: all tokens are allowed
+        """
         if not limited.size:
             return allowed
         merged = np.full((len(at.row_ids), ceil_div(self._rows.vocab_size, 32)), -1, dtype=np.int32)
@@ -265,7 +276,10 @@ class Sampler:
         return merged
 
     def _drawn(self, logits: Tensor, largest: Tensor, tokens: Tensor, at: SampledPositions, stages: Array) -> Tensor:
-        """Return `tokens` with random samples in the rows of Stage.RANDOM, in at most two launches."""
+        """Replace the tokens of rows with Stage.RANDOM by random samples, and return all tokens.
+
+        Rows with and without limits (Stage.TRUNCATE) are sampled by separate launches.
+        """
         random = stages & (Stage.RANDOM | Stage.TRUNCATE)
         for truncated, flags in ((False, Stage.RANDOM), (True, Stage.RANDOM | Stage.TRUNCATE)):
             subset = np.flatnonzero(random == flags)
@@ -303,7 +317,7 @@ class Sampler:
         return [self._rows.sampling[at.row_ids[i]] for i in subset]
 
 
-_SHAPING = (  # stages that change logits, in the order of application
+_SHAPING = (  # the stages that change logits, in the order in which they are applied
     (Stage.REPETITION, Sampler._penalize_repetition),
     (Stage.FREQUENCY, Sampler._penalize_answer),
     (Stage.BIAS, Sampler._add_bias),
@@ -313,6 +327,6 @@ _SHAPING = (  # stages that change logits, in the order of application
 
 
 def _limited(allowed: Array) -> Array:
-    """Return [N] bool: whether a row of the bitmask forbids a token."""
+    """Return [N] bool: whether the bitmask's row forbids any token."""
     limited: Array = (allowed != -1).any(-1)
     return limited

@@ -1,4 +1,4 @@
-"""The stages that turn logits into a token, one per file, in this order.
+"""The stages that choose a token from logits, in this order.
 
 1. scores       computes requested log-probabilities, from logits that no stage has changed
 2. penalties    repetition, then presence and frequency
@@ -6,11 +6,9 @@
 4. floor        forbids end ids until min_tokens are generated
 5. words        forbids the last token of a bad word
 6. mask         forbids tokens outside the grammar's mask or allowed_token_ids
-The token is then the argmax, or a random sample by the kernel family `draw`:
-temperature, min-p, top-k, top-p, noise.
+The token is then the argmax, or a random sample: temperature, min-p, top-k, top-p, noise.
 
-Each stage is a function of logits [n, vocab] float32 and of parameters, both of
-the rows that request the stage; `runner/sampler.py` selects the rows. Stages
-2 to 6 change the logits in place; 2 and 6, which read a whole vocabulary, are
-also kernels of the family `draw`.
+`runner/sampler.py` selects the rows that request a stage. Stages 2 to 6 change their logits in place. Scores, bias,
+floor and words have a file here; penalties, mask, argmax and samples are kernels of the family `draw`, because they read
+the whole vocabulary.
 """

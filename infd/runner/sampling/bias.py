@@ -1,4 +1,4 @@
-"""Add a request's logit_bias."""
+"""Add logit_bias to the logits of the requests that set it."""
 
 from __future__ import annotations
 

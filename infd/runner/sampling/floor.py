@@ -9,6 +9,10 @@ if TYPE_CHECKING:
 
 
 def forbid(logits: Tensor, row: Tensor, token: Tensor) -> None:
-    """Set the logit of token[i] in row[i] to -inf; row and token are [E] int64, logits [N, vocab]."""
+    """Set the logit of token[i] in row[i] to -inf.
+
+    logits      [N, vocab] float32
+    row, token  [E] int64
+    """
     # The device creates -inf: a copy from the host would synchronize.
     logits.index_put_((row, token), logits.new_full((), float("-inf")))

@@ -13,10 +13,10 @@ def forbid(logits: Tensor, row: Tensor, last: Tensor, word: Tensor, matches: Ten
 
     logits     [N, vocab] float32
     row, last  [W] int64: row and last token of each word
-    word       [E] int64: index of the word, for each token that is not the last of its word
-    matches    [E] bool: whether the row's token at the same distance from the end equals the word's token
+    word       [E] int64: for each token of a word except the last, the index of the word
+    matches    [E] bool: whether the row's token at the same distance from the end equals this token
     """
     missing = logits.new_zeros(len(row)).index_add_(0, word, (~matches).to(logits.dtype))
-    # Added, not assigned: several words may have equal last tokens, and a word that does not match adds 0.
+    # Added, not assigned: words may have equal last tokens, and a word that does not match must change nothing.
     penalty = logits.new_zeros(len(row)).masked_fill_(missing == 0, float("-inf"))
     logits.index_put_((row, last), penalty, accumulate=True)
