@@ -1,8 +1,8 @@
 """The persistent batch: on the device, one row per running sequence.
 
 The host writes a row when a sequence joins the batch, and when the sequence is granted pages; the sampler appends
-sampled tokens. All joins of a plan are gathered on the host and written together, then all its grants. The next plan may
-assign a row to another sequence before a step's results are read, so results are never read from rows.
+sampled tokens. All joins of a plan are gathered on the host and written together, then all its grants. The next plan
+may assign a row to another sequence before a step's results are read, so results are never read from rows.
 """
 
 from __future__ import annotations

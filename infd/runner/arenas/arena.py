@@ -1,8 +1,8 @@
 """Allocate weights and cache in arenas, whose memory can be released and restored at the same addresses.
 
-An arena is one range of addresses, divided from the front into tensors. A bank is a device's memory: it reports free
+An arena is one range of addresses, from whose front tensors are allocated. A bank is a device's memory: it reports free
 bytes and allocates arenas. This file defines the CPU's bank, `vram.py` the GPU's. On a CPU the operating system commits
-pages at the first touch, so unused cache occupies no memory.
+pages at the first touch, so unused parts of the cache occupy no memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CPU: Final = torch.device("cpu")
 class Extent(Protocol):
     """A range of addresses, and its memory.
 
-    content  [bytes] uint8, the whole range; must not be read while the memory is released
+    content  [bytes] uint8: the whole range; must not be accessed while the memory is released
     large    bytes that `collapse` has moved into large pages
     """
 
@@ -45,21 +45,21 @@ class Extent(Protocol):
         """Release the memory; the addresses stay reserved."""
 
     def restore(self) -> None:
-        """Allocate zeroed memory for all addresses. Raises OutOfMemory, and then allocates no memory."""
+        """Allocate zeroed memory for all addresses. If it raises OutOfMemory, no memory is allocated."""
 
     def collapse(self, used: int) -> bool:
-        """Move a piece of the first `used` bytes into large pages; return whether pieces remain."""
+        """Move the next piece of the first `used` bytes into large pages; return whether pieces remain."""
 
 
 class Arena:
-    """A range of a device's addresses, divided into tensors of one purpose."""
+    """A range of a device's addresses, from which tensors of one purpose are allocated."""
 
     def __init__(
         self, size: int, device: torch.device, purpose: str, extent: Callable[[int, torch.device], Extent] | None = None
     ) -> None:
         """Reserve `size` bytes. Raises OutOfMemory.
 
-        purpose  for error messages
+        purpose  purpose of the tensors, for error messages
         extent   reserves the range of addresses; None: an anonymous mapping on a CPU, else a torch allocation
         """
         self.size = size
@@ -83,7 +83,7 @@ class Arena:
 
     @property
     def content(self) -> Tensor:
-        """The allocated front of the arena, [used] uint8."""
+        """The allocated front of the arena: [used] uint8."""
         return self._extent.content[: self.used]
 
     @property
@@ -100,7 +100,7 @@ class Arena:
         self._extent.release()
 
     def restore(self) -> None:
-        """Allocate zeroed memory at the reserved addresses. Raises OutOfMemory, and then allocates no memory."""
+        """Allocate zeroed memory at the reserved addresses. If it raises OutOfMemory, no memory is allocated."""
         try:
             self._extent.restore()
         except OutOfMemory as error:
@@ -121,7 +121,7 @@ class Anonymous:
         self._mapping = mapping or Mapping(size)
         self.content = torch.frombuffer(self._mapping.map, dtype=torch.uint8)
         self.large = 0
-        self._visited = self._failed = 0  # number of large pages tried; consecutive failed pieces
+        self._visited = self._failed = 0  # number of large pages tried so far; number of consecutive failed pieces
 
     def release(self) -> None:
         self._mapping.release()
@@ -133,8 +133,8 @@ class Anonymous:
     def collapse(self, used: int) -> bool:
         """Move the next piece into large pages; return whether pieces remain.
 
-        A CPU reads weights 1.5 times as fast from large pages. Allocating large pages at the first touch would delay
-        the start by seconds if the system must compact memory first, so weights are moved later, piece by piece.
+        A CPU reads weights 1.5 times as fast from large pages. But the system may have to compact memory before it can
+        allocate large pages, which would delay the start by seconds. Weights are therefore moved later, piece by piece.
         """
         start = self._mapping.piece(self._visited)
         size = 0 if start is None else min(PIECE, (used - start) // LARGE_PAGE * LARGE_PAGE)
@@ -149,7 +149,7 @@ class Anonymous:
 
 
 class Allocated:
-    """Implements Extent with a torch allocation, which cannot be released: torch frees the memory with its tensors."""
+    """Implements Extent with a torch allocation. `release` frees nothing: torch frees the memory with its tensors."""
 
     large = 0
 
@@ -170,37 +170,37 @@ class Allocated:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor of zeros; on a CPU memory is committed at the first touch."""
+    """Return a tensor of zeros. On a CPU, the system commits its memory at the first touch."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return Arena(prod(shape) * dtype.itemsize, device, "zeros").take(shape, dtype)
 
 
 class Parked(Protocol):
-    """Host memory for a copy of an arena's content."""
+    """A copy of an arena's content in host memory, empty until `fetch`."""
 
     def fetch(self) -> None:
-        """Copy the content to the host. Raises OutOfMemory, DeviceLost; callers `drop` a partial copy."""
+        """Copy the content to the host. Raises OutOfMemory, DeviceLost; the caller then calls `drop`."""
 
     def put_back(self) -> None:
-        """Copy the content back to the arena, after `Arena.restore`. Raises DeviceLost."""
+        """Copy the content back to the arena. Called after `Arena.restore`. Raises DeviceLost."""
 
     def drop(self) -> None:
-        """Free the copy, complete or partial. May be called again after DeviceLost."""
+        """Free the copy, complete or partial. If it raises DeviceLost, it may be called again."""
 
 
 class Arenas(Protocol):
     """Allocates arenas."""
 
     def arena(self, size: int, purpose: str) -> Arena:
-        """Return a new arena of `size` bytes. Raises OutOfMemory, which names `purpose`."""
+        """Return a new arena of `size` bytes. Raises OutOfMemory; its message contains `purpose`."""
 
 
 class Bank(Arenas, Protocol):
     """A device's memory.
 
     sleep_refusal  why arenas cannot release memory while their addresses stay reserved; empty if they can
-    dedicated      whether the device has its own memory, whose content can be parked in host memory
+    dedicated      whether the device has its own memory, separate from the host's
     others         bytes allocated before the bank was created, by other processes and by CUDA; 0 if not dedicated
     """
 
@@ -209,28 +209,28 @@ class Bank(Arenas, Protocol):
     others: int
 
     def free(self) -> int:
-        """Return the allocatable bytes."""
+        """Return the number of bytes that can be allocated."""
 
     def held(self) -> int:
         """Return the bytes that all processes have allocated on the device; on a CPU, only this process's bytes."""
 
     def trim(self) -> None:
-        """Release memory that allocators cache for later steps."""
+        """Release free memory that allocators cache for reuse."""
 
     def peak(self, work: Callable[[], object]) -> int:
-        """Run `work`; return the peak of the bytes that `work` allocates; 0 if not dedicated."""
+        """Run `work`; return the most bytes that it had allocated at once, or 0 if not dedicated."""
 
     def retained(self, work: Callable[[], object]) -> int:
-        """Run `work`; return the bytes outside torch's allocator that stay allocated afterwards; 0 if not dedicated."""
+        """Run `work`; return the bytes that it leaves allocated outside torch's allocator, or 0 if not dedicated."""
 
     def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
-        """Return host memory for an arena's content. Raises OutOfMemory if the host lacks memory.
+        """Return host memory for an arena's content. Raises OutOfMemory if the content cannot be parked.
 
         beat  called after each copied piece
         """
 
     def resident(self) -> dict[str, int]:
-        """Return the bytes that stay allocated when arenas are released, by use."""
+        """Return the device's allocated bytes, by use. Called while the arenas are released."""
 
 
 class HostBank:

@@ -1,4 +1,4 @@
-"""Compute the size of a cache, and allocate its pages in an arena."""
+"""The size of a cache, and the allocation of its pages in an arena."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class CacheSpec(Struct, frozen=True):
 
     @property
     def alignment_bytes(self) -> int:
-        """Upper bound of the bytes of an arena that alignment leaves unused."""
+        """Upper bound of the bytes of an arena that are unused because tensors are aligned."""
         return ALIGNMENT * len(self.tensors) * self.slots
 
     def arena_bytes(self, pages: int) -> int:
-        """Return the size of an arena for `pages` pages and the scratch page, alignment included."""
+        """Return the bytes of an arena for `pages` pages and the scratch page, alignment included."""
         return (pages + 1) * self.page_bytes + self.alignment_bytes
 
     def allocate(
         self, pages: int, arena: Arena, scales: Mapping[int, Tensor] = MappingProxyType({})
     ) -> list[KeyValuePages]:
-        """Return the cache of every layer, by layer index. Raises OutOfMemory if the arena is below `arena_bytes`.
+        """Return the cache of every layer, by layer index. Raises OutOfMemory if the arena is too small.
 
-        scales  see `scaled`, by layer
+        scales  by layer, see `scaled`
         """
         by_slot = [
             KeyValuePages(
@@ -67,7 +67,7 @@ class CacheSpec(Struct, frozen=True):
 
 
 def scaled(pages: KeyValuePages, scales: Tensor | None) -> KeyValuePages:
-    """Return pages with the scales of an fp8 cache: a write divides keys and values by their scale before it rounds.
+    """Return `pages` with scales if they are fp8: a write divides keys and values by the scales, then rounds.
 
     scales  [2, K] float32: the scales of keys, then of values, by head; None: all scales are 1
     """

@@ -1,7 +1,7 @@
 """Make a tensor over existing memory of a known device, through DLPack.
 
-torch.as_tensor over __cuda_array_interface__ queries the driver for the device of a pointer; the driver may not report
-the device of mapped addresses. A DLPack capsule names the device.
+torch.as_tensor over __cuda_array_interface__ asks the driver for the device of a pointer, which the driver may not know
+for mapped addresses. A DLPack capsule states the device.
 
 Source: dlpack.h 0.8, DLManagedTensor.
 """
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 KINDS: Final = MappingProxyType({"cpu": 1, "cuda": 2})  # values of DLDeviceType
 UNSIGNED: Final = 1  # kDLUInt of DLDataTypeCode
-NAME: Final = b"dltensor"  # name of an unconsumed capsule
+NAME: Final = b"dltensor"  # name of a capsule from which no tensor was made yet
 
 
 class _Managed(ctypes.Structure):
-    """DLManagedTensor with its DLTensor, DLDevice and DLDataType inlined, followed by the shape."""
+    """DLManagedTensor, with the fields of its DLTensor, DLDevice and DLDataType inlined, and after it the shape."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -51,13 +51,14 @@ _capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
 def tensor_at(address: int, size: int, device: torch.device, owner: object) -> Tensor:
     """Return `size` bytes of a device's memory as a tensor [size] uint8, without a copy.
 
-    owner  referenced until the tensor and its views are freed
+    owner  an object that is kept alive until the tensor and its views are freed
 
     Raises torch's error if torch rejects the memory.
     """
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
-    # The deleter is C's free, not a Python function: torch may call it on any thread, and while an exception is raised.
+    # The deleter is C's free, because a Python function must not be called where torch calls it: on any thread, and
+    # while an exception is raised.
     place = libc.malloc(ctypes.c_size_t(ctypes.sizeof(_Managed)))
     ctypes.memset(place, 0, ctypes.sizeof(_Managed))
     managed = _Managed.from_address(place)

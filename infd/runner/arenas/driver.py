@@ -1,4 +1,4 @@
-"""Call CUDA's driver by name, through cuda-bindings; errors name the failed call.
+"""Call functions of CUDA's driver by name, through cuda-bindings; error messages contain the function's name.
 
 torch's CUDA builds depend on cuda-bindings. The package is imported only if there is a GPU.
 """
@@ -16,11 +16,11 @@ ABSENT: Final = "cuda-bindings cannot be imported ({}); it is installed with tor
 
 
 class Refused(DeviceLost):
-    """The driver does not support the call on this host. Callers with an alternative catch the error."""
+    """The driver does not support the call on this host. Callers that can do without the call catch this error."""
 
 
 class Driver:
-    """The driver's calls, for a device whose context is current on this thread.
+    """The driver's functions. The context of the device must be current on the calling thread.
 
     names    the driver's constants and structures
     ordinal  index of the device
@@ -32,7 +32,10 @@ class Driver:
         self.ordinal = ordinal
 
     def __call__(self, call: str, *args: Any) -> Any:
-        """Return the call's result: a value, a tuple, or None. Raises OutOfMemory, Refused, else DeviceLost."""
+        """Call a driver function. Returns its results: one value, a tuple, or None if there are none.
+
+        Raises OutOfMemory, Refused, or for any other failure DeviceLost.
+        """
         status, *results = getattr(self.names, call)(*args)
         if status == self.names.CUresult.CUDA_SUCCESS:
             return results[0] if len(results) == 1 else tuple(results) or None
@@ -43,14 +46,14 @@ class Driver:
         raise DeviceLost(f"{call}: {status.name}; the GPU's memory may be invalid: restart infd if the error recurs")
 
     def may_wait(self) -> bool:
-        """Return whether this thread may synchronize with the device: the thread has a context and is not capturing."""
-        # The query is valid only once torch has initialized CUDA; until then, no thread captures.
+        """Return whether this thread may synchronize: it has a context, and its stream is not captured."""
+        # The query needs an initialized CUDA; before the initialization, no stream is captured.
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
         return not capturing and int(self("cuCtxGetCurrent")) != 0
 
 
 def find(device: torch.device) -> Driver | str:
-    """Return the driver of a GPU that can map memory at reserved addresses; otherwise the missing feature."""
+    """Return a GPU's driver, or if memory cannot be mapped at reserved addresses the reason, in words."""
     if torch.version.hip is not None:
         return "this torch is built for ROCm, whose driver infd does not call"
     try:

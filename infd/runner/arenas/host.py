@@ -1,6 +1,6 @@
 """The host's memory: free bytes, anonymous mappings, and large pages.
 
-Imports no torch, so that memory for the weights is populated during the import of torch.
+Imports no torch, so that memory for the weights can be populated while torch is imported.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ if TYPE_CHECKING:
 
 LARGE_PAGE: Final = 2**21  # bytes
 MADV_COLLAPSE: Final = 25  # since Linux 6.1; not defined by the mmap module
-# Device nodes of GPU drivers: without any of these nodes, no GPU is usable.
+# Device nodes of GPU drivers. If none of them exists, no GPU is usable.
 GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
 SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # loaded bytes per byte of a checkpoint
-WORTHWHILE: Final = 2**26  # bytes; less memory is populated in negligible time
+WORTHWHILE: Final = 2**26  # bytes; populating less memory takes negligible time
 CGROUPS = Path("/sys/fs/cgroup")
 
-STRETCH: Final = 16 * LARGE_PAGE  # bytes populated between two waits for the interpreter's lock
-SLOW_S: Final = 0.002  # ten times the time for a free large page; only compacting memory takes longer
-PATIENCE: Final = 2  # slow stretches after which small pages are used
+STRETCH: Final = 16 * LARGE_PAGE  # bytes populated at once; the thread then waits for the interpreter's lock
+SLOW_S: Final = 0.002  # per large page: ten times the usual time; exceeded only if memory is compacted
+PATIENCE: Final = 2  # after this many slow stretches, small pages are used
 
 LAST: Final = 19  # lowest priority of nice(2)
-PACE_S: Final = 0.25  # seconds between two pieces while steps are in flight
+PACE_S: Final = 0.25  # seconds between two pieces that are moved while a step is in flight
 
 
 class Mapping:
     """An anonymous mapping of this process. The system commits pages at the first touch."""
 
     def __init__(self, size: int) -> None:
-        """Map at least `size` bytes. Raises OSError, OverflowError."""
+        """Map `size` bytes, at least one page. Raises OSError, OverflowError."""
         self.map = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.size = len(self.map)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
-        self.first = -self._address % LARGE_PAGE  # offset of the first aligned large page
+        self.first = -self._address % LARGE_PAGE  # offset of the first address aligned to a large page
         self.aligned = max(0, self.size - self.first) // LARGE_PAGE * LARGE_PAGE  # bytes in aligned large pages
 
     def release(self, start: int = 0) -> None:
-        """Release the pages from offset `start` on, rounded up to a page."""
+        """Release the pages from offset `start`, rounded up to a page, to the end."""
         first = round_up(start, mmap.PAGESIZE)
         if first < self.size:
             self.map.madvise(mmap.MADV_DONTNEED, first)
 
     def piece(self, number: int) -> int | None:
-        """Return the offset of aligned large page `number`; None beyond the mapping's last large page."""
+        """Return the offset of aligned large page `number`, or None if the mapping has fewer."""
         start = number * LARGE_PAGE
         return self.first + start if start < self.aligned else None
 
@@ -68,9 +68,9 @@ class Mapping:
         return not madvise(ctypes.c_void_p(self._address + start), ctypes.c_size_t(size), advice)
 
     def touch(self, start: int, size: int) -> None:
-        """Commit `size` unused bytes from offset `start`, without the interpreter's lock.
+        """Commit `size` unused bytes from offset `start`, without holding the interpreter's lock.
 
-        MADV_POPULATE_WRITE would lock the address space, and every mmap(2) during torch's import would wait.
+        MADV_POPULATE_WRITE would lock the address space, so that every mmap(2) of torch's import would wait.
         """
         ctypes.memset(self._address + start, 0, size)
 
@@ -78,14 +78,15 @@ class Mapping:
 class Populating:
     """Populates the front of a mapping on a background thread.
 
-    Large pages are used while the system has free large pages: a CPU reads them 1.5 times as fast, and a driver pins
-    them faster. After PATIENCE slow stretches small pages are used: the system needs seconds to compact memory.
+    Large pages are requested, because a CPU reads them 1.5 times as fast, and a driver pins them faster. If the system
+    has no free large pages, it compacts memory, which takes seconds. After PATIENCE slow stretches, small pages are
+    used.
 
     populated  bytes populated so far
     """
 
     def __init__(self, mapping: Mapping, size: int) -> None:
-        """Start to populate `size` bytes of the mapping's aligned large pages, rounded up."""
+        """Start to populate the mapping's aligned large pages: `size` bytes, rounded up to a page."""
         self.populated = 0
         self._mapping = mapping
         self._size = min(round_up(size, LARGE_PAGE), mapping.aligned)
@@ -96,12 +97,12 @@ class Populating:
         self._thread.start()
 
     def reach(self, end: int) -> None:
-        """Wait until the bytes before offset `end` are populated, or populating has ended."""
+        """Wait until the bytes before offset `end` are populated, or until populating has ended."""
         with self._more:
             self._more.wait_for(lambda: self._ended or self._mapping.first + self.populated >= end)
 
     def wait(self) -> None:
-        """Wait until populating has ended: all bytes are populated, or the system has no memory left."""
+        """Wait until the thread has ended."""
         self._thread.join()
 
     def stop(self) -> None:
@@ -115,7 +116,7 @@ class Populating:
             start, size = mapping.first + self.populated, min(STRETCH, self._size - self.populated)
             if slow < PATIENCE:
                 mapping.advise(start, mmap.MADV_HUGEPAGE, size)
-            began = time.thread_time()  # excludes waits for the interpreter's lock
+            began = time.thread_time()  # CPU time of this thread, without waits for the interpreter's lock
             mapping.touch(start, size)
             slow += time.thread_time() - began > SLOW_S * size / LARGE_PAGE
             with self._more:
@@ -131,7 +132,7 @@ class Collapsing:
 
     Pieces are moved continuously while no step is in flight, else one piece per PACE_S.
 
-    ended  whether no pieces remain
+    ended  whether all pieces were moved or tried
     """
 
     def __init__(self, collapse: Callable[[], bool], quiet: Event) -> None:
@@ -148,15 +149,15 @@ class Collapsing:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and wait for the piece in progress. Called on the device thread while `quiet` is not set."""
+        """Stop after the piece in progress, and wait for it. Called on the device thread, while `quiet` is not set."""
         self._stopped.set()
         self._quiet.set()
         self._thread.join()
         self._quiet.clear()
 
     def _run(self) -> None:
-        with suppress(OSError):  # a seccomp filter may forbid the call
-            os.setpriority(os.PRIO_PROCESS, 0, LAST)  # on Linux: of this thread, not of the process
+        with suppress(OSError):  # a seccomp filter may forbid setpriority
+            os.setpriority(os.PRIO_PROCESS, 0, LAST)  # on Linux this sets the priority of this thread alone
         while True:
             self._quiet.wait(PACE_S)
             if self._stopped.is_set():
@@ -173,7 +174,7 @@ class Headstart:
     """
 
     def __init__(self, expected: int) -> None:
-        """Start to populate `expected` bytes of a mapping that is a quarter larger. Raises OSError, OverflowError."""
+        """Map a quarter more than `expected` bytes, and start to populate these. Raises OSError, OverflowError."""
         self._mapping = Mapping(expected + expected // 4)
         self._populating = Populating(self._mapping, expected)
         self._claimed = sys.maxsize
@@ -183,13 +184,13 @@ class Headstart:
         return min(self._populating.populated, self._claimed)
 
     def wait(self) -> None:
-        """Wait until the expected bytes are populated, or the system has no memory left."""
+        """Wait until the expected bytes are populated, or until populating is stopped."""
         self._populating.wait()
 
     def claim(self, size: int) -> Mapping | None:
-        """Return the mapping, partly populated, if it has at least `size` bytes; else None.
+        """Stop populating, and return the mapping if it has at least `size` bytes; else None. Called once.
 
-        Stops populating, and releases the pages beyond `size`. Called once.
+        Releases the pages beyond `size`, or if the mapping is too small all pages.
         """
         self._populating.stop()
         large_enough = size <= self._mapping.size
@@ -199,16 +200,17 @@ class Headstart:
 
 
 def kind(config: Config) -> str | None:
-    """Return torch's device type of the configured device; None if only torch can determine it."""
+    """Return torch's device type of the configured device, or None if only torch can determine the type."""
     if config.device.kind == "auto":
         return None if any(map(Path.exists, GPUS)) else "cpu"
     return config.device.kind.partition(":")[0]
 
 
 def headstart(config: Config) -> Headstart | None:
-    """Start to populate memory for the weights if a CPU computes and the weights need at most half the free memory.
+    """Start to populate memory for the weights, if a CPU computes.
 
-    Returns None if a GPU may compute, the weights are small, or files or memory cannot be read or mapped.
+    Returns None if a GPU may compute; if the weights are small, or need more than half of the available memory; if the
+    checkpoint cannot be read; or if memory cannot be mapped.
     """
     if kind(config) != "cpu":
         return None
@@ -216,7 +218,7 @@ def headstart(config: Config) -> Headstart | None:
         stored = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
         expected = int(stored * SHARES[config.model.quantization])
         return Headstart(expected) if WORTHWHILE <= expected <= available_bytes() // 2 else None
-    except OSError:  # loading raises a file's error again; without mapped memory, loading is only slower
+    except OSError:  # loading will raise errors of files again; without a head start it is only slower
         return None
 
 
@@ -230,7 +232,7 @@ def available_bytes() -> int:
 
 
 def _headroom(group: Path) -> float:
-    """Return the bytes that a control group may still allocate; inf without a limit. Cached files count as free."""
+    """Return the bytes that a control group may still allocate, cached files' bytes included; inf without a limit."""
     try:
         limit = (group / "memory.max").read_text().strip()
         if limit == "max":
@@ -243,5 +245,5 @@ def _headroom(group: Path) -> float:
 
 
 def _numbers(table: str) -> dict[str, int]:
-    """Parse lines of `name number`."""
+    """Return the number of each name in lines of `name number`."""
     return {words[0]: int(words[1]) for words in map(str.split, table.splitlines())}

@@ -1,7 +1,7 @@
 """Release the memory of weights and cache, and restore it at the same addresses.
 
-The cache is restored empty. Weights that a level-1 sleep has parked in host memory are copied back; other weights are
-read from their files again. All methods run on the device thread, between steps.
+The cache is restored empty. Weights that a level-1 sleep has parked in host memory are copied back; otherwise the
+weights are read from their files again. All methods run on the device thread, between steps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OFF_DEVICE: Final = frozenset({Residency.RELEASED, Residency.PARKED})
 class ModelArenas(Struct, frozen=True):
     """The arenas of a model.
 
-    workspaces  scratch memory of kernels; released and restored with the cache
+    workspaces  scratch memory of kernels, released and restored together with the cache
     """
 
     weights: Arena
@@ -46,14 +46,14 @@ class ModelArenas(Struct, frozen=True):
 class Residence:
     """The memory of a model's weights and cache.
 
-    model     the model with its parameters in `weights`
+    model     the model whose parameters are in `weights`
     weights   the arena of the weights
     cache     the arena of the cache
-    memory    residency of weights and cache; any thread may read it
+    memory    residency of weights and cache; may be read on any thread
     refusal   why memory cannot be released; empty if it can
-    resident  while memory is released: bytes that stayed allocated, by use
+    resident  while memory is released: the bytes that stayed allocated, by use
     quiet     set by the device thread while no step is in flight
-    stored    number of the checkpoint's encoded matrices, by encoding and by how they are kept
+    stored    number of the checkpoint's encoded matrices, by encoding and form in memory
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Residence:
         """Start with all memory loaded.
 
         bank    the bank of all arenas
-        source  of the loaded weights
+        source  the source of the loaded weights
         report  called with (bytes read, bytes to read) while weights are read
         """
         self.model = model
@@ -86,17 +86,17 @@ class Residence:
         self.stored: Mapping[str, int] = {}
 
     def released_by(self, level: int) -> frozenset[MemoryPart]:
-        """Return the parts released by a sleep of this level."""
+        """Return the parts that a sleep of this level releases from the device's memory."""
         return ALL if level >= 2 or self._bank.dedicated else frozenset({MemoryPart.CACHE})
 
     def sleep(self, level: int) -> int:
-        """Release the cache, and at level 2 the weights; at level 1 a GPU's weights are parked in host memory.
+        """Release the cache, and at level 2 the weights. At level 1, park a GPU's weights in host memory.
 
-        Returns the freed bytes of the device's memory, or on a CPU of the process's. Raises OutOfMemory, DeviceLost.
+        Returns the bytes freed on the device, or if it is a CPU in this process. Raises OutOfMemory, DeviceLost.
         """
         before = self._bank.held()
         weights = self._park(level)
-        # `memory` is set before the release: content is lost even if the release fails midway.
+        # `memory` is set before the release, because content is lost even if the release fails midway.
         self.memory = Memory(weights=weights, cache=Residency.RELEASED)
         self._release_cache()
         if weights in OFF_DEVICE:
@@ -109,7 +109,7 @@ class Residence:
         return max(0, before - self._bank.held())
 
     def _park(self, level: int) -> Residency:
-        """At level 1, park a GPU's weights in host memory; return the weights' residency during the sleep."""
+        """At level 1, park a GPU's loaded weights in host memory. Return the weights' residency during the sleep."""
         now = self.memory.weights
         if level >= 2:
             return Residency.RELEASED
@@ -130,7 +130,7 @@ class Residence:
         return Residency.PARKED
 
     def wake(self, parts: Collection[MemoryPart]) -> None:
-        """Restore `parts`. Raises CheckpointError, OutOfMemory, DeviceLost; after an error no part is restored."""
+        """Restore `parts`. If it raises CheckpointError, OutOfMemory or DeviceLost, it restores none of them."""
         missing = self.memory.released & set(parts)
         try:
             if MemoryPart.CACHE in missing:
@@ -164,12 +164,12 @@ class Residence:
         self._unpark()
 
     def load(self, path: str) -> None:
-        """Replace the weights by the weights of another checkpoint, with equal shapes.
+        """Replace the weights by those of another checkpoint, whose tensors have equal shapes.
 
-        path  a checkpoint directory below the root, or the configured directory
+        path  see WeightsSource.locate
 
-        Raises CheckpointError before any byte is read if the checkpoint does not match the model. If reading fails
-        midway, the weights are INVALID.
+        If the checkpoint does not match the model, raises CheckpointError before weights are read. If reading fails
+        midway, loaded weights become INVALID, and released weights stay released.
         """
         directory = self._source.locate(path)
         if self.memory.weights in OFF_DEVICE:
@@ -179,7 +179,7 @@ class Residence:
             self._fill(checkpoint)
 
     def start_collapsing(self) -> None:
-        """Start to move a CPU's weights into large pages, in the background."""
+        """On a CPU, start to move the weights into large pages, in the background."""
         if self._collapsing is None and not self._bank.dedicated and self.memory.weights is Residency.LOADED:
             self._collapsing = Collapsing(self.weights.collapse, self.quiet)
 
@@ -197,7 +197,7 @@ class Residence:
         return facts
 
     def close(self) -> None:
-        """Release all memory at shutdown; a lost device's memory is freed with the process."""
+        """Release all memory at shutdown. Failures are logged: a lost device's memory is freed with the process."""
         self._stop_collapsing()
         for release in (self.weights.release, *(arena.release for arena in self._cache_arenas), self._unpark):
             try:
@@ -210,7 +210,7 @@ class Residence:
             arena.release()
 
     def _fill(self, checkpoint: Checkpoint) -> None:
-        """Read the weights. If reading fails, released weights are released again, and loaded weights are INVALID."""
+        """Read the weights. If reading fails, loaded weights become INVALID; released weights are released again."""
         places = check(self.model, checkpoint)
         released = self.memory.weights in OFF_DEVICE
         if released:
@@ -230,7 +230,7 @@ class Residence:
         self.start_collapsing()
 
     def _unpark(self) -> None:
-        """Free the host memory of parked weights. After a failure the next call tries again."""
+        """Free the host memory of parked weights. A failure is logged; the next call tries again."""
         if self._parked is None:
             return
         try:

@@ -1,13 +1,14 @@
 """Release a GPU's memory while its addresses stay reserved, so that captured graphs stay valid.
 
 Addresses are reserved once. Memory is created in pieces and mapped to these addresses, unmapped on release, and created
-and mapped again on restore. A piece's handle is released as soon as the piece is mapped: the mapping keeps the memory
-alive, so unmapping alone frees the memory.
+and mapped again on restore. A piece's handle is released as soon as the piece is mapped. From then on only the mapping
+keeps the memory allocated, so unmapping frees the memory.
 
-Pieces mapped before a failed call stay recorded; the next call uses or unmaps these pieces.
+If a driver call fails, the pieces that are still mapped stay recorded; the next restore uses them, or the next release
+unmaps them.
 
-A range is freed with its last tensor. A thread without a CUDA context, or in a capture, must not synchronize with the
-device; in this case the bank's next call frees the range.
+A range of addresses is freed with its last tensor. If this happens on a thread that must not synchronize with the
+device, because the thread has no CUDA context or captures a graph, the bank's next call frees the range.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.runner")
 
-PIECE: Final = 2**26  # bytes created or copied per call, between two beats
+PIECE: Final = 2**26  # bytes created or copied per driver call; a beat follows each copy
 HOST_SHARE: Final = 0.8  # largest share of free host memory for parked weights: pinned memory cannot be swapped
 
 
 def bank_of(device: torch.device) -> Bank:
-    """Return a device's bank: for a GPU GpuBank, or TorchBank if GpuBank's mapped memory is unusable."""
+    """Return a device's bank. For a GPU this is a GpuBank, or if torch cannot use mapped memory a TorchBank."""
     if device.type == "cpu":
         return HostBank()
     if device.index is None:
@@ -56,14 +57,14 @@ def bank_of(device: torch.device) -> Bank:
 
 
 def _unusable(bank: GpuBank) -> str | None:
-    """Return why torch cannot compute with mapped memory; None if it can."""
+    """Return why torch cannot compute with the bank's mapped memory; None if it can."""
     try:
         tensor = bank.arena(1, "a trial").take((1,), torch.uint8)
         if tensor.item() != 0 or tensor.fill_(7).item() != 7:
             return "mapped memory does not return the bytes written to it"
     except OutOfMemory:
-        return None  # no memory for the trial: allocating the weights' arena raises OutOfMemory again
-    except Exception as error:  # any error of torch or the driver; the daemon can use TorchBank instead
+        return None  # not a defect of mapped memory: the weights' arena will raise OutOfMemory again
+    except Exception as error:  # any error of torch or the driver: TorchBank is used instead
         return f"torch rejects mapped memory ({error})"
     return None
 
@@ -74,8 +75,8 @@ class Addresses:
     def __init__(self, size: int, driver: Driver, unfreed: deque[Callable[[], None]]) -> None:
         """Reserve at least `size` bytes. Raises OutOfMemory, DeviceLost.
 
-        unfreed  collects functions that free ranges whose last tensor was freed when the device could not be
-        synchronized
+        unfreed  queue of functions that free ranges, for ranges whose last tensor was freed on a thread that must not
+                 synchronize with the device
         """
         names = driver.names
         self._driver = driver
@@ -96,7 +97,7 @@ class Addresses:
         weakref.finalize(self, _free_or_defer, driver, self.first, self.size, self._memory, unfreed).atexit = False
 
     def restore(self) -> None:
-        """Map zeroed memory to the whole range. Raises OutOfMemory or DeviceLost, and then maps no memory."""
+        """Map zeroed memory to the whole range. If it raises OutOfMemory or DeviceLost, it unmaps what it mapped."""
         driver, memory = self._driver, self._memory
         if self._whole:
             return
@@ -114,7 +115,7 @@ class Addresses:
         self._whole = True
 
     def clear(self) -> None:
-        """Release all memory. A piece that cannot be unmapped stays recorded; the next call tries again."""
+        """Release all memory. If a piece cannot be unmapped, raises DeviceLost; the next call tries again."""
         self._whole = False
         self._memory.clear()
 
@@ -125,7 +126,7 @@ class Addresses:
 
 
 class _Backing:
-    """The memory mapped to a range of addresses. Outlives its Addresses until the range is freed.
+    """The memory mapped to a range of addresses. Exists until the range is freed, which may be after its Addresses.
 
     mapped  bytes of each piece, by offset
     """
@@ -157,7 +158,7 @@ class _Backing:
 
 
 def _free_or_defer(driver: Driver, first: int, size: int, memory: _Backing, unfreed: deque[Callable[[], None]]) -> None:
-    """Free a range whose tensors were all freed, at once or in the bank's next call."""
+    """Free a range whose tensors are all freed: at once if this thread may synchronize, else in the bank's next call."""
     free = partial(_free, driver, first, size, memory)
     try:
         now = driver.may_wait()
@@ -170,16 +171,16 @@ def _free_or_defer(driver: Driver, first: int, size: int, memory: _Backing, unfr
 
 
 def _free(driver: Driver, first: int, size: int, memory: _Backing) -> None:
-    """Free a range and its memory; log a failure."""
+    """Free a range of addresses and its memory. A failure is logged."""
     try:
         memory.clear()
         driver("cuMemAddressFree", first, size)
-    except InfdError as error:  # a finalizer has no caller; the range is freed when the process ends
+    except InfdError as error:  # a finalizer has no caller to raise to; the process's end frees the range
         log.warning("a range of the GPU's addresses could not be freed: %s", error)
 
 
 class Reserved:
-    """An extent of a GPU's memory, mapped to reserved addresses."""
+    """Implements Extent with a GPU's memory, mapped to reserved addresses."""
 
     large = 0
 
@@ -199,7 +200,7 @@ class Reserved:
 
 
 class PinnedCopy:
-    """A copy of an arena's content in host memory, pinned if the host permits: a GPU copies pinned memory faster."""
+    """Implements Parked in host memory, pinned if the host permits, because a GPU copies pinned memory faster."""
 
     def __init__(self, content: Tensor, driver: Driver, beat: Callable[[], None]) -> None:
         self._driver = driver
@@ -215,13 +216,13 @@ class PinnedCopy:
     def fetch(self) -> None:
         self._driver("cuCtxSynchronize")
         for offset, length in self._pieces():
-            self._populating.reach(offset + length)  # pinning unpopulated memory commits it page by page
+            self._populating.reach(offset + length)  # pinning would commit unpopulated memory page by page
             self._register(offset, length)
             self._driver("cuMemcpyDtoH", self._on_host + offset, self._on_device + offset, length)
             self._beat()
 
     def _register(self, offset: int, length: int) -> None:
-        """Pin a piece. If limits on locked memory or a container forbid pinning, copies are slower."""
+        """Pin a piece, unless the host refuses: limits on locked memory, or a container, may forbid pinning."""
         if self._refused:
             return
         try:
@@ -279,7 +280,7 @@ class GpuBank:
         torch.cuda.empty_cache()
 
     def _sweep(self) -> None:
-        """Free the ranges that could not be freed with their last tensors."""
+        """Free the ranges that could not be freed together with their last tensor."""
         while self._unfreed:
             self._unfreed.popleft()()
 
@@ -302,7 +303,7 @@ class GpuBank:
 
 
 class TorchBank:
-    """A GPU's memory, through torch's allocator. Each arena is an allocation that cannot be released in place."""
+    """A GPU's memory, through torch's allocator. The memory of an arena cannot be released while its tensors exist."""
 
     dedicated = True
 
@@ -338,7 +339,7 @@ class TorchBank:
 
 
 def _peak(device: torch.device, work: Callable[[], object]) -> int:
-    """Return the most bytes that torch reserved during `work`; reserved memory is not available to other allocators."""
+    """Return the most bytes that torch reserved for `work`; other allocators cannot use reserved memory."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -358,7 +359,10 @@ def _retained(bank: Bank, device: torch.device, work: Callable[[], object]) -> i
 
 
 def _resident(device: torch.device, held: int) -> dict[str, int]:
-    """Return a device's allocated bytes, without arenas, by use. Other processes' bytes count as context."""
+    """Return the bytes allocated on a device while arenas are released, by use.
+
+    held  bytes that all processes have allocated on the device
+    """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {"context_and_others": held}
     snapshot = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]

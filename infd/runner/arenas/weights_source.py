@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class WeightsSource(Struct, frozen=True):
-    """The checkpoint from which the weights were read.
+    """The checkpoint of the current weights, and the directories that `locate` accepts.
 
     directory   the checkpoint's directory
     config      content of config.json
     stamps      see Checkpoint.stamps
-    configured  the directory that the settings name, absolute
+    configured  absolute path of the directory in the settings
     root        directory that must contain every other checkpoint
     """
 
@@ -36,7 +36,7 @@ class WeightsSource(Struct, frozen=True):
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, root: str) -> Self:
-        """Return the source of weights read from the configured checkpoint.
+        """Return the source of weights that were read from the configured checkpoint.
 
         root  directory that must contain every other checkpoint; empty: the checkpoint's parent directory
         """
@@ -46,15 +46,18 @@ class WeightsSource(Struct, frozen=True):
         )
 
     def replaced(self, checkpoint: Checkpoint) -> Self:
-        """Return the source of weights read from another checkpoint."""
+        """Return the source of weights that were read from another checkpoint."""
         return replace(self, directory=checkpoint.directory, config=checkpoint.config, stamps=checkpoint.stamps())
 
     def locate(self, path: str) -> Path:
-        """Return the directory of a checkpoint: the configured directory, or below the root. Raises CheckpointError."""
+        """Return the directory of the checkpoint at `path`: the configured directory, or one below the root.
+
+        Raises CheckpointError for any other path.
+        """
         return self.configured if Path(path) == self.configured else locate(path, self.root)
 
     def require_same_architecture(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError if a checkpoint has another architecture."""
+        """Raise CheckpointError if a checkpoint's architecture differs from the served architecture."""
         found, served = architecture(checkpoint.config), architecture(self.config)
         if found != served:
             raise CheckpointError(
@@ -63,7 +66,7 @@ class WeightsSource(Struct, frozen=True):
             )
 
     def require_unchanged(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError if files changed since the weights were read."""
+        """Raise CheckpointError if a file of the checkpoint changed since the weights were read."""
         found = checkpoint.stamps()
         changed = sorted(name for name in found.keys() | self.stamps.keys() if found.get(name) != self.stamps.get(name))
         if changed:

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from infd.kernels.families.attention import CapturedPlan
     from infd.runner.instance import Instance
 
-LOGITS_BYTES = 2**25  # most bytes of logits of a step whose head is captured
+LOGITS_BYTES = 2**25  # the head is captured in steps whose logits occupy at most this many bytes
 
 
 def sizes(most: int) -> list[int]:
     """Return the captured sizes for steps of up to `most` sequences.
 
-    Padding to the next size adds at most 3 rows, or an eighth of the step's rows if that is more.
+    Padding a step to the next size adds at most 3 rows, or an eighth of the step's rows if that is more.
     """
     captured = [1, 2, 4]
     while captured[-1] < most:
@@ -30,13 +30,13 @@ def sizes(most: int) -> list[int]:
 
 
 class Buffers:
-    """Persistent input buffers of decoding steps, of the largest size N; smaller sizes use their front.
+    """Persistent input buffers of decoding steps. N is the largest size; smaller sizes use the front of each buffer.
 
-    sent      [3 N] int64, uploaded per step: rows; upper bounds of the tokens' positions; shifts of the positions in
-              tables of rotary angles
-    position  [N] int64
-    start     [N] int32: `position` in the dtype of attention
-    token     [N] int64
+    sent      [3 N] int64, uploaded for each step, for a size n: [n] rows; [n] upper bounds of the tokens' positions; if
+              angles have regimes, [n] offsets from a position to its row in the tables of rotary angles
+    position  [N] int64: each token's position
+    start     [N] int32: `position`, in the dtype that attention needs
+    token     [N] int64: each token
     tables    by page group, [N, pages] int32
     slots     by page group, [N] int64
     logits    [M, vocab] in the model's logits_dtype; M: the largest size whose head is captured
@@ -74,7 +74,7 @@ class Buffers:
         )
 
     def plans(self, size: int) -> list[CapturedPlan] | None:
-        """Return the captured attention plans for steps of `size` rows, by page group; None if not supported."""
+        """Return attention plans for captured steps of `size` rows, by page group; None if not supported."""
         rows, groups = self._instance.rows, self._instance.layout.groups
         batches = (
             AttentionBatch(

@@ -21,15 +21,15 @@ class Graphs(Protocol):
     """Captures work on a device."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that repeats `work` on the same memory. Capturing may call `work`."""
+        """Return a function that repeats `work` on the same memory. `work` may be called several times meanwhile."""
 
 
 class CudaGraphs:
     """Implements Graphs with CUDA graphs. Other threads may call CUDA during a capture.
 
-    torch.cuda.graph is not used: before each capture it synchronizes with the device and empties torch's caches, so
-    that streams are delayed and the next prompt allocates memory again. CudaGraphs empties caches only after memory
-    ran out.
+    torch.cuda.graph is not used, because before each capture it synchronizes with the device, which delays responses,
+    and empties torch's caches, so that the next prompt allocates memory again. CudaGraphs empties the caches only if
+    memory runs out.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool: Any = None
         self._made: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # graphs that share the pool
-        # Kept alive: torch's allocator of pinned memory continues to query the graph of an invalidated capture.
+        # Graphs of failed captures. Kept alive, because torch's allocator of pinned memory continues to query them.
         self._broken: list[torch.cuda.CUDAGraph] = []
         self._nothing = torch.zeros(1, device=device)
 
@@ -54,9 +54,9 @@ class CudaGraphs:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            work()  # libraries initialize on first use, which cannot be captured
+            work()  # uncaptured: libraries initialize on first use, which cannot be captured
             current.wait_stream(self._stream)
-            if not self._made:  # torch rejects a pool whose graphs are all freed
+            if not self._made:  # a new pool, because torch rejects a pool whose graphs are all freed
                 self._pool = torch.cuda.graph_pool_handle()
             graph = self._record(work)
         self._made.add(graph)
@@ -64,7 +64,7 @@ class CudaGraphs:
         return replay
 
     def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Capture `work` on the current stream, with the pool's memory."""
+        """Capture `work` on the current stream. Its tensors are allocated in the pool."""
         graph, ended = torch.cuda.CUDAGraph(), False
         try:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -80,13 +80,13 @@ class CudaGraphs:
         return graph
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End an invalidated capture in torch's allocators, which otherwise consider the capture in progress."""
+        """End a failed capture in torch's allocators, which would otherwise treat the capture as in progress."""
         self._broken.append(graph)
         with suppress(RuntimeError):  # raised if the allocators have already ended the capture
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
             torch._C._cuda_releasePool(self._device.index, self._pool)
         self._made.clear()
-        # Before torch 2.13 the random number generator considers the capture in progress until another capture ends.
+        # Before torch 2.13, the random number generator also treats it as in progress, until another capture ends.
         repair = torch.cuda.CUDAGraph()
         try:
             repair.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")

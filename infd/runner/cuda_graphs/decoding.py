@@ -1,12 +1,13 @@
 """Select the padded size of each decoding step, and capture sizes before serving and while the device is idle.
 
-Size 1 is captured first, then the largest size, whose memory all smaller sizes reuse, then all others in descending
-order: as many as START_S permits before serving, the rest while the device is idle. A frequent size is captured without
-waiting for idle time. A size whose capture failed is computed kernel by kernel; after many steps its capture is tried
-again, because memory may be free by then.
+Size 1 is captured first, then the largest size, then all others in descending order, so that smaller sizes reuse the
+memory of the largest. Sizes are captured before serving for START_S seconds, and then while the device is idle. A
+frequent size is captured without waiting for idle time. A size whose capture failed is computed kernel by kernel; after
+many steps its capture is tried again, because memory may be free by then.
 
-Steps with adapters compute more, so they have separate graphs, captured once an adapter is loaded. Replacing a
-slot's adapter needs a new capture only if the new adapter's rank exceeds all earlier ranks.
+Steps with adapters launch additional kernels, so they have separate graphs, which are captured after the first adapter
+is loaded. A later adapter makes these graphs invalid if it changes a weight matrix that no adapter has changed before,
+or if its rank exceeds the rank for which the graphs have room.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ START_S = 2.0  # time limit of captures before serving
 
 
 def decoding(graphs: Graphs, instance: Instance, likeliest: Callable[[Tensor], Likeliest]) -> Decoding | None:
-    """Return the decoding steps of all sizes; None if the attention kernel cannot be captured."""
+    """Return a Decoding for all sizes; None if the attention kernel cannot be captured."""
     most = instance.rows.scratch
     buffers = Buffers(instance, most)
     plain, adapted = [], []
@@ -55,7 +56,7 @@ def decoding(graphs: Graphs, instance: Instance, likeliest: Callable[[Tensor], L
 
 
 class Decoding:
-    """Issues decoding steps at the next padded size, and captures sizes."""
+    """Issues decoding steps, each padded to the next size, and captures sizes."""
 
     def __init__(
         self,
@@ -65,7 +66,11 @@ class Decoding:
         adapted: list[PaddedStep],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """plain, adapted: steps without and with adapters, by ascending size; `adapted` may be empty."""
+        """Start without captured sizes.
+
+        plain    steps without adapters, by ascending size
+        adapted  steps with adapters, by ascending size; empty if adapters cannot be captured
+        """
         self._graphs = graphs
         self._clock = clock
         self._capture_s = 0.0  # seconds spent on all captures
@@ -76,7 +81,7 @@ class Decoding:
         self._uncaptured = [plain[0], *plain[:0:-1]]
 
     def forward(self, spans: Sequence[Span]) -> Computed | None:
-        """Issue a step; return None unless all its spans decode."""
+        """Issue a step. Returns None if a span does not decode, or has an adapter that cannot be captured."""
         for span in spans:
             if span.count != 1 or span.scores or not span.samples:
                 return None
@@ -92,7 +97,7 @@ class Decoding:
         return step.compute(row_ids, [span.start for span in spans])
 
     def begin(self) -> None:
-        """Capture sizes until all are captured, or START_S have passed."""
+        """Capture sizes until all are captured, or START_S seconds have passed."""
         began = self._clock()
         while self.capture_next() and self._clock() - began < START_S:
             pass
@@ -121,7 +126,7 @@ class Decoding:
         }
 
     def _renew(self) -> None:
-        """If adapters' weights were replaced, free all graphs with adapters and queue their sizes for capture."""
+        """If the graphs with adapters became invalid, free them, and queue their sizes for capture."""
         generation = self._slots.update_weights()
         if generation == self._generation:
             return
@@ -135,9 +140,9 @@ class Decoding:
         began = self._clock()
         try:
             step.capture(self._graphs)
-        except Exception as error:  # CUDA's, torch's or a library's; steps are computed without graphs
-            # Captured sizes stay. If memory ran out, larger sizes would fail too; after any other error, all other
-            # sizes probably would.
+        except Exception as error:  # of CUDA, torch or a library; steps are then computed without graphs
+            # Captured sizes stay valid. If memory ran out, captures of larger sizes would fail too; after any other
+            # error, captures of all other sizes would probably fail.
             short, by_size = lacks_memory(error), self._adapted if step in self._adapted else self._plain
             others = [each for each in by_size if not each.captured and (each.size > step.size or not short)]
             for each in {step, *others}:

@@ -1,8 +1,8 @@
 """Compute decoding steps padded to one size, captured or kernel by kernel.
 
-The graph of a small step includes the head, and appends each row's likeliest token to `Rows`: an all-greedy step needs
-no further launch. For other rows the sampler overwrites the token. The head of a larger step is not captured, because
-logits are large.
+The graph of a small step includes the output head, and appends each row's likeliest token to `Rows`, so that an
+all-greedy step needs no further launch. In other steps the sampler overwrites the tokens. The head of a larger step is
+not captured, because its logits would occupy much memory.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-PATIENCE = 8  # uncaptured steps of a size after which the next step waits for the capture
-RETRY = 4096  # uncaptured steps after a failed capture, before the next attempt
-GROWTH = 4  # factor of RETRY per further failure
+PATIENCE = 8  # after this many uncaptured steps of a size, the next step captures the size first
+RETRY = 4096  # number of uncaptured steps between a failed capture and the next attempt
+GROWTH = 4  # factor by which each further failure increases RETRY
 
 
 class Computed(NamedTuple):
     """An issued decoding step.
 
     logits     [N, vocab]
-    positions  the sampled positions
+    positions  the N sampled positions
     appended   the rows' likeliest tokens if the step appends them to `Rows`; else None
     """
 
@@ -77,7 +77,7 @@ class PaddedStep:
         self._ends: Tensor | None = None
         self._likeliest: Likeliest | None = None
         self._replay: Callable[[], None] | None = None
-        self._waiting = 0  # steps computed kernel by kernel
+        self._waiting = 0  # steps computed kernel by kernel since the last release or failure
         self._failures = 0
 
     @property
@@ -91,12 +91,12 @@ class PaddedStep:
 
     @property
     def overdue(self) -> bool:
-        """Whether so many steps were computed uncaptured that the next step waits for a capture."""
+        """Whether so many steps were computed uncaptured that the size is captured before the next step."""
         patience = RETRY * GROWTH ** (self._failures - 1) if self._failures else PATIENCE
         return not self.captured and self._waiting >= patience
 
     def compute(self, row_ids: Array, starts: list[int]) -> Computed:
-        """Issue a step. starts: upper bound of the position of each row's token."""
+        """Issue a step. starts: upper bound of the position of each row's last known token."""
         bounds = self._fill(row_ids, starts)
         if self._replay is None:
             self._waiting += 1
@@ -119,12 +119,12 @@ class PaddedStep:
         self._failures = 0
 
     def release(self) -> None:
-        """Free the graph and the memory of its outputs."""
+        """Free the graph, and the memory of its outputs."""
         self._replay = self._hidden = self._ends = self._likeliest = None
         self._waiting = 0
 
     def record_failure(self) -> None:
-        """Record a failed capture: further attempts are delayed, see `overdue`."""
+        """Record a failed capture, which delays the next attempt; see `overdue`."""
         self.release()
         self._failures += 1
 
@@ -145,7 +145,7 @@ class PaddedStep:
         return bounds
 
     def _work(self) -> None:
-        """Issue a step's work. Captures repeat the work, so it must not depend on host values that change."""
+        """Issue a step's work. A graph repeats the work, so the work must not depend on host values that change."""
         self._rows.gather_inputs(self._inputs)
         for plan in self._plans:
             plan.begin()

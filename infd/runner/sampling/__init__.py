@@ -9,6 +9,5 @@
 The token is then the argmax, or a random sample: temperature, min-p, top-k, top-p, noise.
 
 `runner/sampler.py` selects the rows that request a stage. Stages 2 to 6 change their logits in place. Scores, bias,
-floor and words have a file here; penalties, mask, argmax and samples are kernels of the family `draw`, because they read
-the whole vocabulary.
+floor and words have a file here; penalties, mask, argmax and random samples are kernels of the family `draw`.
 """
