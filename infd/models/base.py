@@ -40,9 +40,9 @@ def _unwatched() -> None:
 
 
 class Batch(Struct, kw_only=True):
-    """The input of one forward pass: T tokens, packed span after span, and padding up to the model's least_rows.
+    """The input of one forward pass: T tokens, packed span after span, including padding to at least least_rows.
 
-    T counts the padding. `runner/batch.py` builds batches, and for decoding steps `runner/cuda_graphs/padded_step.py`.
+    `runner/cuda_graphs/padded_step.py` builds the batches of padded decoding steps, `runner/batch.py` all others.
     """
 
     tokens: Tensor  # [T] int64
@@ -61,7 +61,7 @@ class SampledBatch(Struct):
     """The W sampled tokens of a pass.
 
     The last layer caches the keys and values of all T tokens, and computes everything else for the W sampled tokens
-    alone: only the head reads the last layer's output.
+    alone, because only the head reads the last layer's output.
     """
 
     tokens: Tensor  # [W] int64: indices into the pass, ascending; the last index is repeated as padding to least_rows
@@ -109,7 +109,7 @@ class Model(Protocol):
 
     @property
     def cache_scales(self) -> Mapping[int, Parameter]:
-        """By layer, the divisors [2, K] float32 of an fp8 cache's keys and values; for a layer without an entry 1."""
+        """By layer, the divisors [2, K] float32 of an fp8 cache's keys and values. Without an entry: 1."""
 
     def cache_layout(self, page_tokens: int) -> CacheLayout:
         """Return the groups of layers that cache the same tokens, in pages of `page_tokens` tokens."""

@@ -68,7 +68,7 @@ class DeviceSlots:
         self._host[adapter] = low
 
     def forget(self, adapter: Adapter, slot: int | None) -> None:
-        """Free an adapter's host memory, and its slot unless None. No later step may use the adapter."""
+        """Free an adapter's host memory, and its slot if it has one. No later step may use the adapter."""
         self._host.pop(adapter, None)
         if slot is not None:
             self._loaded.pop(slot, None)
@@ -183,7 +183,7 @@ class CapturedRows:
 
 
 def _copied(low: Changes, upload: Upload) -> Changes:
-    """Copy an adapter to the device through `upload`'s pinned memory: a copy from pageable memory would synchronize."""
+    """Copy an adapter to the device by `upload`: a copy from pageable memory would synchronize with the device."""
 
     def copied(matrix: Tensor) -> Tensor:
         rows, columns = matrix.shape

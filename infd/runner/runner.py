@@ -121,7 +121,7 @@ class Runner:
         if self.overlaps:
             for reading in pending.readings:
                 reading.download(self._staging)
-            # The host waits even for a step without results, lest the steps of a long prompt queue on the device.
+            # The host waits even for a step without results: the steps of a long prompt must not queue on the device.
             pending.buffer = self._staging.end()
         self._pulse.beat()
         return pending

@@ -134,9 +134,9 @@ def page_groups(windows: Sequence[int | None], page_tokens: int) -> tuple[PageGr
     """Group layers by the tokens that they cache, given each layer's window; the full-attention group comes first.
 
     A page has one slot for each layer of the largest group. Beside a windowed group of many layers, a full-attention
-    group of few layers would leave most slots of its pages unused, and sequences keep these pages longest.
-    Windowed layers are therefore split into groups no larger than the full-attention group, or than a MOST_GROUPS-th of
-    all layers if that is more.
+    group of few layers would leave most slots of its pages unused, and sequences keep these pages longest. Windowed
+    layers are therefore split into groups no larger than the full-attention group, or than a MOST_GROUPS-th of all
+    layers if that is more.
     """
     layers_of: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):

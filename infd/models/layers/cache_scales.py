@@ -42,7 +42,7 @@ class CacheScales(Parameter):
     __slots__ = ()
 
     def rows(self, first: int, count: int) -> None:
-        """Return None, so that loading calls `place`: a checkpoint may store one number for all heads."""
+        """Return None, so that loading calls `place`, which also accepts one number for all heads."""
 
     def place(self, first: int, rows: torch.Tensor) -> None:
         if not bool(((rows > 0) & rows.isfinite()).all()):

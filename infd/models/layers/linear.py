@@ -22,7 +22,7 @@ class Linear:
     """
 
     def __init__(self, blueprint: Blueprint, modules: Mapping[str, int], inputs: int, *, bias: bool = False) -> None:
-        """Declare a weight [sum of outputs, inputs] that stacks checkpoint modules. modules: outputs by name."""
+        """Declare a weight [sum of outputs, inputs] that stacks `modules`: number of outputs by name."""
         weights = {f"{name}.weight": rows for name, rows in modules.items()}
         self._weight = blueprint.matrix(weights, inputs, blueprint.ops.linear)
         self._bias = blueprint.declare({f"{name}.bias": rows for name, rows in modules.items()}) if bias else None

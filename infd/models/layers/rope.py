@@ -44,7 +44,7 @@ class Scaling(NamedTuple):
     def angles(self, positions: Tensor, lengths: Tensor) -> Tensor:
         """Return [N, 2, R / 2] float32: cosines, then sines, at positions [N] in sequences of lengths [N]."""
         angles = positions.float()[:, None] * self.frequencies(lengths[:, None])
-        # cos and sin write into one tensor, which saves a copy: the start waits until this table is computed.
+        # cos and sin write into one tensor, because a copy would lengthen the start.
         both = angles.new_empty((angles.shape[0], 2, angles.shape[1]))
         torch.cos(angles, out=both[:, 0])
         torch.sin(angles, out=both[:, 1])
@@ -104,7 +104,7 @@ class Rope:
         self.number = number
 
     def lay_out(self, regimes: Regimes) -> None:
-        """Compute the table. regimes: of all ropes of the model together; returned by `lay_out` of this module."""
+        """Compute the table. regimes: the regimes of the model, which all its ropes share."""
         positions = torch.arange(self._max_len, dtype=torch.int64)
         lengths = positions + 1
         if (short := regimes.outgrown) is not None:

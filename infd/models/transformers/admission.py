@@ -20,7 +20,7 @@ MOST_LAYERS = 4096
 TOWERS = ("vision_config", "audio_config")
 # Output settings that infd needs; a saved config may contain other values.
 RETURNED = {"return_dict": True, "use_cache": False, "output_attentions": False, "output_hidden_states": False}
-DECODED = ("quantization_config", "compression_config")  # removed, because loading decodes the weights
+DECODED = ("quantization_config", "compression_config")  # not passed on: loading decodes the weights
 
 
 class Admitted(NamedTuple):

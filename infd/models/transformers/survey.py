@@ -80,7 +80,7 @@ def survey(model: Any, decoder: Any) -> Surveyed:
         hidden = decoder(
             input_ids=ids,
             position_ids=ids,
-            # Without a mask, transformers would search the values of position_ids for packed sequences; `ids` has none.
+            # Without a mask, transformers would read the values of position_ids, but meta tensors have no values.
             attention_mask=torch.ones_like(ids),
             use_cache=False,
             infd_pass=observed,

@@ -104,7 +104,7 @@ def _places(model: nn.Module) -> Iterator[tuple[list[str], list[ModuleAttribute]
 
 
 def _stays_float32(name: str, model: Any, dtype: torch.dtype) -> bool:
-    """Return whether transformers lists a tensor that stays float32 although the model's dtype is narrower."""
+    """Return whether transformers' lists require float32 for a tensor although the model's dtype is narrower."""
     kept = set(model._keep_in_fp32_modules_strict or ()) if dtype.itemsize < 4 else set()
     if dtype == torch.float16:
         kept |= set(model._keep_in_fp32_modules or ())

@@ -45,7 +45,7 @@ class Extent(Protocol):
         """Release the memory; the addresses stay reserved."""
 
     def restore(self) -> None:
-        """Allocate zeroed memory for all addresses. If it raises OutOfMemory, no memory is allocated."""
+        """Allocate zeroed memory for all addresses. If OutOfMemory is raised, no memory is allocated."""
 
     def collapse(self, used: int) -> bool:
         """Move the next piece of the first `used` bytes into large pages; return whether pieces remain."""
@@ -100,7 +100,7 @@ class Arena:
         self._extent.release()
 
     def restore(self) -> None:
-        """Allocate zeroed memory at the reserved addresses. If it raises OutOfMemory, no memory is allocated."""
+        """Allocate zeroed memory at the reserved addresses. If OutOfMemory is raised, no memory is allocated."""
         try:
             self._extent.restore()
         except OutOfMemory as error:
@@ -218,7 +218,7 @@ class Bank(Arenas, Protocol):
         """Release free memory that allocators cache for reuse."""
 
     def peak(self, work: Callable[[], object]) -> int:
-        """Run `work`; return the most bytes that it had allocated at once, or 0 if not dedicated."""
+        """Run `work`; return the most bytes that `work` had allocated at once, or 0 if not dedicated."""
 
     def retained(self, work: Callable[[], object]) -> int:
         """Run `work`; return the bytes that it leaves allocated outside torch's allocator, or 0 if not dedicated."""

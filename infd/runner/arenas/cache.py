@@ -67,7 +67,7 @@ class CacheSpec(Struct, frozen=True):
 
 
 def scaled(pages: KeyValuePages, scales: Tensor | None) -> KeyValuePages:
-    """Return `pages` with scales if they are fp8: a write divides keys and values by the scales, then rounds.
+    """Return `pages`; if their dtype is fp8, with scales by which a write divides keys and values before it rounds.
 
     scales  [2, K] float32: the scales of keys, then of values, by head; None: all scales are 1
     """

@@ -53,7 +53,7 @@ class Driver:
 
 
 def find(device: torch.device) -> Driver | str:
-    """Return a GPU's driver, or if memory cannot be mapped at reserved addresses the reason, in words."""
+    """Return a GPU's driver, or a reason in words if the driver cannot map memory at reserved addresses."""
     if torch.version.hip is not None:
         return "this torch is built for ROCm, whose driver infd does not call"
     try:

@@ -102,7 +102,7 @@ class Populating:
             self._more.wait_for(lambda: self._ended or self._mapping.first + self.populated >= end)
 
     def wait(self) -> None:
-        """Wait until the thread has ended."""
+        """Wait until populating has ended: all bytes are populated, or `stop` was called."""
         self._thread.join()
 
     def stop(self) -> None:
@@ -174,7 +174,7 @@ class Headstart:
     """
 
     def __init__(self, expected: int) -> None:
-        """Map a quarter more than `expected` bytes, and start to populate these. Raises OSError, OverflowError."""
+        """Map 1.25 times `expected` bytes, and start to populate `expected` bytes. Raises OSError, OverflowError."""
         self._mapping = Mapping(expected + expected // 4)
         self._populating = Populating(self._mapping, expected)
         self._claimed = sys.maxsize
@@ -190,7 +190,7 @@ class Headstart:
     def claim(self, size: int) -> Mapping | None:
         """Stop populating, and return the mapping if it has at least `size` bytes; else None. Called once.
 
-        Releases the pages beyond `size`, or if the mapping is too small all pages.
+        Releases the pages beyond `size`; if the mapping is too small, releases all pages.
         """
         self._populating.stop()
         large_enough = size <= self._mapping.size

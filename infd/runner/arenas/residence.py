@@ -92,7 +92,9 @@ class Residence:
     def sleep(self, level: int) -> int:
         """Release the cache, and at level 2 the weights. At level 1, park a GPU's weights in host memory.
 
-        Returns the bytes freed on the device, or if it is a CPU in this process. Raises OutOfMemory, DeviceLost.
+        Returns the bytes freed on the device; for a CPU, the bytes freed in this process.
+
+        Raises OutOfMemory, DeviceLost.
         """
         before = self._bank.held()
         weights = self._park(level)
@@ -130,7 +132,7 @@ class Residence:
         return Residency.PARKED
 
     def wake(self, parts: Collection[MemoryPart]) -> None:
-        """Restore `parts`. If it raises CheckpointError, OutOfMemory or DeviceLost, it restores none of them."""
+        """Restore `parts`. If CheckpointError, OutOfMemory or DeviceLost is raised, no part is restored."""
         missing = self.memory.released & set(parts)
         try:
             if MemoryPart.CACHE in missing:

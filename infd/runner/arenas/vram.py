@@ -43,7 +43,7 @@ HOST_SHARE: Final = 0.8  # largest share of free host memory for parked weights:
 
 
 def bank_of(device: torch.device) -> Bank:
-    """Return a device's bank. For a GPU this is a GpuBank, or if torch cannot use mapped memory a TorchBank."""
+    """Return a device's bank: a HostBank for a CPU, a GpuBank for a GPU, a TorchBank if GpuBank is unusable."""
     if device.type == "cpu":
         return HostBank()
     if device.index is None:
@@ -97,7 +97,7 @@ class Addresses:
         weakref.finalize(self, _free_or_defer, driver, self.first, self.size, self._memory, unfreed).atexit = False
 
     def restore(self) -> None:
-        """Map zeroed memory to the whole range. If it raises OutOfMemory or DeviceLost, it unmaps what it mapped."""
+        """Map zeroed memory to the whole range. If OutOfMemory or DeviceLost is raised, all memory is unmapped."""
         driver, memory = self._driver, self._memory
         if self._whole:
             return
@@ -126,7 +126,7 @@ class Addresses:
 
 
 class _Backing:
-    """The memory mapped to a range of addresses. Exists until the range is freed, which may be after its Addresses.
+    """The memory mapped to a range of addresses. Exists until the range is freed, possibly longer than its Addresses.
 
     mapped  bytes of each piece, by offset
     """
@@ -158,7 +158,7 @@ class _Backing:
 
 
 def _free_or_defer(driver: Driver, first: int, size: int, memory: _Backing, unfreed: deque[Callable[[], None]]) -> None:
-    """Free a range whose tensors are all freed: at once if this thread may synchronize, else in the bank's next call."""
+    """Free a range whose tensors are all freed: now if this thread may synchronize, else in the bank's next call."""
     free = partial(_free, driver, first, size, memory)
     try:
         now = driver.may_wait()
@@ -222,7 +222,7 @@ class PinnedCopy:
             self._beat()
 
     def _register(self, offset: int, length: int) -> None:
-        """Pin a piece, unless the host refuses: limits on locked memory, or a container, may forbid pinning."""
+        """Pin a piece if the host permits. Without pinning, as under a limit on locked memory, copies are slower."""
         if self._refused:
             return
         try:

@@ -21,7 +21,7 @@ class Graphs(Protocol):
     """Captures work on a device."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that repeats `work` on the same memory. `work` may be called several times meanwhile."""
+        """Return a function that repeats `work` on the same memory. Capturing may call `work` several times."""
 
 
 class CudaGraphs:
@@ -86,7 +86,7 @@ class CudaGraphs:
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
             torch._C._cuda_releasePool(self._device.index, self._pool)
         self._made.clear()
-        # Before torch 2.13, the random number generator also treats it as in progress, until another capture ends.
+        # Before torch 2.13, the random number generator treats a failed capture as in progress until another one ends.
         repair = torch.cuda.CUDAGraph()
         try:
             repair.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")

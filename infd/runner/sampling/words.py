@@ -14,7 +14,7 @@ def forbid(logits: Tensor, row: Tensor, last: Tensor, word: Tensor, matches: Ten
     logits     [N, vocab] float32
     row, last  [W] int64: row and last token of each word
     word       [E] int64: for each token of a word except the last, the index of the word
-    matches    [E] bool: whether the row's token at the same distance from the end equals this token
+    matches    [E] bool: whether the row's token at the same distance from the end equals that token
     """
     missing = logits.new_zeros(len(row)).index_add_(0, word, (~matches).to(logits.dtype))
     # Added, not assigned: words may have equal last tokens, and a word that does not match must change nothing.

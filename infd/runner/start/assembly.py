@@ -60,7 +60,7 @@ class Loaded(Struct, frozen=True):
     facts: dict[str, Any]
 
     def idle(self) -> bool:
-        """Do a piece of the runner's idle work, return whether work remains. Does nothing while memory is released."""
+        """Do a piece of idle work, and return whether work remains. Does nothing while memory is released."""
         return self.residence.memory.whole and self.runner.idle()
 
 

@@ -130,7 +130,7 @@ def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs
     try:
         runner, cache = runners.build(pages, longest, purpose="the cache of a first step", graphs=graphs)
         long = TrialPlans(layout, pages=pages, rows=rows, max_model_len=longest)
-        wide = TrialPlans(layout, pages=pages, rows=rows, max_model_len=2)  # a prompt and an answer of a token
+        wide = TrialPlans(layout, pages=pages, rows=rows, max_model_len=2)  # one prompt token and one sampled token
         scored = LIKELIEST if layout.divisible else None  # logits of scored tokens need memory
         plan = long.plan(min(tokens, long.room), scored)
         run(runner, plan)  # run once unmeasured: libraries allocate workspaces that stay allocated

@@ -32,7 +32,7 @@ SPIN_STEPS = 1.5  # time limit of polling, in durations of the step
 WORTH = 0.97  # polling is used if it shortens the median step at least to this share
 SCORED = {"cpu": FEW, "cuda": 1024}  # scored tokens of a measured step; with FEW, a GPU's launches would dominate
 LIKELIEST = 20  # top logprobs per scored token in measured steps
-ALIKE = 1.25  # a stored calibration is valid if its shortest step lasts up to this factor longer or shorter now
+ALIKE = 1.25  # a calibration is valid while the shortest step's duration changes at most by this factor
 
 
 class StepTokens(NamedTuple):
@@ -72,9 +72,9 @@ def shortest_s(trial: TrialRunner) -> float:
 
 
 def choose_spin(trial: TrialRunner) -> float:
-    """Set how long the host polls for the end of a step before it sleeps: only if polling makes short steps faster.
+    """Make the host poll for the end of a step before it sleeps, if steps are short and polling makes them faster.
 
-    Returns the time limit of polling in seconds; 0 if polling gains too little, or if steps are long.
+    Returns the time limit of polling in seconds; 0: the host does not poll.
     """
     runner, chunks = trial.runner, trial.plans.chunked(FIRST, WAYS[0])
     if not chunks or not runner.overlaps:

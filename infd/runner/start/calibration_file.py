@@ -2,7 +2,8 @@
 
 The file is stored beside the compiled kernels. A calibration's key is a digest of everything that determines the
 durations: the model, the settings, the versions of infd and torch, the kernels, the machine and the number of threads.
-If the file has a calibration for the key, a start measures only the shortest step (`calibration.still_valid`).
+A start uses the calibration with its key if the shortest step lasts about as long as then (`calibration.still_valid`);
+otherwise it measures steps again.
 """
 
 from __future__ import annotations

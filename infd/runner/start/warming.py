@@ -128,7 +128,7 @@ def warm(
 
 
 def _tune(shapes: Sequence[Shape], device: torch.device) -> dict[str, Found]:
-    """Find the fastest attention tiling of each head shape by measurement, and store them beside the kernels."""
+    """Find the fastest attention tiling of each head shape by measurement; store the tilings beside the kernels."""
     from infd.kernels.triton import blocks, tilings
     from infd.kernels.triton.tuning import tune
 
@@ -193,9 +193,9 @@ def _changes(targets: Sequence[Target], rank: int, dtype: torch.dtype) -> Iterat
 
 
 def _unprobed(candidates: Mapping[str, Sequence[Candidate]], flashinfer: bool) -> Mapping[str, Sequence[Candidate]]:
-    """Restrict families with Triton kernels to these, and to FlashInfer's if `flashinfer`.
+    """Return the candidates: in families with Triton kernels only these, preceded by FlashInfer's if `flashinfer`.
 
-    The restricted candidates support any GPU: the target may differ from this machine's GPU.
+    These candidates are not checked against this machine's GPU, because the target may be another GPU.
     """
     by_family = insisting("triton", candidates)
     if not flashinfer:
