@@ -37,9 +37,9 @@ class Blueprint(Struct, frozen=True, kw_only=True):
 
     max_len     tokens of the longest sequence, for tables of rotary angles
     stored      the checkpoint's tensors by name; empty: the usual names are assumed
-    parameters  declared so far, in order of declaration
-    targets     declared so far, in order of declaration
-    ropes       declared so far, in order of declaration
+    parameters  declared so far, in order
+    targets     declared so far, in order
+    ropes       declared so far, in order
     """
 
     ops: Ops

@@ -53,7 +53,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 class Settings:
-    """One JSON object of config.json. Methods that return a key's value raise CheckpointError if it is missing or invalid.
+    """One JSON object of config.json. Methods that return a key's value raise CheckpointError if it is not valid.
 
     path  prefix of the keys in error messages
     """
