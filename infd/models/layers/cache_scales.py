@@ -37,7 +37,7 @@ UNUSED = (
 
 
 class CacheScales(Parameter):
-    """[2, K] float32: divisor of the keys and divisor of the values, by head."""
+    """A parameter [2, K] float32: the divisors of the keys, then those of the values, by head."""
 
     __slots__ = ()
 

@@ -65,7 +65,7 @@ def set_up(
         model = registry.build(described, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors)
     except CheckpointError as error:  # adds the directory to the message
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error
-    ops.request("rows", "draw")  # the runner's families: if none fits, the start fails before weights are read
+    ops.request("rows", "draw")  # now, so that a start without usable kernels fails before weights are read
     if model.targets:
         ops.request("lora")
     return ModelSetup(model, ops, dtype, memory, max_len)
