@@ -82,7 +82,7 @@ class Runner:
         return self._staging.waits
 
     def active(self) -> AbstractContextManager[Any]:
-        """Return the context in which a thread must call this object's other methods."""
+        """Return the context in which the device thread calls this object's other methods."""
         return torch.inference_mode()
 
     def forward(self, plan: StepPlan) -> Forwarded:
