@@ -1,7 +1,7 @@
 """The `infd` command line.
 
-Each command imports its implementation when invoked: `infd config` and
-`infd version` answer without torch, aiohttp or transformers.
+Each command imports its implementation only when invoked, so that `infd config` and `infd version` answer without
+importing torch, aiohttp or transformers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _print_error(message: str) -> None:
 
 
 def configurable(command: Command) -> Command:
-    """Add `--config`, `--set` and the settings' own flags to a command; pass it the resulting `loaded`."""
+    """Add `--config`, `--set` and the settings' own flags to `command`, and pass it the settings as `loaded`."""
 
     def with_settings(config: Path | None, set_: tuple[str, ...], **options: Any) -> int:
         flags = {name: options.pop(name) for name in tuple(options) if name in _FLAGS}
@@ -123,10 +123,10 @@ def cli() -> None:
 def start(loaded: Loaded) -> int:
     """Serve in the foreground until TERM or INT.
 
-    TERM lets requests in flight finish first; INT ends them at once.
+    TERM lets requests in flight finish, for at most server.drain_timeout_s; INT ends them at once.
     """
-    # Imports create almost no garbage, and collections took a quarter of the start's time.
-    # The daemon enables the collector when it is ready.
+    # Garbage collection took a quarter of the start's time, although imports create almost no garbage. The daemon
+    # enables the collector when it is ready.
     gc.disable()
     use_one_heap()
     limit_thread_spinning(os.environ)
@@ -142,8 +142,8 @@ def start(loaded: Loaded) -> int:
 def warm(loaded: Loaded, target: str | None, tune: bool) -> int:
     """Compile the model's GPU kernels ahead of `infd start`.
 
-    Compiled kernels are kept in the directory device.kernel_cache, and not compiled again. Each adapter of lora.modules
-    may add kernels.
+    Kernels are compiled into the directory device.kernel_cache; kernels that it already contains are not compiled
+    again. Each adapter in lora.modules may need further kernels.
     """
     from infd.daemon.warm import warm
 
@@ -158,10 +158,10 @@ def config() -> None:
 @config.command()
 @configurable
 def check(loaded: Loaded) -> int:
-    """Check the settings, and the files they name, without starting the daemon.
+    """Check the settings and the files that they name, without starting the daemon.
 
-    For the model, check that its architecture, tokenizer and lengths are supported and its files complete. Checks that
-    only start can make are listed as not checked.
+    Among the checks are the model's architecture, tokenizer and context length, and the completeness of its files.
+    Conditions that only `infd start` can check are listed as not checked.
     """
     from infd.daemon.check import check
 

@@ -1,1 +1,1 @@
-"""The daemon. components.py builds the components and daemon.py runs them; the other files support CLI and systemd."""
+"""The daemon, and `infd config check`, `models` and `warm`. components.py builds components, daemon.py runs them."""

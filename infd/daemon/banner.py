@@ -19,15 +19,16 @@ EMBEDDED_NOTE: Final = "the small model that ships with infd; --model serves ano
 
 
 class Readiness(Struct, frozen=True):
-    """The facts that `announce_ready` announces.
+    """The fields of the banner and of the log line.
 
     addresses  addresses that the HTTP endpoint has bound
     url        URL of the endpoint for a client on this machine
-    ready_s    seconds since the start of the process
+    ready_s    seconds from the start of the process until readiness
     key        whether clients need an API key
     embedded   whether the model is the embedded model
-    quantization, cache_dtype    stored type of weights and of the cache; "none" or empty: `dtype`
-    vocabulary   stored type of embedding and head; empty: the type of the other weights
+    quantization  type to which the weights were quantized while loading; "none": not quantized
+    vocabulary    stored type of embedding and head; empty: the type of the other weights
+    cache_dtype   type of the cached keys and values; empty: unknown
     """
 
     model: str
@@ -45,7 +46,7 @@ class Readiness(Struct, frozen=True):
 
     @property
     def quantized(self) -> dict[str, str]:
-        """Stored types that differ from `dtype`, by name."""
+        """The stored types to report beside `dtype`, by what is stored: weights, vocabulary, cache."""
         cache = "" if self.cache_dtype == self.dtype else self.cache_dtype
         types = {"weights": self.quantization, "vocabulary": self.vocabulary, "cache": cache}
         return {name: kind for name, kind in types.items() if kind not in ("none", "")}
@@ -80,7 +81,7 @@ def _paint(ready: Readiness) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    table.add_row("model", Text(ready.model, "bold"))  # rich would parse markup in a str
+    table.add_row("model", Text(ready.model, "bold"))  # not a str, in which rich would interpret markup
     if ready.embedded:
         table.add_row("", EMBEDDED_NOTE)
     quantized = (f"{name} {kind}" for name, kind in ready.quantized.items())
@@ -98,7 +99,7 @@ def _paint(ready: Readiness) -> None:
 
 
 def first_request(ready: Readiness) -> str:
-    """Return a curl command to paste into another terminal, in short lines."""
+    """Return a curl command, split into short lines, to paste into another terminal."""
     path = ready.url.removeprefix("unix:")
     where = ready.url if path == ready.url else f"--unix-socket {shlex.quote(path)} http://localhost"
     key = ("-H 'Authorization: Bearer YOUR_KEY'",) if ready.key else ()
@@ -114,14 +115,15 @@ def first_request(ready: Readiness) -> str:
 
 
 def first_chat(ready: Readiness) -> str:
-    """Return the command that opens `infd chat` with this daemon."""
+    """Return the `infd chat` command that connects to this daemon."""
     key = "INFD_API_KEY=YOUR_KEY " if ready.key else ""
     return f"{key}infd chat --url {shlex.quote(ready.url)}"
 
 
 def process_age_s() -> float:
-    """Return the seconds since this process started, the interpreter's start included."""
-    # Field 22 of stat is the start in clock ticks since boot. Field 2, the name in parentheses, may contain spaces.
+    """Return the seconds since the kernel started this process, which include the start of the interpreter."""
+    # Field 22 of stat is the time of the start, in clock ticks since boot. Fields are counted from the last parenthesis
+    # on, because field 2, the program's name in parentheses, may contain spaces.
     started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / _ticks_per_second()
 

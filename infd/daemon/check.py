@@ -1,4 +1,4 @@
-"""`infd config check`: apply the checks of `infd start` to the settings, without torch, loading or fetching."""
+"""`infd config check`: apply the checks of `infd start`, without importing torch, loading weights or fetching files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def check(config: Config, environment: Environment) -> list[str]:
     """Return a line for each condition that only `infd start` can check.
 
-    Raises ConfigError with a line for each error in the settings that can be found without torch.
+    Raises ConfigError with a line for each error found.
     """
     directory: Path | None = None
     found = Examined()
@@ -73,7 +73,10 @@ def check(config: Config, environment: Environment) -> list[str]:
 
 
 def _fetched(config: Config, environment: Environment) -> Path | None:
-    """Return the directory of a completely fetched hub model. None: incomplete, or a revision is set."""
+    """Return the directory of a model in the Hugging Face cache, if complete.
+
+    None: no such model, a weight file is missing, or model.revision or another hub is set.
+    """
     if config.model.hub != "huggingface" or config.model.revision:
         return None
     directory = dict(cached(environment.hub)).get(config.model.path)

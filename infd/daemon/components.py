@@ -1,4 +1,4 @@
-"""Build a daemon's components from its settings. Nothing here loads a model or imports torch."""
+"""Build a daemon's components from its settings, without loading weights or importing torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Language(Struct, frozen=True):
     """A checkpoint's text components: tokenizer, chat template, markup syntax and sampling defaults.
 
-    fingerprint  changes with the checkpoint's weights and with infd's version
+    fingerprint  see fingerprint.py
     """
 
     tokenizer: Tokenizer
@@ -47,9 +47,9 @@ class Language(Struct, frozen=True):
 
     @classmethod
     def load(cls, directory: Path, model: ModelConfig, worker: Worker) -> Language:
-        """Load tokenizer, chat template and sampling defaults, in a fraction of a second.
+        """Load the text components from a checkpoint's directory, in a fraction of a second.
 
-        worker  runs a template or tokenizer that `text/vetting` objects to
+        worker  process that runs a template or tokenizer to which `text/vetting` objects
 
         Raises CheckpointError, ConfigError.
         """
@@ -60,7 +60,7 @@ class Language(Struct, frozen=True):
         return cls(tokenizer, template, syntax, defaults, fingerprint(directory))
 
     def vocabulary(self, capacity: Capacity) -> Vocabulary | None:
-        """Return the vocabulary for grammars, None if the tokenizer's decoder has no table."""
+        """Return the vocabulary for grammars; None if the text of a token may depend on its neighbours."""
         tokenizer = self.tokenizer
         if (spellings := tokenizer.spellings()) is None:
             return None
@@ -90,7 +90,7 @@ class Language(Struct, frozen=True):
 
 
 def hub(config: Config, access: HubAccess) -> Hub:
-    """Return the hub that the model is fetched from. Raises ConfigError."""
+    """Return the hub from which the model is fetched. Raises ConfigError if the hub's library is not installed."""
     name, revision = config.model.path, config.model.revision or None
     if config.model.hub == "modelscope":
         from infd.hub.modelscope import ModelScope
@@ -106,7 +106,7 @@ def executor(
 ) -> Executor:
     """Return the executor that the settings select.
 
-    directory  the checkpoint's directory; resolved before the executor loads
+    directory  the checkpoint's directory; has a result before the executor loads the model
     progress   called with (bytes read, bytes to read) while weights are read
     """
     if config.device.kind == "null":
@@ -134,7 +134,7 @@ def executor(
 
 
 def located(config: Config, environment: Environment, directory: Path) -> Config:
-    """Return the settings with the checkpoint's directory and the kernel cache as absolute paths."""
+    """Return the settings, with `directory` as model.path and the kernel cache's directory as device.kernel_cache."""
     replace, kernels = msgspec.structs.replace, environment.kernel_cache(config)
     return replace(
         config,

@@ -1,10 +1,10 @@
 """One daemon from start to exit: its components, their owners, and the order in which they end.
 
-TERM   /readyz answers 503, requests in flight may finish within `drain_timeout_s`, others end with an error event
-INT    (or a second TERM) requests end with an error event at once, the process exits within 2 s
-USR1   status to the log
-QUIT   stacks to the log, exit 134
-HUP    logs that a restart is needed: settings are not reloaded yet
+TERM   /readyz answers 503; requests in flight may finish within `drain_timeout_s`; the rest end with an error event
+INT    (or a second TERM) all requests end with an error event at once; the process exits within 2 s
+USR1   the status and all requests are logged
+QUIT   all stacks are logged; the process exits with 134
+HUP    a warning is logged that only a restart applies changed settings
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ CLOSING_S = 5.0
 
 
 class Daemon:
-    """Owns one server's components, and handles the process's signals.
+    """One server: owns its components, and handles the process's signals.
 
     executor  executes steps; None: built from the settings
     """
@@ -87,7 +87,7 @@ class Daemon:
         self.offload = Offload(interrupt=self.worker.interrupt)
         self.metrics = Metrics(self.names[0], compat=config.metrics.compat == "vllm")
         self.loading = self._stage(f"loading {self.names[0]}")
-        self._reading = asyncio.Event()  # set when the device thread begins to read weights
+        self._reading = asyncio.Event()  # set when weights begin to be read; at the latest, when they are loaded
         self.executor = executor or components.executor(config, environment, self.directory, self._on_read)
         self.grammars = GrammarService(config.grammar, self.offload, Trial(), self.metrics)
         self.engine = Engine(config, self.executor, self.metrics, grammars=self.grammars, names=self.names)
@@ -105,7 +105,7 @@ class Daemon:
         )
 
     async def run(self) -> int:
-        """Serve until a signal or `infdctl drain`. Return the exit code. Raises StartError."""
+        """Serve until TERM, INT or `infdctl drain`. Return the exit code. Raises StartError."""
         self._loop = asyncio.get_running_loop()
         self._listen_to_signals()
         try:
@@ -175,13 +175,16 @@ class Daemon:
             tasks.create_task(self._announce(sockets, capacity, vocabulary), name="announce")
 
     async def _read_language(self) -> components.Language:
-        # The device thread imports torch, then reads weights. Loading the tokenizer would compete with the import for
+        # The device thread imports torch, then reads weights. Loading the tokenizer during the import would compete for
         # the GIL; reading weights releases the GIL.
         await self._reading.wait()
         return await self.offload(components.Language.load, self.directory.result(), self.config.model, self.worker)
 
     def _on_read(self, done: int, total: int) -> None:
-        """Report the bytes of weights read; the first report sets `_reading`. Called on the device thread."""
+        """Show that `done` of the weights' `total` bytes are read; the first call sets `_reading`.
+
+        Called on the device thread; with device.own_process, on the event loop's thread.
+        """
         if not done and self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._reading.set)
@@ -213,7 +216,7 @@ class Daemon:
 
     @property
     def _on_terminal(self) -> bool:
-        """Whether standard error is a terminal and plain text is logged there."""
+        """Whether to draw on standard error: log.banner is set, the log is plain text, and its output is a terminal."""
         return self.config.log.banner and self.config.log.format in ("auto", "plain") and sys.stderr.isatty()
 
     def _stage(self, name: str) -> Stage:
@@ -233,12 +236,12 @@ class Daemon:
             "cache_dtype": str(self.engine.describe().get("cache_dtype", "")),
         }
         # Nearly all present objects live until exit, so freeze() exempts them from collection. The imports' garbage,
-        # 1 MB in 13,000 objects, is exempted too, because its collection would hold the GIL for 0.2 s.
+        # 1 MB in 13,000 objects, is exempted too, because a collection before freeze() would hold the GIL for 0.2 s.
         gc.freeze()
         # Reference counting frees most objects, so a young collection every 700 allocations would free little.
         gc.set_threshold(20_000, 20, 20)
         gc.enable()
-        trim()  # returns memory freed after loading: 70 MiB with a vocabulary of 150,000 tokens
+        trim()  # loading has freed memory: 70 MiB with a vocabulary of 150,000 tokens
         facts = self.engine.describe()
         ready = Readiness(
             model=self.names[0],
@@ -254,7 +257,7 @@ class Daemon:
             vocabulary=str(facts.get("vocabulary", "")),
             cache_dtype=str(facts.get("cache_dtype", "")),
         )
-        if sockets.inherited:  # systemd's socket has queued connections until now
+        if sockets.inherited:  # until now, systemd's socket has queued connections
             await self.http.start(sockets.sockets)
         announce_ready(ready, banner=self._on_terminal)
         self.notifier.ready(status_line(self.engine))
@@ -265,7 +268,7 @@ class Daemon:
         if not self._fast.is_set():
             await self.http.await_first_requests()
         self.engine.lifecycle.enter(State.DRAINING, "asked to stop")
-        # The server refuses new requests before systemd is notified.
+        # Only after DRAINING, so that when systemd learns of the stop, the server already refuses new requests.
         self.notifier.stopping(status_line(self.engine))
         timeout_s = 0.0 if self._fast.is_set() else self.config.server.drain_timeout_s
         in_flight = self.engine.status().tickets
@@ -279,7 +282,7 @@ class Daemon:
         return os.EX_OK if self._fast.is_set() else EX_DRAIN_TIMED_OUT
 
     async def _drain(self) -> bool:
-        """Wait for requests in flight. Return False on timeout or a second signal."""
+        """Wait until requests in flight have finished. Return False on timeout or a second signal."""
         async with asyncio.TaskGroup() as tasks:
             drain = tasks.create_task(self.engine.drain(self.config.server.drain_timeout_s), name="drain")
             fast = tasks.create_task(self._fast.wait(), name="second-signal")
@@ -304,7 +307,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, log.warning, "settings are read at start only; restart to apply them")
         loop.add_signal_handler(signal.SIGUSR1, dump.status, self.engine)
         loop.add_signal_handler(signal.SIGQUIT, self._on_quit)
-        # faulthandler dumps the threads even if the loop is stuck; the loop's own handler runs afterwards.
+        # faulthandler dumps the threads even if the loop is stuck. With `chain`, the loop's handler runs afterwards.
         faulthandler.register(signal.SIGQUIT, all_threads=True, chain=True)
 
     def _ignore_signals(self) -> None:
@@ -343,7 +346,7 @@ class Daemon:
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the exception that ended the daemon: a StartError if present, because other errors follow from it."""
+    """Return the exception that ended the daemon: a StartError if present, because it causes the other errors."""
     leaves: list[BaseException] = []
     pending: list[BaseException] = [group]
     while pending:

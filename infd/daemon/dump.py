@@ -1,4 +1,4 @@
-"""Log the status and every request on USR1, and all stacks on QUIT."""
+"""Log the status and every request (on USR1), and all stacks (on QUIT, and when a step is stuck)."""
 
 from __future__ import annotations
 

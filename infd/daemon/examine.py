@@ -29,7 +29,7 @@ class Examined(Struct, kw_only=True):
     """The result of the checks.
 
     architecture  name in config.json; empty: config.json names none
-    own           True: infd's own code computes the model; False: transformers' code; None: neither
+    own           True: infd's own code computes the model; False: transformers' code; None: neither, or undecided
     faults        messages with which `infd start` would refuse the checkpoint
     unchecked     conditions that only `infd start` can check
     """
@@ -40,7 +40,7 @@ class Examined(Struct, kw_only=True):
     unchecked: list[str] = []
 
     def collect(self, check: Callable[[], object]) -> None:
-        """Run `check`, and append the message of a StartError to `faults`, unless an earlier check found it too."""
+        """Run `check`. Append the message of a StartError to `faults`, if `faults` does not contain it."""
         try:
             check()
         except StartError as error:

@@ -1,7 +1,7 @@
 """Identify a checkpoint's weights and infd's version, for `system_fingerprint` in answers.
 
-Equal files give equal fingerprints on every machine, so file times are left out. Reading all weights would delay the
-start: samples spread over the files differ for any training that changes all layers.
+Equal files must give equal fingerprints on every machine, so file times are not hashed. Reading all weights would delay
+the start, so only samples are hashed; training that changes all layers changes the samples too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SUFFIXES: Final = (".safetensors", ".gguf")
-_SAMPLES: Final = 64  # samples of all files together
+_SAMPLES: Final = 64  # approximate number of samples, of all files together
 _SAMPLE_BYTES: Final = 4096
 
 

@@ -1,4 +1,4 @@
-"""Send systemd's STATUS line and watchdog ping once a second; while steps run, sample the event loop's lag."""
+"""Send systemd STATUS lines and watchdog pings, detect stuck steps, and sample the event loop's lag."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOADING_GRACE_S = 30.0
 
 
 class Heartbeat:
-    """The task that sends status lines, and watchdog pings as long as steps make progress."""
+    """Sends changed status lines, and watchdog pings unless a step makes no progress."""
 
     def __init__(self, engine: Engine, executor: Executor, notifier: Notifier, watchdog_s: float | None) -> None:
         self._engine = engine
@@ -41,7 +41,10 @@ class Heartbeat:
             await asyncio.sleep(self._interval_s)
 
     def beat(self) -> None:
-        """Send a changed status line, and the watchdog ping if steps make progress."""
+        """Send the status line if changed, and a watchdog ping if `_alive`.
+
+        Logs all stacks once for each stuck step, and while the model loads, extends systemd's start timeout.
+        """
         if self._engine.watch():
             log.critical("a step is stuck: the device has made no progress for too long")
             self._engine.events.publish("step", "stuck")
@@ -56,7 +59,7 @@ class Heartbeat:
             self._notifier.alive()
 
     def _alive(self) -> bool:
-        """Whether the engine has not failed, and the pulse advances or the engine is not busy.
+        """Whether the engine has not failed, no step is stuck, and while the engine is busy, its pulse advances.
 
         A long prefill advances the pulse with every layer.
         """
@@ -77,7 +80,7 @@ def status_line(engine: Engine) -> str:
 
 
 async def sample_lag(engine: Engine, metrics: Metrics) -> None:
-    """Record in `metrics.loop_lag` how late a timer fires, while steps run."""
+    """While steps run, record in `metrics.loop_lag` by how many seconds a timer fires late."""
     loop = asyncio.get_running_loop()
     while True:
         if not engine.busy:

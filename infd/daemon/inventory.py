@@ -1,4 +1,4 @@
-"""`infd models`: list the models on this machine; for each model that infd cannot serve, the reason.
+"""`infd models`: list the models on this machine, with a reason for each model that infd cannot serve.
 
 Reads small files and safetensors headers only; fetches nothing. A model that runs on transformers' code may still
 fail at start.
@@ -36,8 +36,8 @@ class LocalModel(Struct, frozen=True, kw_only=True):
     name          argument for --model
     architecture  name in config.json; empty: config.json names none
     bytes         size of the weight files
-    code          INFD or TRANSFORMERS, whose code computes the model; None: infd cannot serve the model
-    reason        reason why infd cannot serve the model
+    code          INFD or TRANSFORMERS: whose code computes the model; None: infd cannot serve the model
+    reason        why infd cannot serve the model; None: infd can
     unchecked     conditions that only `infd start` can check
     """
 
@@ -51,14 +51,14 @@ class LocalModel(Struct, frozen=True, kw_only=True):
 
 
 def local_models(access: HubAccess) -> Iterator[LocalModel]:
-    """Yield the embedded model, then the models in the hub's cache, by name."""
+    """Yield the embedded model, then the models in the Hugging Face cache, in order of name."""
     yield inspect(EMBEDDED, embedded.path())
     for name, directory in cached(access):
         yield inspect(name, directory)
 
 
 def inspect(name: str, directory: Path) -> LocalModel:
-    """Describe the checkpoint in `directory`."""
+    """Return the model in `directory`, examined with the default settings."""
     found = examine(directory, Config())
     model = LocalModel(
         name=name,
@@ -84,7 +84,7 @@ def as_json(found: Sequence[LocalModel]) -> str:
 
 
 def as_table(found: Sequence[LocalModel]) -> str:
-    """Return a table with a line for each model."""
+    """Return a table with a header and a line for each model."""
     rows = [("NAME", "ARCHITECTURE", "SIZE", "SERVED BY")]
     for model in found:
         served = f"{model.code}'s code" if model.reason is None else f"nobody: {model.reason}"
@@ -94,7 +94,7 @@ def as_table(found: Sequence[LocalModel]) -> str:
 
 
 def _size(count: int) -> str:
-    """Return a count of bytes with three digits and a binary unit."""
+    """Return a size with three significant digits and a binary unit; "-" for 0 bytes."""
     if not count:
         return "-"
     unit = next((unit for unit in ("KiB", "MiB", "GiB") if count < 1000 * _UNITS[unit]), "TiB")

@@ -7,7 +7,7 @@ import socket
 
 
 class Notifier:
-    """The connection to the service manager at `address`; sends nothing if `address` is empty."""
+    """Sends messages to the service manager's socket `address`, and nothing if `address` is empty."""
 
     def __init__(self, address: str) -> None:
         self._socket: socket.socket | None = None
@@ -17,7 +17,7 @@ class Notifier:
             self._socket.setblocking(False)
 
     def send(self, *lines: str) -> None:
-        """Send one datagram of NAME=value lines; errors are ignored."""
+        """Send one datagram of NAME=value lines; ignore errors."""
         if self._socket is not None:
             # An absent or busy manager must not end the daemon. A lost watchdog ping causes at worst a restart.
             with contextlib.suppress(OSError):
@@ -36,7 +36,7 @@ class Notifier:
         self.send("WATCHDOG=1")
 
     def more_time(self, seconds: float) -> None:
-        """Extend the start (or stop) timeout to `seconds` from now."""
+        """Extend systemd's timeout for the start or stop in progress, to `seconds` from now."""
         self.send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
 
     def close(self) -> None:

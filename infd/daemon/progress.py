@@ -21,10 +21,10 @@ DRAW_EVERY_S = 0.1
 
 
 class Stage:
-    """A stage of the start, shown within the stage's context. Any thread may call the stage to report progress."""
+    """A stage of the start. Between entry and exit of its context, any thread may call the stage to report progress."""
 
     def __init__(self, name: str, console: Console | None, now: Callable[[], float] = time.monotonic) -> None:
-        """`console` shows a progress bar; None: log lines."""
+        """`console` is the terminal for a progress bar; None: progress is logged."""
         self._name = name
         self._now = now
         self._every_s = LINE_EVERY_S if console is None else DRAW_EVERY_S
@@ -40,13 +40,17 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with self._lock:  # an abandoned thread may still report
+        with self._lock:  # a thread that the stage no longer awaits may still report
             self._open = False
             if self._bar is not None:
                 self._bar.close()
 
     def __call__(self, done: int, total: int) -> None:
-        """Report `done` of `total` bytes. A stage shorter than the interval is never shown."""
+        """Report `done` of `total` bytes.
+
+        The report is shown if LINE_EVERY_S, or for a bar DRAW_EVERY_S, have passed since the stage's start or the last
+        report shown.
+        """
         with self._lock:
             now = self._now()
             if not self._open or now - self._shown_at < self._every_s:
@@ -59,7 +63,7 @@ class Stage:
 
 
 class _Bar:
-    """A progress bar on a terminal, erased at the end."""
+    """A progress bar on a terminal, erased by `close`."""
 
     def __init__(self, name: str, console: Console) -> None:
         self._name = name
@@ -87,7 +91,7 @@ class _Bar:
             progress.TransferSpeedColumn(),
             progress.TimeRemainingColumn(),
             console=self._console,
-            auto_refresh=False,  # rich would start a thread
+            auto_refresh=False,  # otherwise rich starts a thread that redraws
             transient=True,
         )
         task = shown.add_task(escape(self._name), total=total)

@@ -18,7 +18,7 @@ EMBEDDED = "embedded"
 
 
 def checkpoint(config: Config) -> Path | None:
-    """Return the checkpoint's directory; None: a model that must be fetched. Raises CheckpointError, ConfigError."""
+    """Return the checkpoint's directory; None if the model is on a hub. Raises CheckpointError, ConfigError."""
     model = config.model
     if _on_hub(config):
         return None
@@ -45,12 +45,12 @@ def served_names(config: Config) -> tuple[str, ...]:
 
 
 def lora_root(config: Config) -> str:
-    """Return the directory that must contain loaded adapters: lora.root, else the embedded model's, else ""."""
+    """Return the directory that must contain adapters: lora.root, or by default the embedded model's own; "": none."""
     return config.lora.root or (str(embedded.adapters()) if config.model.path == EMBEDDED else "")
 
 
 def keys(config: Config, environment: Environment) -> Keys:
-    """Return the API keys that requests are checked against. Raises ConfigError."""
+    """Return the API keys that the server accepts, from the key file, else INFD_API_KEY. Raises ConfigError."""
     path = environment.api_key_file(config)
     if path is not None:
         try:
@@ -63,6 +63,6 @@ def keys(config: Config, environment: Environment) -> Keys:
 
 
 def grammar_engine(config: Config) -> None:
-    """Raise ConfigError for a grammar library that is not installed."""
+    """Raise ConfigError if grammar.engine names a library that is not installed."""
     if config.grammar.engine == "xgrammar" and importlib.util.find_spec("xgrammar") is None:
         raise ConfigError("grammar.engine: xgrammar is not installed; install infd[xgrammar]")

@@ -20,13 +20,13 @@ from infd.telemetry import log
 if TYPE_CHECKING:
     from infd.config import Config, Environment
 
-# Time for which each of the device thread's many short calls waits for the GIL while the event loop is busy. Python's
-# default is 5 ms.
+# Longest time for which each of the device thread's many short calls waits for the GIL while the event loop is busy.
+# Python's default is 5 ms.
 SWITCH_INTERVAL_S = 0.0005
 
 
 def serve(config: Config, environment: Environment) -> int:
-    """Run a daemon in this process until a signal or infdctl stops it. Return the exit code."""
+    """Run a daemon in this process until a signal or `infdctl drain` stops it. Return the exit code."""
     _open_standard_streams()
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def warm(config: Config, environment: Environment, target: str | None, *, tune: bool = False) -> int:
     """Compile kernels for `target`; None: for this machine's GPU. Return the exit code.
 
-    tune  first measure tilings on this machine's GPU, and compile the fastest
+    tune  first measure the attention kernels' tile sizes on this machine's GPU, and use the fastest
 
     Raises StartError.
     """
@@ -50,7 +50,7 @@ def _report(entry: Entry) -> None:
 
 
 def _directory(config: Config, environment: Environment) -> Path:
-    """Return the checkpoint's directory, after fetching a hub's model."""
+    """Return the checkpoint's directory; fetch the model first if it is on a hub."""
     if (directory := resolve.checkpoint(config)) is not None:
         return directory
     return fetch(config.model.path, components.hub(config, environment.hub), lambda done, total: None)

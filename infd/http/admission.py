@@ -1,7 +1,7 @@
 """Refuse requests for generated text before their bodies are read.
 
-Under overload a refusal costs one check of the queue's length: infd receives, decodes and renders no body that cannot
-be queued.
+Under overload a refusal costs one check of the queue's length, because infd does not receive, decode or render the
+body.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def guarded(handler: Handler) -> Handler:
-    """Return a handler that checks the key's cap and the queue before `handler` runs. Raises NotReady, Overloaded."""
+    """Return a handler that checks the API key's cap on requests in flight, then the queue, then calls `handler`.
+
+    The returned handler raises NotReady, Overloaded.
+    """
 
     @wraps(handler)
     async def admit(request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""The answer to one generation: new token ids of its choices, converted to deltas of text."""
+"""The answer to one Generation: the new token ids of its choices, converted to text and tool calls."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 class ChoiceDelta(Struct):
     """The new part of one choice.
 
-    logprobs     log-probabilities of each token if requested, else empty
+    logprobs     one entry per token if requested, else empty
     stop_reason  the stop string, or the id among the request's stop_token_ids, that finished the choice
     end_id       the token id that finished the choice: one of stop_token_ids, or an end id of the model
-    prompt       the prompt's report, in a choice's first delta if the choice repeats its prompt
-    aside        thoughts and tool calls, removed from `text`
-    error        the error of a choice that failed while other choices have not; `finish` is then ERROR
+    prompt       the prompt's report, only in the first delta of a choice that repeats its prompt
+    aside        new thoughts and tool calls, which `text` does not contain
+    error        the error of a failed choice, if other choices have not failed; `finish` is then ERROR
     """
 
     index: int
@@ -50,12 +50,12 @@ class ChoiceDelta(Struct):
 
 
 class PromptReport(Struct):
-    """The part of a prompt that its choices repeat; all choices of the prompt share one report.
+    """A prompt's token ids, text and log-probabilities, as its choices repeat them. All choices share one report.
 
     echo    the prompt's text; None: not requested
     scored  whether the prompt's log-probabilities were requested
-    scores  log-probabilities of every prompt token except the first; empty until the first choice's first delta, and
-            if the first choice is aborted before that delta
+    scores  log-probabilities of every prompt token except the first, set by the first delta of the prompt's first
+            choice; empty before, and if that choice is aborted before the prompt is scored
     """
 
     token_ids: tuple[int, ...]
@@ -70,14 +70,14 @@ class PromptReport(Struct):
 
 
 class Answer:
-    """An async iterator whose items are lists: the deltas since the previous item.
+    """An async iterator; each item is a list of the deltas since the previous item.
 
-    Raises the error of a failed choice; GrammarFailed and NothingAllowed only after all choices have failed.
+    Iteration raises the error of a failed choice; GrammarFailed and NothingAllowed only once every choice has failed.
 
     choices_per_prompt  choices generated for each prompt
     reports             one per prompt; empty if the choices do not repeat their prompts
     stop_ids            the request's stop_token_ids
-    include_stop_id     whether the answer ends with the text of the stop id
+    include_stop_id     whether the text of a choice includes the text of the stop id that finished the choice
     """
 
     def __init__(
@@ -124,7 +124,8 @@ class Answer:
     def consumed_by(self, consumer: Consumer) -> AbstractContextManager[None]:
         """Pass new tokens to `consumer` within this block; see `Choices.consumed_by`.
 
-        The first tokens of a choice that repeats its prompt are buffered, and returned together with the report.
+        If choices repeat their prompts, the first tokens of each choice are buffered instead, and iteration returns
+        them together with the prompt's report.
         """
 
         def consume_reported(index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:

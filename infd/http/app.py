@@ -32,12 +32,14 @@ if TYPE_CHECKING:
     from infd.offload import Offload
     from infd.telemetry.metrics import Metrics
 
-# Linux doubles this size. This process buffers up to 256 KiB more for a slow reader (engine/streams/stream.py).
+# Linux doubles this size. For a slow reader this process buffers further bytes: see PENDING_BYTES in
+# engine/streams/stream.py and HIGH_WATER in sse.py.
 SEND_BUFFER_BYTES: Final = 64 * 2**10
 BACKLOG: Final = 1024
-# At shutdown the engine has already ended every request: a handler only writes a last event, unless its reader lags.
+# At shutdown the engine has ended every request, so handlers only write the rest of their answers. A handler takes longer
+# than this only if its client reads slowly.
 SHUTDOWN_S: Final = 0.5
-# Time for an accepted client to send its first request, and the interval at which `await_first_requests` checks.
+# At a stop, the time in which a newly accepted client may send its first request, and the interval between checks.
 FIRST_REQUEST_S: Final = 0.2
 CHECK_S: Final = 0.005
 
@@ -129,7 +131,7 @@ class HttpServer:
         assert server is not None
         loop, service = asyncio.get_running_loop(), self.service
         for listening in sockets:
-            # Accepted sockets inherit the buffer size.
+            # Accepted sockets inherit their listener's options.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             if listening.family != socket.AF_UNIX:
                 # Bounds the time to send a response's last bytes after the server has closed the connection.

@@ -1,7 +1,7 @@
 """API keys: identify the key of a request, and enforce the key's limits.
 
-The server stores only hashes of keys, and compares every request's key with all hashes, so that response times reveal
-no partial match.
+The server stores only hashes of keys. It compares the key of a request with every hash, in constant time, so that
+response times do not reveal partial matches.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Keys:
         return cls(keys.values())
 
     def identify(self, authorization: str | None, api_key: str | None = None) -> Key | None:
-        """Return the key in an Authorization header, else in X-Api-Key, or None if the server has no keys.
+        """Return the key in the Authorization header, else in X-Api-Key; None if the server has no keys.
 
         Raises Unauthorized for a missing or unknown key.
         """
@@ -113,14 +113,14 @@ class Keys:
 
 
 class InFlight:
-    """The number of requests in flight, by key."""
+    """Counts the requests in flight of each key that has a cap."""
 
     def __init__(self) -> None:
         self._of: dict[str, int] = {}
 
     @contextmanager
     def hold(self, key: Key | None) -> Iterator[None]:
-        """Count one request of a key within this block. Raises Overloaded beyond the key's cap."""
+        """Count one request of a key until the block ends. Raises Overloaded if the key has reached its cap."""
         if key is None or key.in_flight is None:
             yield
             return

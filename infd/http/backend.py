@@ -1,4 +1,4 @@
-"""The dependencies of `generate`, equal for all APIs: the engine, the settings, the threads and the served model."""
+"""The objects on which `generate` depends, for every API: engine, settings, threads and served model."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ class Backend:
         return self.served
 
     def fingerprint(self) -> str:
-        """Return a string that changes with the weights in use and with infd's version."""
+        """Return the `system_fingerprint`, which changes with the weights in use and with infd's version."""
         generation = self.engine.weights_generation
         return self.model().fingerprint + (f"_{generation}" if generation else "")

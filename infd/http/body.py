@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Decoding a smaller body takes less time than passing the body to a thread.
+# Decoding a body up to this size takes less time than passing the body to a thread.
 SMALL_BYTES: Final = 64 * 2**10
 
 
 async def read(request: web.Request, decoder: msgspec.json.Decoder[T]) -> tuple[T, int]:
-    """Return the decoded body and its size in bytes. Raises InvalidRequest, BodyTooLarge."""
+    """Return the decoded body and its size in bytes. Raises InvalidRequest, BodyTooLarge, Overloaded."""
     service = request.app[SERVICE]
     depth = service.config.limits.json_depth
     data = bytearray()
@@ -42,7 +42,7 @@ async def read(request: web.Request, decoder: msgspec.json.Decoder[T]) -> tuple[
 
 
 async def _receive(request: web.Request, data: bytearray, service: Service) -> None:
-    """Append each chunk of the body to `data`, and add its size to `service.bodies_bytes`. Raises RequestError."""
+    """Append each chunk of the body to `data`; add the chunk's size to `service.bodies_bytes`. Raises RequestError."""
     server = service.config.server
     # A few compressed kilobytes can decompress to gigabytes.
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":

@@ -1,8 +1,8 @@
 """One connection: its limits, the response to bytes that are not HTTP, and the closing of the connection.
 
-The server first closes a connection for writing only: for LINGER_S it reads and drops up to LINGER_BYTES of further
-input. TCP answers bytes that arrive at a closed socket with a reset, and a reset discards a response that the client
-has not read yet.
+The server closes a connection in two steps: it shuts down writing, then for up to LINGER_S reads and drops up to
+LINGER_BYTES of further input. Without the second step, input that arrives at the closed socket would be answered with a
+TCP reset, which discards a response that the client has not read yet.
 
 A client that closes its sending side between requests, or after a whole request, counts as disconnected. A client that
 closes its sending side within a request gets a 400.
@@ -36,12 +36,15 @@ if TYPE_CHECKING:
 
 HEADER_BYTES: Final = 16 * 2**10
 HEADERS: Final = 100
-# The server drops a connection whose client reads less than HIGH_WATER bytes in this time.
+# Once more than HIGH_WATER bytes are unsent, the server drops the connection unless fewer than a quarter of HIGH_WATER
+# remain unsent within this time.
 STALL_S: Final = 30.0
-# Limits on dropped input: the time and bytes after a closing response, or of a body that no handler reads.
+# Limits on the time and bytes of input that the server reads and drops, after a response that closes the connection or
+# in a body that no handler reads.
 LINGER_S: Final = 5.0
 LINGER_BYTES: Final = 8 * 2**20
-# Event loop iterations after the headers' deadline, so that a delayed event loop reads headers that arrived in time.
+# Iterations of the event loop between the headers' deadline and the drop: a delayed event loop then still reads headers
+# that arrived in time.
 HEADER_GRACE_ITERATIONS: Final = 10
 
 LIMITS: Final[dict[str, Any]] = {
@@ -94,7 +97,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         self._answered = False  # whether the newest request was answered before its body was complete
         self._refused = False  # whether further input is dropped instead of parsed
         self._ended = False  # whether the client has closed its sending side
-        self._stream: asyncio.Transport | None = None  # set until connection_lost; `transport` may be None earlier
+        self._stream: asyncio.Transport | None = None  # until connection_lost; `transport` may be None earlier
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = self._stream = cast("asyncio.Transport", transport)
@@ -120,7 +123,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             if deadline is not None:
                 deadline.cancel()
         super().connection_lost(exc)
-        self._stream = self._arriving = None  # both refer back to this connection
+        self._stream = self._arriving = None  # both refer to this connection: ends the reference cycles
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -130,14 +133,14 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         self._check_messages()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether the connection remains open, to answer an incomplete request."""
+        """Handle the end of the input. Return whether the connection remains open, to refuse an incomplete request."""
         self._ended = True
         if self._linger_deadline is not None:
             return False
         if self._refused or not self._within_a_request():
             return self._refused
         if self._answered and self._arriving is not None and not self._arriving.is_eof():
-            return False  # the incomplete part is a body that no handler reads
+            return False  # only a body that no handler reads is incomplete
         error = InvalidHttp("the input ended before the request was whole")
         if not self._refuse(error):
             self._messages.append((_ErrInfo(error.status, error, str(error)), EMPTY_PAYLOAD))
@@ -167,14 +170,14 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             self._stall_deadline.cancel()
 
     def mark_busy(self) -> None:
-        """Record that the request, or its body, has arrived: the server works for this client."""
+        """Record that a request's headers, or its body, have arrived: the client waits for the server."""
         if self._header_deadline is not None:
             self._header_deadline.cancel()
             self._header_deadline = None
         self._connections.mark_busy(self)
 
     def mark_idle(self) -> None:
-        """Record that the server waits for this client: for a body or the next request."""
+        """Record that the server waits for the client to send a body or the next request."""
         self._connections.mark_idle(self)
 
     def drop(self) -> None:
@@ -189,7 +192,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer a request that the parser refused, before routing, and close the connection."""
+        """Answer a request that the parser refused before any route was chosen, and close the connection."""
         if isinstance(exc, ConnectionError):
             raise exc  # the client has disconnected: no response, no log record
         if status != InvalidRequest.status or request.writer.output_size:
@@ -202,7 +205,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         return response
 
     def _within_a_request(self) -> bool:
-        """Return whether the parser waits for the rest of headers or a body. This call makes the parser unusable."""
+        """Return whether the parser lacks part of a request's headers or body. This call makes the parser unusable."""
         assert self._parser is not None
         try:
             return self._parser.feed_eof() is not None
@@ -210,7 +213,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             return True
 
     def _check_messages(self) -> None:
-        """Record a body that has begun to arrive, or the parser's error."""
+        """Record the body of the newest request, or the parser's error."""
         if not self._messages:
             return
         newest, body = self._messages[-1]
@@ -233,7 +236,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         stream = self._stream
         if stream is None or stream.is_closing():
             return
-        self._refused = self._force_close = True  # makes aiohttp end its task, with the transport left open
+        self._refused = self._force_close = True  # aiohttp then ends its task without closing the transport
         self.mark_busy()
         self.mark_idle()
         if self._ended or self._linger_bytes < 0:

@@ -22,7 +22,7 @@ _LOG = logging.getLogger("infd.http")
 
 # File descriptors reserved for weights, caches, the admin socket, logs and the event loop; at most half of all.
 RESERVED_DESCRIPTORS: Final = 128
-# Providers usually assign a customer one IPv6 prefix of this length; one client can use all addresses of the prefix.
+# Providers usually assign a customer one IPv6 prefix of this length, so that one client can use all its addresses.
 SHARED_PREFIX: Final = 64
 
 

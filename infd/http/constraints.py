@@ -1,6 +1,6 @@
-"""Convert the fields that constrain the generated text to a `Constraint`.
+"""Convert a request's fields that constrain the generated text, OpenAI's and other servers', to a `Constraint`.
 
-Fields of other servers' APIs are accepted too. A request may set at most one constraint.
+A request may set at most one constraint.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _NO_ARGUMENTS: Final = '{"type": "object", "properties": {}, "additionalProperti
 class Constrained(Struct, frozen=True):
     """A constraint, and the request field that sets it, for error messages.
 
-    beside_calls  whether the field may accompany calls that are required: OpenAI's response_format constrains messages
+    beside_calls  whether a request that requires tool calls may set the field: OpenAI's response_format constrains
+                  only messages without calls
     """
 
     constraint: Plain
@@ -65,9 +66,10 @@ def constrained(request: OpenAIRequest) -> Constrained | None:
 
 
 class ConstrainedCalls(Struct, frozen=True):
-    """The tools of a request whose calls are constrained.
+    """The constraint of a request's tool calls.
 
-    required  whether an answer consists of calls only
+    tools     the tools that may be called, with the schemas of their arguments
+    required  whether an answer must consist of calls only
     parallel  whether an answer may contain several calls
     param     request field that constrains the calls, for error messages
     """
@@ -79,9 +81,9 @@ class ConstrainedCalls(Struct, frozen=True):
 
 
 class CallChoice(Struct, frozen=True):
-    """What a request says about calls.
+    """A request's fields about the choice of tool calls, in a form common to all APIs.
 
-    required  whether an answer consists of calls only
+    required  whether an answer must consist of calls only
     names     the only tools that may be called; None: all tools
     param     request field of the names, for error messages
     parallel  whether an answer may contain several calls
@@ -94,7 +96,7 @@ class CallChoice(Struct, frozen=True):
 
 
 def call_choice(choice: str | ToolChoice | None, parallel: bool | None) -> CallChoice:
-    """Return the choice of a chat request's tool_choice and parallel_tool_calls. Raises InvalidRequest, Unsupported."""
+    """Convert a chat request's tool_choice and parallel_tool_calls. Raises InvalidRequest, Unsupported."""
     if not isinstance(choice, ToolChoice):
         return CallChoice(choice == "required", parallel=parallel is not False)
     if choice.type != "function":
@@ -108,7 +110,9 @@ def call_choice(choice: str | ToolChoice | None, parallel: bool | None) -> CallC
 def constrained_calls(
     tools: Sequence[ToolSpec], choice: CallChoice, answer: Constrained | None
 ) -> ConstrainedCalls | None:
-    """Return the constraint of a request's calls, by the choice, strict tools or `answer`; None: unconstrained.
+    """Return the constraint of a request's calls; None: unconstrained.
+
+    Calls are constrained if `choice` requires them or names tools, if a tool is strict, or if `answer` is set.
 
     tools   the tools that may be called
     answer  the constraint of an answer without calls
@@ -148,9 +152,9 @@ def _named(names: Sequence[str], param: str, tools: Sequence[ToolSpec]) -> list[
 
 
 def _tool_schema(tool: ToolSpec, *, exact: bool) -> ToolSchema:
-    """Return the schema of a tool's arguments. Rendering the prompt has checked that the schema is JSON.
+    """Return the schema of a tool's arguments. Not checked to be JSON here: rendering the prompt parses the schema.
 
-    exact  whether to enforce the schema even if the tool is not strict
+    exact  whether the schema is enforced even if the tool is not strict
     """
     if not exact and not tool.strict:
         schema = _ANY_ARGUMENTS
@@ -243,12 +247,12 @@ def _grammar(text: str) -> Lark | Ebnf:
 
 
 def is_set(value: Raw) -> bool:
-    """Whether a field of any JSON type is present and not null."""
+    """Return whether a field of any JSON type is present and not null."""
     return value is not ABSENT and bytes(value) != b"null"
 
 
 def json_text(value: Raw, param: str) -> str:
-    """Return the JSON text of an object, given as an object or as a string of JSON text. Raises InvalidRequest."""
+    """Return the JSON text of a value sent as JSON, or as a string that contains JSON text. Raises InvalidRequest."""
     text = bytes(value)
     try:  # decoding the body skipped the value without checking it
         return msgspec.json.decode(text, type=str) if text.startswith(b'"') else text.decode()

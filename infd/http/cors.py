@@ -1,4 +1,4 @@
-"""Cross-origin requests (CORS): the origins whose pages a browser allows to send requests here and to read responses.
+"""Cross-origin requests (CORS): tell browsers which origins' pages may send requests here and read the responses.
 
 Only browsers enforce CORS; CORS protects browsers' users, not the server.
 """
@@ -35,7 +35,7 @@ class Origins:
             "Access-Control-Allow-Methods": "GET, POST, DELETE",
             "Access-Control-Max-Age": str(MAX_AGE_S),
         }
-        # The header lists names, not `*`: for browsers `*` excludes Authorization.
+        # The response repeats the requested names, because to browsers `*` would exclude Authorization.
         if asked := request.headers.get("Access-Control-Request-Headers"):
             headers["Access-Control-Allow-Headers"] = asked
         return web.Response(status=204, headers=headers)

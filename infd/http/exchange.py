@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Events(Protocol):
     """The sender of a streamed answer. Every call sends whole events.
 
-    writable  whether `write` may be called: no earlier bytes are buffered
+    writable  whether `write` may be called: the response has begun, and no earlier bytes are buffered
     begun     whether the response has begun; errors are then sent as events
     """
 
@@ -42,7 +42,7 @@ class Exchange(Struct):
     """One HTTP request: its key, ids and ticket.
 
     error   the error reported to the client
-    errors  encodes errors in the API's format; once the request is queued, in the answer's format
+    errors  encodes errors; the API's encoder, and once the request is queued, the answer's Format
     """
 
     internal_id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -72,7 +72,7 @@ class Exchange(Struct):
         return "" if self.key is None else self.key.name
 
     def priority(self, requested: int | None) -> int:
-        """Return the priority of the request within its key's limit. Raises InvalidRequest."""
+        """Return the request's priority. Raises InvalidRequest below the key's smallest priority."""
         return requested or 0 if self.key is None else self.key.priority_of(requested)
 
     @property

@@ -1,7 +1,7 @@
 """`Expect: 100-continue`: a client that sends this header waits for permission to send its body.
 
-infd grants permission when a handler reads the body, after the check of the key. aiohttp's own handler would grant
-permission before all middlewares: before the key check, the request id and the access line.
+infd grants permission when a route's handler reads the body, after the API key is checked. aiohttp's own handler would
+grant permission before any middleware runs: before the key is checked and the request id is assigned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CONTINUE: Final = "100-continue"
 
 
 async def defer(request: web.Request) -> None:
-    """No-op: as a route's expectation handler, this function disables aiohttp's handler."""
+    """Do nothing. As a route's expectation handler, this function replaces aiohttp's handler."""
 
 
 def check(request: web.Request) -> None:

@@ -32,7 +32,7 @@ def translate(error: Exception, exchange: Exchange) -> RequestError:
 
 
 def count(error: RequestError, metrics: Metrics) -> None:
-    """Count a refused request by its reason. An internal error is not a refusal."""
+    """Count a refused request by its reason. Internal errors (500) and expired requests (504) are not refusals."""
     if error.status < Internal.status or error.status in (NotReady.status, UnknownVersion.status):
         metrics.rejected[reason(error)] = metrics.rejected.get(reason(error), 0) + 1
     if error.status in (Overloaded.status, NotReady.status):
@@ -45,7 +45,7 @@ def reason(error: RequestError) -> str:
 
 
 def response(error: RequestError, errors: Errors = OPENAI_ERRORS) -> web.Response:
-    """Return the response that reports an error. For requests to which no part of a response has been sent."""
+    """Return the response that reports an error, for a request whose response has not begun."""
     answer = web.Response(body=errors.error_body(error), status=error.status, content_type="application/json")
     if error.retry_after_s is not None:
         answer.headers["Retry-After"] = str(error.retry_after_s)

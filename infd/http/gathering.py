@@ -1,6 +1,7 @@
 """Collect the deltas of an answer that is not streamed.
 
-Arriving log-probabilities are encoded at once, because as objects they take several times the memory of their JSON.
+Log-probabilities are encoded in blocks as they arrive, because as objects they take several times the memory of their
+JSON.
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ class Gathering:
                 choice.encode_logprobs(self._encode_logprobs)
 
     def finish(self, generated: int, returned: int) -> list[WholeChoice]:
-        """Return the complete choices in order of index: for each prompt, the likeliest `returned` of `generated`."""
+        """Return the complete choices, numbered from 0, prompt by prompt.
+
+        If fewer choices are returned than were generated for each prompt, these are the likeliest, likeliest first.
+        """
         choices = self._choices
         if returned < generated:
             prompts = [choices[first : first + generated] for first in range(0, len(choices), generated)]
@@ -82,7 +86,7 @@ class Gathering:
 
 
 class _Choice:
-    """One incomplete choice: the deltas received so far."""
+    """One choice that is still being generated: the deltas received so far."""
 
     def __init__(self, index: int) -> None:
         self._index = index

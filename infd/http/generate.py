@@ -1,7 +1,7 @@
 """Answer a `Generation` of any API: queue its requests, read the tokens, write the answer in the API's format.
 
-One loop reads the answer's deltas, streamed or not. The loop's output sends each delta as events, or collects all
-deltas into one body.
+One loop reads the deltas of every answer, streamed or not, and passes them to an output, which sends each delta as
+events, or collects all deltas into one body.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ if TYPE_CHECKING:
     from infd.request import Constraint, Plain, Restriction, TokenLogprobs, Want
     from infd.text.markup import Reading
 
-# A continued text is decoded together with this many preceding tokens: a character may span a few tokens.
+# The text that continues a prompt is decoded together with this many of the prompt's last tokens: many tokenizers drop
+# a space before the first word of a text, and a character may span several tokens.
 CONTEXT_TOKENS: Final = 8
-# Encoding the log-probabilities of this many tokens, each with 20 alternatives, takes about 4 ms.
+# Encoding the log-probabilities of this many tokens, each with 20 alternatives, takes about 4 ms. Longer lists are
+# encoded on a thread.
 SHORT_LOGPROBS: Final = 128
 
 
@@ -80,8 +82,8 @@ async def generate(
         if events is None:
             return await _copy_deltas(answer, _Body(answer, format, generation, backend.offload), direct=True)
         stream = _Stream(answer, format, events, backend.offload)
-        # In a separate task, a wake-up for a token does not pass through every middleware. Several choices are not
-        # written directly, so that the tokens of one step are sent in one write.
+        # A separate task reads the tokens, because waking this task resumes the coroutine of every middleware. Tokens
+        # of several choices are not consumed directly, so that those of one step are sent in one write.
         return await asyncio.ensure_future(_copy_deltas(answer, stream, direct=answer.single))
 
 
@@ -259,7 +261,7 @@ async def _queue(
 def _wants(
     generation: Generation, prompt: Prompt, served: ServedModel, bad_words: tuple[tuple[int, ...], ...]
 ) -> tuple[Want, ...]:
-    """Return the tasks of a prompt: generation, scoring, or both. Raises InvalidRequest, PromptTooLong."""
+    """Return what a prompt is to be used for: generation, scoring, or both. Raises InvalidRequest, PromptTooLong."""
     param = generation.prompt_param
     if not prompt.ids:
         raise InvalidRequest("the prompt is empty", param=param)
@@ -285,7 +287,7 @@ def _wants(
 def _budgeted(
     generation: Generation, prompt: Prompt, served: ServedModel, constraint: Constraint | None
 ) -> Restriction | None:
-    """Return the constraint of an answer, extended by the budget of the answer's thought."""
+    """Return `constraint`, extended by the request's token budget for the answer's thought, if set."""
     conversation = generation.input
     if not isinstance(conversation, Conversation) or (tokens := conversation.thinking.budget) is None:
         return constraint
@@ -298,7 +300,7 @@ def _budgeted(
 def _constraint(
     generation: Generation, prompt: Prompt, served: ServedModel
 ) -> Plain | Calls | Headed | AfterThought | None:
-    """Return the constraint of thought, calls and content generated after a prompt. Raises Unsupported."""
+    """Return the constraint of an answer's thought, calls and content; None: unconstrained. Raises Unsupported."""
     plain = None if generation.constrained is None else generation.constrained.constraint
     conversation = generation.input
     if not isinstance(conversation, Conversation):
@@ -321,7 +323,7 @@ def _constraint(
 
 
 def _constraint_param(generation: Generation) -> str | None:
-    """Return the request field that constrains the answer."""
+    """Return the request field that constrains the answer, for error messages."""
     calls = generation.input.constrained_calls if isinstance(generation.input, Conversation) else None
     if generation.constrained is not None and not (calls is not None and calls.required):
         return generation.constrained.param
@@ -359,7 +361,7 @@ def _check_calls(generation: Generation, served: ServedModel) -> None:
 
 
 def _check_budget(generation: Generation, served: ServedModel) -> None:
-    """Refuse a budget of thoughts if infd cannot parse this model's thoughts. Raises Unsupported."""
+    """Refuse a token budget for thoughts if infd cannot parse this model's thoughts. Raises Unsupported."""
     conversation = generation.input
     if isinstance(conversation, Conversation) and conversation.thinking.budget is not None:
         param = conversation.thinking.params["budget"]
@@ -387,7 +389,7 @@ def _check_prompt_logprobs(generation: Generation, prompts: Sequence[Prompt], li
 
 
 def _check_no_spaces(served: ServedModel) -> None:
-    """Raise Unsupported for an unknown decoder, because such a decoder may insert spaces between special tokens."""
+    """Raise Unsupported if the tokenizer's decoder is unknown, because it may insert spaces between special tokens."""
     if served.tokenizer.pieces(skip_special_tokens=False) is None:
         raise Unsupported(
             "spaces_between_special_tokens: false with this model's tokenizer", param="spaces_between_special_tokens"

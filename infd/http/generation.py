@@ -26,11 +26,11 @@ class Conversation(Struct, frozen=True, kw_only=True):
     offered                tools that an answer may call; None: text that looks like a call is content
     max_calls              maximum tool calls in one choice, further calls are dropped; None: no limit
     constrained_calls      the constraint of tool calls; None: unconstrained
-    add_generation_prompt  whether the prompt ends with the opening of an assistant message; None: true unless the
-                           answer continues the final message
+    add_generation_prompt  whether the prompt ends with the opening of an assistant message; None: false if the answer
+                           continues the final message, else true
     continued              text of the final message, which the answer continues; None: the answer is a new message
-    thinking               the request's fields about thoughts: effort, switch and budget
-    template_variables     template variables that the request sets by name
+    thinking               the request's settings for thoughts: effort, switch and budget
+    template_variables     variables of the chat template that the request sets, by name
     """
 
     messages: Callable[[], list[dict[str, Any]]]
@@ -54,7 +54,7 @@ class Texts(Struct, frozen=True):
 class Generation(Struct, frozen=True, kw_only=True):
     """A request for text, in a form common to all APIs. Only bounds that depend on the model remain unchecked.
 
-    fields              fields with one name and meaning in every API
+    fields              the request; only fields with the same name and meaning in every API are read
     input               conversation or texts that become the prompts
     prompt_param        request field that contains the prompts, for error messages
     body_bytes          size of the request's body
@@ -62,7 +62,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     returned            choices returned for each prompt; if fewer than `choices`, the likeliest are returned
     max_tokens          maximum tokens of a choice; None: default_max_tokens; if both are None, the rest of the context
     logprobs            see SamplingParams
-    prompt_logprobs     Score.top, by each request field that requests prompt log-probabilities
+    prompt_logprobs     number of likeliest tokens at each prompt position, by the request field that sets the number
     prompt_repeats      number of a prompt's choices that repeat the prompt's log-probabilities
     constrained         the constraint of the answers' content; None: any text
     echo                whether each choice begins with its prompt

@@ -17,7 +17,8 @@ from infd.errors import InvalidRequest, shorten
 
 T = TypeVar("T")
 
-# A string, or a run of brackets. The quantifiers are possessive: a body without a closing quote causes no backtracking.
+# A string, or a run of brackets. The quantifiers are possessive, so that a body without a closing quote causes no
+# backtracking.
 _STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]+|[\]}]+', re.DOTALL)
 _PATH: Final = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _STEP: Final = re.compile(r"[^.\[\]]+")
@@ -34,7 +35,7 @@ def decode(data: bytes | bytearray, decoder: msgspec.json.Decoder[T], depth_limi
     except msgspec.ValidationError as error:
         try:
             message, param = _describe(str(error), decoder.type, data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as malformed:  # behind the refused value
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as malformed:  # after the refused value
             raise InvalidRequest(f"the body is not valid JSON: {malformed}", code="invalid_json") from None
         raise InvalidRequest(message, param=param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -75,7 +76,9 @@ def _describe(error: str, body: object, data: bytes | bytearray) -> tuple[str, s
 
 
 def _wrong_key(data: bytes | bytearray, path: str) -> str:
-    """Return the key that msgspec refused in the object at `path`. In all types of requests, keys are token ids."""
+    """Return the key that msgspec refused in the object at `path`. Checked keys are always token ids, so the refused
+    key is not a number or, if all keys are numbers, too large.
+    """
     found: Any = msgspec.json.decode(data)
     for step in _STEP.findall(path):
         found = found[int(step) if isinstance(found, list) else step]

@@ -1,13 +1,14 @@
 """The middlewares around every route. Outermost first:
 
-1. log_access assigns the request id, and writes the access line after every outcome
-2. answer_errors answers an exception with an error body in the API's format, if no stream has begun (routes/generating)
-3. check_framing refuses HTTP versions and body framing that leave the start of the next request ambiguous
+1. log_access assigns the request id, and writes the access line, whatever the outcome
+2. answer_errors answers an exception with an error body in the API's format; once a stream has begun, routes/generating
+   reports the error instead
+3. check_framing refuses unknown HTTP versions, and body framing that leaves the start of the next request ambiguous
 4. preflight answers CORS preflight requests
-5. authorize requires an API key for every path outside OPEN; compares the path as the client sent it
+5. authorize requires an API key unless OPEN contains the path, compared as the client sent it
 6. check_expectation refuses expectations (the Expect header) other than 100-continue
 
-`finish_headers` runs last, before the headers of a response are sent, streamed or not.
+`finish_headers` runs last, just before the headers of a response are sent, streamed or not.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 @web.middleware
 async def check_framing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse versions other than HTTP/1.1 and 1.0, and body framing that the version lacks (RFC 9112, 6.1)."""
+    """Refuse unknown HTTP versions, and transfer codings that infd or the version lacks (RFC 9112, 6.1)."""
     if request.version not in (HttpVersion10, HttpVersion11):
         raise UnknownVersion
     codings = request.headers.getall("Transfer-Encoding", ())
@@ -155,7 +156,7 @@ async def check_expectation(request: web.Request, handler: Handler) -> web.Strea
 
 
 async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Set X-Request-Id, Retry-After and CORS headers; while draining, close the connection after the answer."""
+    """Set the headers that all responses share, and decide whether the connection closes after the response."""
     service = request.app[SERVICE]
     response.headers["Server"] = "infd"  # without a version number; /version reports it
     if (exchange := request.get(EXCHANGE)) is not None:
@@ -177,7 +178,7 @@ def _set_request_id(response: web.StreamResponse, exchange: Exchange) -> None:
 
 
 def _errors(request: web.Request) -> Errors:
-    """Return the encoder of errors: the API's of the path, else Anthropic's for a client that names its version."""
+    """Return the encoder of errors of the path's API; for other paths, of Anthropic's API if its version is sent."""
     others = MESSAGES_ERRORS if ANTHROPIC_VERSION in request.headers else OPENAI_ERRORS
     return request.app[ERRORS].get(request.path, others)
 
@@ -188,7 +189,7 @@ def _raw_path(request: web.Request) -> str:
 
 
 def _handler(request: web.Request) -> str:
-    """Return the route's name, a label in metrics. Paths are no labels, because clients choose paths without bound."""
+    """Return the route's name, a label in metrics. The path is not used, because clients can send any number of paths."""
     resource = request.match_info.route.resource
     return "none" if resource is None else resource.name or resource.canonical
 
