@@ -46,7 +46,7 @@ class Refused(InfdError):
         self.code = code
 
 
-# HTTP status and code of a failed transition; 409: another state would permit the verb.
+# HTTP status and code by the error of a failed transition. 409: in another state the verb would be permitted.
 REFUSALS: Final = MappingProxyType(
     {
         WrongState: (409, "wrong_state"),
@@ -67,7 +67,7 @@ class AdminContext(Struct, frozen=True):
     drain      starts draining, as TERM does, and returns at once; idempotent
     lora_root  directory that must contain loaded adapters; empty: loading is refused
     apart      template and tokenizer components that run in the worker process, with reasons
-    grammars   returns the grammar library's row of `ops` as a dict; empty until the library is chosen
+    grammars   returns the row of `ops` for the grammar library, as a dict; empty until the library is chosen
     """
 
     engine: Engine
@@ -96,7 +96,7 @@ class Verb(Struct, frozen=True):
 
 
 class Feed(Struct, frozen=True):
-    """One kind of subscription, answered with a stream of JSON lines."""
+    """One feed, which clients subscribe to: a request is answered with a stream of JSON lines."""
 
     name: str
     path: str
@@ -257,7 +257,7 @@ async def unload_lora(context: AdminContext, args: protocol.UnloadLora) -> proto
 async def _await_unused(
     context: AdminContext, name: str, wait_s: float | None, began: float, *, changed: bool
 ) -> protocol.LoraChanged:
-    """Wait, at most `wait_s` seconds, until no request uses an adapter formerly loaded as `name`."""
+    """Wait, at most `wait_s` seconds, until no request uses a replaced or unloaded adapter of this name."""
     adapters = context.engine.adapters
     with suppress(TimeoutError):
         async with asyncio.timeout(wait_s):

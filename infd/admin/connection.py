@@ -1,4 +1,4 @@
-"""Limit admin connections in idle time and number, and answer bytes that are not HTTP."""
+"""Limit the number and the idle time of admin connections, and answer bytes that are not HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
     """One admin connection.
 
     open_connections  all open connections, oldest first, including this connection
-    busy              a request on this connection is being answered
+    busy              whether a request on this connection is being answered
     """
 
     __slots__ = ("_cancelled_on_close", "_first_request_due", "_open_connections", "_stream", "busy")
@@ -46,7 +46,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         # aiohttp's keep-alive timeout starts only after the first answer.
         self._first_request_due = self._loop.call_later(IDLE_S, self.drop)
         self._open_connections[self] = None
-        if len(self._open_connections) > MAX_CONNECTIONS:  # drop the oldest idle connection; the new connection is idle
+        if len(self._open_connections) > MAX_CONNECTIONS:  # drop the oldest idle connection, at worst this one
             next(connection for connection in self._open_connections if not connection.busy).drop()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -56,7 +56,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         super().connection_lost(exc)
 
     def request_begun(self) -> None:
-        """Mark the connection busy, and stop the timeout for its first request."""
+        """Mark the connection busy, and cancel the timeout for its first request."""
         self.busy = True
         if self._first_request_due is not None:
             self._first_request_due.cancel()

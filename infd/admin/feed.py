@@ -1,7 +1,7 @@
 """Stream a feed's items to subscribers, one JSON object per line.
 
-Socket buffers store unread lines. The server drops a subscriber that does not read
-for WRITE_TIMEOUT_S, and refuses a subscriber beyond MAX_SUBSCRIBERS.
+Lines that a subscriber has not read wait in the transport's and the socket's buffers. The server drops a subscriber
+that does not read for WRITE_TIMEOUT_S, and refuses a subscriber beyond MAX_SUBSCRIBERS.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("infd.admin")
 
 WRITE_TIMEOUT_S: Final = 30.0
-MAX_SUBSCRIBERS: Final = 16  # fewer than connection.MAX_CONNECTIONS
+MAX_SUBSCRIBERS: Final = 16  # less than connection.MAX_CONNECTIONS, so that verbs can always be called
 
 
 class Feeds:
-    """The number of open subscriptions, and its limit."""
+    """Sends feeds to subscribers, and limits the number of open subscriptions."""
 
     def __init__(self) -> None:
         self.open = 0

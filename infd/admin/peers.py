@@ -57,7 +57,7 @@ class Access(Struct, frozen=True):
     """Users and groups that may use the socket.
 
     owner            uid of the daemon; may use all verbs, as may root
-    readers, admins  group ids for reading and for mutating verbs; None: the group does not exist
+    readers, admins  ids of the groups that may use reading verbs, and mutating verbs; None: no such group exists
     """
 
     owner: int

@@ -58,7 +58,12 @@ class Captured(Struct):
 
 
 class LargePages(Struct):
-    """Weights moved into large pages on a CPU: `bytes` so far, `of` in total; `ended`: infd moves no further bytes."""
+    """The move of a CPU's weights into large pages.
+
+    bytes  bytes moved so far
+    of     bytes of all weights
+    ended  whether infd has stopped moving bytes
+    """
 
     bytes: int
     of: int
@@ -70,9 +75,10 @@ class Status(Struct):
 
     model             served name
     since             Unix time of the change to `state`
-    running, waiting  numbers of choices; waiting_tokens: prompt tokens of the waiting choices
-    held              waiting requests held until resume
-    weights           loaded, released (asleep), parked (asleep, in host memory) or invalid (a load failed midway)
+    running, waiting  numbers of choices; waiting includes choices not queued yet
+    waiting_tokens    prompt tokens of the waiting choices
+    held              waiting requests that are held until the daemon is ready
+    weights           loaded, released (on disk only), parked (in host memory) or invalid (a load failed midway)
     kv_cache          loaded or released
     resident          bytes that stay on the GPU during sleep, by purpose
     pages             cache pages; pages_referenced by running sequences, pages_cached for prefix hits
@@ -83,7 +89,7 @@ class Status(Struct):
     device, dtype     device and data type of the model's computation; empty until the model is loaded
     quantization      format into which weights were quantized while loading
     stored            number of matrices that the checkpoint stores quantized, by encoding
-    vocabulary        format of embedding and head, if it differs from the other weights'
+    vocabulary        format of embedding and head; empty: the format of the other weights
     cache_dtype       data type of cached keys and values
     graphs            captured decoding steps; None: decoding steps are not captured
     large_pages       None: weights are not moved into large pages
@@ -128,7 +134,10 @@ class Status(Struct):
 
 
 class RequestRow(Struct):
-    """A request from its admission until its client has read the answer. `state`: admitted, waiting, running, done."""
+    """A request, from its admission until its answer is sent or its client leaves.
+
+    state  admitted (not queued yet), waiting, running, or done (the answer is not sent completely)
+    """
 
     id: str
     state: str
@@ -180,7 +189,7 @@ class Aborted(Struct):
 
 
 class Draining(Struct):
-    """The daemon admits no more requests, and exits after the requests in flight. All numbers count choices."""
+    """The daemon admits no more requests, and exits after the requests in flight. `running`, `waiting`: choices."""
 
     pid: int
     running: int
@@ -190,9 +199,9 @@ class Draining(Struct):
 class Pause(Struct, forbid_unknown_fields=True):
     """Stop steps until resume.
 
-    mode    requests in flight: "abort" ends, "wait" finishes, "keep" freezes the requests
-    new     new requests: "hold" queues them within the queue's bounds, "reject" answers 503; null: "reject" with mode
-            "abort", else "hold"
+    mode    "abort" ends the requests in flight, "wait" lets them finish, "keep" freezes them
+    new     "hold" queues new requests within the queue's bounds, "reject" answers them with 503; null: "reject" with
+            mode "abort", else "hold"
     wait_s  maximum seconds for which the answer waits for the transition's end; null: no limit
     """
 
@@ -205,7 +214,8 @@ class Sleep(Struct, forbid_unknown_fields=True):
     """Pause, then release memory. Frozen requests are recomputed after wake.
 
     mode    as in `Pause`
-    level   1: release the cache; 2: release weights too, which wake reads from disk
+    level   1: release the cache, and move a GPU's weights to host memory; 2: release cache and weights, so that wake
+            reads the weights from disk
     wait_s  as in `Pause`
     """
 
@@ -217,7 +227,7 @@ class Sleep(Struct, forbid_unknown_fields=True):
 class Wake(Struct, forbid_unknown_fields=True):
     """Arguments of wake (return to the state before sleep) and of resume (become ready).
 
-    tags    parts of memory to restore; null: all. Steps run once all parts are restored.
+    tags    parts of memory to restore; null: all. The daemon sleeps until all are restored.
     wait_s  as in `Pause`
     """
 
@@ -239,7 +249,7 @@ class LoadWeights(Struct, forbid_unknown_fields=True):
 class TransitionResult(Struct):
     """Progress or result of a lifecycle transition.
 
-    done         the target state is reached; else the transition continues
+    done         whether the transition has ended; if not, it continues
     took_s       seconds from the verb's arrival to the transition's end; None before the end
     aborted      choices that the transition aborted
     frozen       choices frozen until resume
@@ -268,7 +278,7 @@ class ResetPrefixCache(Struct, forbid_unknown_fields=True):
 
 
 class PrefixCacheReset(Struct):
-    """`pages` left the prefix cache; `preempted` choices are recomputed."""
+    """The numbers of pages dropped from the prefix cache, and of running choices that are recomputed."""
 
     pages: int
     preempted: int
@@ -301,11 +311,11 @@ class UnloadLora(Struct, forbid_unknown_fields=True):
 class LoraRow(Struct):
     """An adapter.
 
-    state       ready; stored: weights are read again on the next request; leaving: unloaded but still in use
+    state       ready; stored: not in memory, read again for the next request; leaving: replaced or unloaded, but in use
     base        base model named in the adapter's config
     bytes       host memory that the weights occupy now
     generation  number that is unique for each load
-    requests    choices that use the adapter
+    requests    choices, and requests in preparation, that use the adapter
     """
 
     name: str
@@ -330,7 +340,8 @@ class LoraChanged(Struct):
     """Result of a load or unload.
 
     changed   false if the adapter was loaded, or unloaded, already
-    done      whether the previous adapter of this name is freed; if not, infd frees it after `requests` more choices
+    done      whether no replaced or unloaded adapter of this name is in use any more; infd has then freed them all
+    requests  number of choices that still use such adapters
     took_s    seconds from the verb's arrival to the answer
     generation, rank, bytes  properties of the adapter now loaded under the name; 0: no adapter
     """
@@ -361,7 +372,8 @@ class Event(Struct, rename={"message": "told"}):
 
     seq      consecutive number; a daemon's first event is 1
     time     Unix time
-    kind     state, verb (a verb's caller and arguments), rest (the verb's result), weights, adapter, step, request
+    kind     state, verb (caller, arguments and result of a mutating verb), rest (end of a transition: pause, resume,
+             sleep, wake), weights, adapter, step or request
     message  for people; named `told` in JSON
     facts    values that depend on `kind`
     dropped  number of earlier events that were discarded unread

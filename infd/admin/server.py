@@ -40,7 +40,7 @@ class AdminServer:
     """The server of the admin verbs and feeds.
 
     connections  all open connections, oldest first
-    feeds        the feeds that clients follow
+    feeds        sends feeds, and counts their subscribers
     """
 
     def __init__(
@@ -158,7 +158,7 @@ async def _arguments(verb: Verb | Feed, request: web.Request) -> msgspec.Struct:
 
 
 async def _refuse_unknown(request: web.Request) -> web.Response:
-    """Answer 405 or 404 from a catch-all route, so that middlewares treat both as any other refusal."""
+    """Refuse with 405 or 404. As this is a route, the middlewares apply to unknown paths too."""
     methods: set[str] = set()
     for resource in request.app.router.resources():
         if resource.name != _UNKNOWN:
@@ -173,7 +173,7 @@ async def _answer_expectation(request: web.Request) -> web.Response | None:
     if request.headers["Expect"].lower() != _CONTINUE:
         return problem(417, "unknown_expectation", f"the only expectation known here is {_CONTINUE}")
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    request.writer.output_size = 0  # the interim response does not count as part of the answer
+    request.writer.output_size = 0  # `100 Continue` is not part of the response
     return None
 
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 # engine/streams/stream.py and HIGH_WATER in sse.py.
 SEND_BUFFER_BYTES: Final = 64 * 2**10
 BACKLOG: Final = 1024
-# At shutdown the engine has ended every request, so handlers only write the rest of their answers. A handler takes longer
-# than this only if its client reads slowly.
+# At shutdown the engine has ended every request, so handlers only write the rest of their answers. A handler exceeds
+# this time only if its client reads slowly.
 SHUTDOWN_S: Final = 0.5
 # At a stop, the time in which a newly accepted client may send its first request, and the interval between checks.
 FIRST_REQUEST_S: Final = 0.2

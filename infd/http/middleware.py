@@ -189,7 +189,7 @@ def _raw_path(request: web.Request) -> str:
 
 
 def _handler(request: web.Request) -> str:
-    """Return the route's name, a label in metrics. The path is not used, because clients can send any number of paths."""
+    """Return the route's name, a label in metrics. Paths are no labels, because clients can send any number of them."""
     resource = request.match_info.route.resource
     return "none" if resource is None else resource.name or resource.canonical
 

@@ -79,9 +79,10 @@ async def read_prompts(generation: Generation, served: ServedModel, offload: Off
 def check_length(text: str, served: ServedModel, *, param: str, must_fit: bool) -> None:
     """Refuse a text that is certainly too long, without encoding the text. Raises PromptTooLong, InvalidRequest.
 
-    Texts that need not fit the context, because the server truncates them or only counts their tokens, are bounded too:
-    encoding 1 MB occupies one of a few threads for almost a second, delays other requests, and takes about 50 MB for
-    the tokens.
+    must_fit  whether the text must fit the context; false if the server truncates the text or only counts its tokens
+
+    Texts that need not fit are bounded too, because encoding 1 MB occupies one of a few threads for almost a second,
+    which delays other requests, and takes about 50 MB of memory for the tokens.
     """
     max_characters = max(FREE_CHARACTERS, CHARACTERS_PER_TOKEN * served.max_model_len)
     if len(text) > max_characters:
@@ -98,7 +99,7 @@ def check_length(text: str, served: ServedModel, *, param: str, must_fit: bool) 
 
 
 async def encode(text: str, served: ServedModel, offload: Offload, *, add_special_tokens: bool) -> tuple[int, ...]:
-    """Return the token ids of a text. Long texts are encoded on a thread."""
+    """Return the token ids of a text. Long texts are encoded on a thread, or in the worker process."""
     if served.tokenizer.apart:
         return await offload.apart(_encode, text, served, add_special_tokens=add_special_tokens)
     if len(text) <= SHORT_CHARACTERS:
@@ -123,7 +124,7 @@ async def text_of(prompt: Prompt, served: ServedModel, offload: Offload, *, skip
 
 
 async def bad_word_ids(words: Sequence[str], served: ServedModel, offload: Offload) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences of the words, at the start of a text and after a space. Raises InvalidRequest."""
+    """Return the token sequences that must not be generated; see `_bad_word_ids`. Raises InvalidRequest."""
     if not words:
         return ()
     if sum(map(len, words)) > BAD_WORD_TOKENS:
@@ -148,7 +149,7 @@ async def render(
     must_fit: bool,
     param: str = "messages",
 ) -> Prompt:
-    """Return a conversation rendered by the model's chat template, and encoded.
+    """Render a conversation with the model's chat template, and encode the text.
 
     Templates write special tokens themselves, so encoding adds special tokens only if the request sets
     add_special_tokens. Raises InvalidRequest, Unsupported; with `must_fit`, PromptTooLong for a text that is certainly
@@ -178,8 +179,8 @@ async def render(
         return await offload.apart(work)
     body_bytes = conversation.body_bytes
     if body_bytes <= SHORT_CHARACTERS:
-        # The time to render a checkpoint's template is unknown: rendering runs on the event loop for at most a few
-        # milliseconds, then again on a thread with the template's full time limit.
+        # How long a checkpoint's template takes is unknown. Rendering is tried on the event loop for at most a few
+        # milliseconds, and if they do not suffice, repeated on a thread with the full time limit.
         with suppress(TooCostly):
             return work(BRIEF)
     return await (offload.short(work) if SHORT_CHARACTERS < body_bytes <= ORDINARY_CHARACTERS else offload(work))
@@ -188,8 +189,8 @@ async def render(
 def template_variables(conversation: Conversation, served: ServedModel) -> dict[str, Any]:
     """Return the variables that a request sets in the template; chat_template_kwargs overrides other fields.
 
-    Renders the template if the request switches thoughts or sets their effort. Raises Unsupported if the template reads
-    no variable for the switch or effort, or refuses the value.
+    If the request switches thoughts or sets their effort, a short question is rendered to test the value. Raises
+    Unsupported if the template refuses the value, reads no effort, or cannot change whether the model thinks.
     """
     thinking, template, tools = conversation.thinking, served.template, conversation.tools is not None
     variables = renamed(conversation.template_variables, template, tools=tools)
@@ -227,10 +228,9 @@ def _encode(text: str, served: ServedModel, *, add_special_tokens: bool) -> tupl
 
 
 def _bad_word_ids(words: Sequence[str], served: ServedModel) -> tuple[tuple[int, ...], ...]:
-    """Encode each word without a preceding space, and with a space if the space changes only the first token.
+    """Encode each word without a preceding space, and with one if it changes the first token but not their number.
 
-    vLLM defines bad words in this way. If the space changes more than the first token, only the form without a space is
-    forbidden.
+    vLLM defines bad words in this way. Otherwise only the form without a space is forbidden.
     """
     sequences: list[tuple[int, ...]] = []
     for number, word in enumerate(words):

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from infd.http.schema.sampling import GenerationFields, OpenAIRequest
     from infd.http.served_model import ServedModel
 
-# At a lower temperature, sampling would select equal tokens, but dividing the logits would overflow to infinity.
+# At a lower temperature sampling would select the same tokens, but dividing the logits could overflow to infinity.
 MIN_TEMPERATURE: Final = 1e-3
-# Upper bound of seeds: adding a choice's index must not overflow.
+# Upper bound of seeds, so that adding a choice's index does not overflow.
 SEED_LIMIT: Final = 2**62
 # Length of the longest neutral value of an unsupported field, rounded up.
 MAX_NEUTRAL_BYTES: Final = 256
 
 
 def check(request: OpenAIRequest, limits: LimitsConfig) -> None:
-    """Refuse a request that is invalid for every model. Raises InvalidRequest, Unsupported."""
+    """Refuse values that are invalid for every model. Raises InvalidRequest, Unsupported."""
     refuse_unsupported(request, request.NEUTRAL, {"best_of": (request.n or 1,)}, supported=request.SUPPORTED)
     check_fields(request, stop_strings(request), limits)
     if (request.prompt_logprobs or 0) > limits.top_logprobs:
@@ -67,11 +67,11 @@ def refuse_unsupported(
     supported: Container[str] = (),
     path: str = "",
 ) -> None:
-    """Refuse unsupported fields unless their value is null or neutral. Raises Unsupported, InvalidRequest.
+    """Refuse fields of type UnsupportedField unless null or neutral. Raises Unsupported, InvalidRequest for bad JSON.
 
-    neutral        accepted values, by field
-    extra_neutral  further accepted values, by field
-    supported      fields of type UnsupportedField that are supported nevertheless
+    neutral        accepted values that do not change an answer, by field
+    extra_neutral  further such values, by field
+    supported      fields that are supported although they have this type
     path           path of `fields` in the request, for errors
     """
     for name in fields.__struct_fields__:
@@ -178,7 +178,7 @@ def check_ids(ids: Iterable[int], served: ServedModel, param: str) -> None:
 
 
 def _decode(value: Raw, name: str, param: str) -> Any:
-    # Neutral values are short. Decoding the body skipped raw values unchecked: `value` may be invalid JSON.
+    # Neutral values are short. `value` may be invalid JSON, because decoding the body skipped it without checking it.
     if len(memoryview(value)) > MAX_NEUTRAL_BYTES:
         raise Unsupported(name, param=param)
     try:

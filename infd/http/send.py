@@ -1,4 +1,4 @@
-"""Send JSON bodies; large bodies in slices."""
+"""Make responses with JSON bodies, of which large bodies are sent in slices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Body(Payload):
-    """A JSON body sent in slices, no faster than the client reads; not chunked, because the length is known."""
+    """A JSON body sent in slices, no faster than the client reads. Has a Content-Length, so it is not chunked."""
 
     def __init__(self, pieces: Pieces) -> None:
         super().__init__(pieces, content_type="application/json")

@@ -51,7 +51,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     """The served model: its names, limits, tokenizer and template.
 
     names          names that requests may use; answers report the first name
-    created        Unix time, seconds
+    created        time at which the model was loaded, in seconds of Unix time
     max_model_len  context length: tokens of prompt and answer together
     vocab_size     token ids are 0..vocab_size - 1
     syntax         markup of thoughts and tool calls in the model's answers
@@ -71,7 +71,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     fingerprint: str = ""
 
     def name(self, requested: str | None) -> str:
-        """Return the model name that answers report: `requested`, or the base model's. Raises ModelNotFound."""
+        """Return the model name that answers report: `requested`, or if empty the first name. Raises ModelNotFound."""
         if not requested:
             return self.names[0]
         if requested not in self.names and requested not in self.adapters:

@@ -1,9 +1,9 @@
 """Send server-sent events.
 
 The first event is sent together with the headers, so that an error before the first event has its own HTTP status.
-While a request is queued or the engine is paused, the server sends headers, and later comments as pings. The server
-waits for a slow reader: this process buffers at most HIGH_WATER and one slice for each stream. `connection.py` drops a
-client that stops reading.
+If no event is sent for some seconds, for example while a request is queued, the server sends the headers, and later
+pings, which are comments. The server waits for slow readers: for each stream at most HIGH_WATER and one slice are
+buffered in this process. `connection.py` drops a client that stops reading.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class EventStream:
         self._idle_beats = 0
         self._lagging = False
         self._transport: asyncio.Transport | None = None
-        self._direct: asyncio.Transport | None = None  # set once the headers and a first chunk are sent
+        self._direct: asyncio.Transport | None = None  # set after the first chunk of a chunked response
 
     def __enter__(self) -> EventStream:
         return self
@@ -95,7 +95,7 @@ class EventStream:
         return transport is not None and not (transport.get_write_buffer_size() or transport.is_closing())
 
     def write(self, events: bytes) -> None:
-        """Write whole events while `writable`. Equivalent to response.write, with fewer calls."""
+        """Write whole events to the transport as one chunk, faster than response.write. Call only while `writable`."""
         assert self._direct is not None
         self._idle_beats = 0
         self._direct.write(b"%x\r\n%b\r\n" % (len(events), events))
@@ -126,11 +126,14 @@ class EventStream:
         await self.response.write_eof()
 
     async def beat(self) -> None:
-        """Send the headers after BEATS_TO_HEADERS calls without an event, and later a ping after BEATS_TO_PING."""
+        """Send a ping if as many calls came since the last event: BEATS_TO_HEADERS, or once begun, BEATS_TO_PING.
+
+        The first ping begins the response with its headers.
+        """
         self._idle_beats += 1
         if self._idle_beats < (BEATS_TO_PING if self.begun else BEATS_TO_HEADERS):
             return
-        # A slow reader has unread bytes, perhaps part of an event, and must not delay the pings of other streams.
+        # No ping for a slow reader: part of an event may be unsent, and waiting would delay the pings of other streams.
         if not self._lagging and not self.buffered_bytes:
             await self.send(PING)
 

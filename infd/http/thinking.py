@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     from infd.http.schema.chat import ChatRequest
 
-_BUDGETS = ("thinking_token_budget", "thinking_budget")  # variables of chat_template_kwargs that limit the tokens
+_BUDGETS = ("thinking_token_budget", "thinking_budget")  # in chat_template_kwargs: maximum tokens of a thought
 
 
 class Thinking(Struct, frozen=True):
-    """The settings of a request for its answers' thoughts. None: absent from the request.
+    """A request's settings for the thoughts of its answers. None: absent from the request.
 
     effort   level of effort; "none": no thought
     enabled  whether the answers may contain thoughts
@@ -53,7 +53,7 @@ def thinking(request: ChatRequest) -> Thinking:
 
 
 def template_variables(request: ChatRequest) -> dict[str, Any]:
-    """Return the variables that a request sets in the chat template by name."""
+    """Return the chat template's variables that chat_template_kwargs sets, without budgets."""
     kwargs = request.chat_template_kwargs
     variables = {} if kwargs is None else msgspec.to_builtins(kwargs)
     return {name: value for name, value in variables.items() if name not in _BUDGETS}

@@ -1,4 +1,4 @@
-"""`infdctl`: one command for each admin verb.
+"""`infdctl`: commands for the verbs and feeds of the admin socket, and `bench`.
 
 Data goes to standard output, messages to standard error. Exit codes: 0 done,
 1 refused or failed, 2 usage, 3 no daemon reached, 4 wrong state, 5 timed out.
@@ -35,7 +35,7 @@ _POLL_S = 0.2
 
 
 class Drained(Struct):
-    """JSON output of `drain`. `exited`: the daemon has exited."""
+    """JSON output of `drain`. `exited`: whether the daemon has exited, as far as `drain` has waited."""
 
     pid: int
     running: int

@@ -79,7 +79,7 @@ class AdminClient:
     def _exchange(
         self, method: str, path: str, body: bytes = b"", *, patient: bool = False
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request and yield the response. Raises Failure for errors of the connection, also within the block."""
+        """Send a request and yield the response. Connection errors, within the block too, are raised as Failures."""
         where = next(filter(os.path.exists, self._sockets), None)
         if where is None:
             raise Unreachable(f"no daemon: nothing is at {' or '.join(self._sockets)}; {_START_OR_NAME}")

@@ -62,7 +62,10 @@ def unload_lora(client: AdminClient, name: str, wait: bool, timeout_s: float | N
 
 
 def _finish(now: protocol.LoraChanged, change: str, *, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Report requests that still use the adapter, `change` ("replaced" or "unloaded"). Raises TimedOut with `wait`."""
+    """Report how many choices still use the replaced or unloaded adapter; with `wait`, raise TimedOut if any.
+
+    change  "replaced" or "unloaded"
+    """
     if not now.done:
         users = f"{now.requests} choices still use the adapter {change}; it is freed with the last of them"
         if wait:

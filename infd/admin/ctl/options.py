@@ -16,7 +16,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON w
 
 
 def patience_options(until: str) -> Callable[[Command], Command]:
-    """Add --wait, with help `until`, and --timeout to a command; passes `wait` and `timeout_s`."""
+    """Add --wait, with the help text `until`, and --timeout to a command, which receives `wait` and `timeout_s`."""
 
     def decorate(command: Command) -> Command:
         @click.option("--wait", is_flag=True, help=until)

@@ -28,7 +28,7 @@ def as_line(answer: msgspec.Struct) -> None:
 
 
 def event(event: protocol.Event) -> None:
-    """Print an event as one line; without columns, because widths of later events are unknown."""
+    """Print an event as one line, not in columns, because the widths of later events are unknown."""
     if event.dropped:
         click.echo(f"{event.dropped} events before this one are forgotten", err=True)
     at = dt.datetime.fromtimestamp(event.time).astimezone().isoformat(sep=" ", timespec="milliseconds")
@@ -68,7 +68,7 @@ def _numbers(now: protocol.Status) -> str:
 
 
 def _stored(encodings: dict[str, int]) -> str:
-    """Return how the checkpoint stores matrices that loading decoded; "" if it stores them plainly."""
+    """Return the encodings in which the checkpoint stores quantized matrices; "" if no matrix is quantized."""
     listed = "; ".join(f"{label} ({count} matrices)" for label, count in encodings.items())
     return listed and f", stored as {listed}"
 
@@ -161,12 +161,12 @@ def dump(answer: protocol.Dump) -> None:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """Print rows in columns; columns named in `right` are right-aligned. Respects NO_COLOR and pipes."""
+    """Print rows in columns; columns named in `right` are right-aligned. Colors only on a terminal without NO_COLOR."""
     from rich.console import Console  # imported here, because importing rich takes longer than most commands
     from rich.table import Table
     from rich.text import Text
 
-    body = [[Text(cell) for cell in row] for row in rows]  # rich would parse markup in a str
+    body = [[Text(cell) for cell in row] for row in rows]  # rich would interpret markup in a str
     grid = Table(box=None, pad_edge=False, show_header=bool(head))
     for column in range(len(head) or max(map(len, body), default=0)):
         name = head[column] if head else ""
@@ -178,4 +178,4 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence
     with console.capture() as drawn:
         console.print(grid)
     for line in drawn.get().splitlines():
-        click.echo(line.rstrip())  # rich pads the last column
+        click.echo(line.rstrip())  # removes the padding of the last column

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
         ThinkingConfig,
     )
 
-# Claude Code sends a block that differs from request to request, before all others: no prefix would ever be cached.
+# Claude Code's system prompt begins with a block that starts with this text and differs between requests. The block is
+# dropped, because otherwise no request would find its prefix in the cache.
 _BILLING: Final = "x-anthropic-billing-header"
 _SCHEMA: Final = "output_config.format.schema"
 
@@ -46,7 +47,7 @@ def generation(request: MessagesRequest, body_bytes: int, config: Config) -> Gen
         input=conversation(request, body_bytes),
         prompt_param="messages",
         body_bytes=body_bytes,
-        default_max_tokens=request.max_tokens,  # a default is cut to the rest of the context
+        default_max_tokens=request.max_tokens,  # unlike max_tokens, lowered to the rest of the context
         constrained=_constrained(request),
         stop_strings=stop_strings,
     )
@@ -82,7 +83,7 @@ def conversation(request: MessagesFields, body_bytes: int) -> Conversation:
 
 
 def _thinking(config: ThinkingConfig | None) -> Thinking:
-    """Return the settings for thoughts. With type "adaptive" the model decides."""
+    """Return a request's settings for thoughts. With type "adaptive" the model decides whether to think."""
     if config is None or config.type == "adaptive":
         return Thinking()
     params = {"enabled": "thinking.type", "budget": "thinking.budget_tokens"}
@@ -90,9 +91,10 @@ def _thinking(config: ThinkingConfig | None) -> Thinking:
 
 
 def _variables(request: MessagesFields) -> dict[str, Any]:
-    """Return the template's variables; a template drops those that it does not read.
+    """Return the variables of the chat template; variables that the template does not read are ignored.
 
-    Without `thinking` a model that can do without does not think. Clients send an effort whatever the model.
+    A request without `thinking` switches thoughts off, if the template can. The effort is not checked, because clients
+    send it to every model.
     """
     variables: dict[str, Any] = {} if request.thinking is not None else {"enable_thinking": False, "thinking": False}
     if request.output_config is not None and request.output_config.effort is not None:
@@ -137,7 +139,7 @@ def _template_messages(request: MessagesFields) -> list[dict[str, Any]]:
 
 
 def _user(message: InputMessage, at: str) -> Iterator[dict[str, Any]]:
-    """Yield a message for each result of a tool, and for the text between results."""
+    """Yield a message for each tool_result block, and a message for the text between two of these blocks."""
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return
@@ -185,7 +187,7 @@ def _call(block: Block, at: str) -> dict[str, Any]:
 
 
 def _text_of(content: str | Sequence[Block], at: str) -> str:
-    """Return the text of an assistant's message: thoughts and calls are no text."""
+    """Return the text of an assistant's message, without thoughts and calls."""
     if isinstance(content, str):
         return content
     said = [block for block in content if block.type not in ("thinking", "redacted_thinking", "tool_use")]

@@ -1,4 +1,4 @@
-"""The interface of formats, and their shared functions: framed events, usage, tokens as text."""
+"""The interface of formats, and functions that formats share: they frame events, count usage and decode tokens."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Accepted(Struct, frozen=True):
 class Errors(Protocol):
     """The format of an API's errors.
 
-    request_id_header  the response header that clients of the API read the request id from, beside X-Request-Id
+    request_id_header  response header from which the API's clients read the request id; X-Request-Id is sent too
     """
 
     request_id_header: str
@@ -69,7 +69,7 @@ class Errors(Protocol):
 
 
 class Format(Errors, Protocol):
-    """The encoder of one answer in one API's format: streamed by `events` and `last_events`, or `whole`."""
+    """The encoder of one answer: `events` and `last_events` for a streamed answer, `whole` for any other."""
 
     def events(self, delta: ChoiceDelta) -> Pieces:
         """Return the framed events of a delta; an empty list if the delta changes nothing visible."""
@@ -78,7 +78,7 @@ class Format(Errors, Protocol):
         """Return the framed events that follow the last delta, the API's end marker included."""
 
     def encode_logprobs(self, delta: ChoiceDelta) -> dict[str, Pieces]:
-        """Return the log-probabilities of a delta and of its prompt report as encoded elements of JSON arrays, by name.
+        """Return the log-probabilities of a delta and of its prompt report, as encoded elements of JSON arrays by name.
 
         The caller passes every token once, in order.
         """
@@ -107,9 +107,10 @@ def split_chunk(chunk: Struct) -> list[bytes]:
 
 
 def usage(ticket: Ticket, thought_tokens: int = 0, unsent: int = 0) -> Usage:
-    """Return the request's usage so far. Includes `thought_tokens` unless 0.
+    """Return the request's usage so far.
 
-    unsent  number of delivered tokens that are not part of an event yet; they are not counted
+    thought_tokens  generated tokens in thoughts; 0: the usage omits the number
+    unsent          delivered tokens that are not part of an event yet, and are not counted
     """
     generated = ticket.generated_tokens - unsent
     return Usage(

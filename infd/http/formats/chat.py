@@ -165,7 +165,7 @@ class ChatFormat(OpenAIErrors):
         return [split_chunk(self._chunk(ChatChunkChoice(index=index, delta=delta))) for index in range(choices)]
 
     def _only_thought(self, delta: ChoiceDelta) -> str:
-        """Return the thought of a delta, or an empty string if the delta has other visible parts."""
+        """Return the thought of a delta if it is the only visible part, else an empty string."""
         aside = delta.aside
         return aside.thought if aside is not None and self._show_thoughts and not (delta.text or aside.calls) else ""
 
@@ -182,7 +182,7 @@ class ChatFormat(OpenAIErrors):
         return bool(delta.finish or delta.text or thought or (aside is not None and aside.calls))
 
     def _finish_reason(self, delta: ChoiceDelta) -> str | None:
-        """Return the finish_reason: "tool_calls" only if the model ended its turn, so no client runs a cut-off call."""
+        """Return finish_reason: "tool_calls" only if the model ended its turn, so that no client runs a truncated call."""
         if delta.finish is FinishReason.STOP and delta.index in self._choices_with_calls:
             return "tool_calls"
         return delta.finish.value if delta.finish is not None else None

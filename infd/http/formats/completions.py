@@ -150,7 +150,7 @@ class CompletionFormat(OpenAIErrors):
         return choice
 
     def _encoded_report(self, prompt: int, report: PromptReport) -> EncodedReport:
-        """Return a prompt's encoded report. The prompt's first choice encodes the report, the last choice drops it."""
+        """Return a prompt's report, encoded for the prompt's first choice, and dropped after its last choice."""
         encoded = self._reports.pop(prompt, None)
         if encoded is None:
             encoded = EncodedReport(self._generated, {})

@@ -1,8 +1,8 @@
 """Encode an answer as a message of Anthropic's API, whole or as events.
 
 Content is a list of blocks: a block ends where another kind of content begins. Thoughts have blocks only if the
-request asks for thoughts. The arguments of a call are an object here, so text that is no JSON object is made one
-(text/json_object.py), streamed or not.
+request asks for thoughts. In this API the arguments of a call are a JSON object, so any other text that the model
+writes as arguments is converted to an object (text/json_object.py).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _ERROR_TYPES: Final = {
 _REASONS: Final = {
     FinishReason.STOP: "end_turn",
     FinishReason.LENGTH: "max_tokens",
-    FinishReason.ABORT: "pause_turn",  # an operator ended the answer; the client may let the model continue it
+    FinishReason.ABORT: "pause_turn",  # an operator ended the answer; the client may send it back to be continued
     FinishReason.ERROR: "refusal",
 }
 
@@ -79,9 +79,9 @@ MESSAGES_ERRORS: Final = MessagesErrors()
 
 
 class _OpenBlock:
-    """The block that the answer is in: its index, and how it is opened and continued.
+    """The last block of a streamed answer, which further deltas extend.
 
-    delta  type and field of its deltas
+    delta  type of the block's deltas, and the name of their text field
     """
 
     def __init__(self, index: int, block: OutputBlock, delta: tuple[str, str]) -> None:
@@ -112,7 +112,7 @@ class MessagesFormat(MessagesErrors):
         self._begun = False
         self._block: _OpenBlock | None = None
         self._blocks = 0
-        self._blank = ""  # white space that may begin a block
+        self._blank = ""  # white space held back; dropped unless text follows, which then begins a block with it
         self._signature = blake2b(digest_size=32)
         self._called = False
         self._reason: str | None = None
@@ -200,7 +200,7 @@ class MessagesFormat(MessagesErrors):
         self._block = None
 
     def _whole_blocks(self, delta: ChoiceDelta) -> list[OutputBlock]:
-        """Return the blocks to which the events of a stream fold."""
+        """Return the blocks that a client would assemble from the events of a stream."""
         blocks: list[OutputBlock] = []
         arguments: dict[int, str] = {}
         blank = ""

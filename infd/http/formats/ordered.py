@@ -22,7 +22,7 @@ class ThoughtPart(Struct, frozen=True):
 
 
 class CallPart(Struct, frozen=True):
-    """New arguments of a call. `begun` has id and name in the part that begins the call."""
+    """New arguments of a call. `begun`: in the part that begins the call, the delta with its id and name; else None."""
 
     index: int
     arguments: str

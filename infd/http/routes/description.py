@@ -1,4 +1,4 @@
-"""The served model in other servers' terms: GET /props (llama.cpp) and /tokenizer_info (vLLM)."""
+"""Describe the served model in the formats of other servers: GET /props (llama.cpp) and /tokenizer_info (vLLM)."""
 
 from __future__ import annotations
 

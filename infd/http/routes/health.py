@@ -4,7 +4,7 @@
 |----------|--------|----------------|---------|
 | starting | 200    | 503            | 503     |
 | ready    | 200    | 200            | 200     |
-| draining, paused, sleeping | 200 | 200 | 503 (200 asleep, if the next request wakes it) |
+| draining, paused, sleeping | 200 | 200 | 503; sleeping: 200 if a request would wake the server |
 | failed, or a step is stuck | 503 | 503 | 503 |
 """
 
@@ -33,12 +33,12 @@ async def live(request: web.Request) -> web.StreamResponse:
 
 
 async def healthy(request: web.Request) -> web.StreamResponse:
-    """Return 200 if the model is loaded and has not failed, else 503."""
+    """Return 503 while the model loads, after a failure of the engine, and while a step is stuck; else 200."""
     return _state(request, _NOT_HEALTHY)
 
 
 async def ready(request: web.Request) -> web.StreamResponse:
-    """Return 200 if the server accepts new requests, else 503. `?verbose` adds the reason and the time of the state."""
+    """Return 200 if the engine is ready or a request would wake it, else 503. `?verbose` adds the reason and times."""
     wakes = request.app[SERVICE].engine.control.wakes_on_request
     return _state(request, _NOT_READY - {State.SLEEPING} if wakes else _NOT_READY, verbose="verbose" in request.query)
 
@@ -48,7 +48,7 @@ async def version(request: web.Request) -> web.StreamResponse:
 
 
 async def load(request: web.Request) -> web.StreamResponse:
-    """Return the numbers of running and of waiting choices."""
+    """Return the number of running choices, of waiting choices, and of both."""
     status = request.app[SERVICE].engine.status()
     counts = {"server_load": status.running + status.waiting, "running": status.running, "waiting": status.waiting}
     return send.json(msgspec.json.encode(counts))

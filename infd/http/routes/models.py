@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}, in OpenAI's format, or in Anthropic's for clients that name its version."""
+"""GET /v1/models and /v1/models/{id}, in OpenAI's format; in Anthropic's for clients that send its version."""
 
 from __future__ import annotations
 

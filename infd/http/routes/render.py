@@ -30,7 +30,7 @@ Request = TypeVar("Request", bound=GenerationFields)
 
 
 def rendering(api: Api[Request]) -> Handler:
-    """Return a handler that responds with a request's prompts: one prompt for a conversation, else a list."""
+    """Return a handler whose response is the prompt of a conversation, or a list of the prompts of texts."""
 
     async def render(request: web.Request) -> web.StreamResponse:
         service = request.app[SERVICE]

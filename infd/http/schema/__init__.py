@@ -1,1 +1,1 @@
-"""The types of request and response bodies: Structs only; fixed bounds are in the types."""
+"""The types of request and response bodies: Structs whose field types check the bounds that are not configurable."""

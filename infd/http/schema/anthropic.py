@@ -1,6 +1,7 @@
 """Anthropic's POST /v1/messages and /v1/messages/count_tokens, and its models and errors.
 
-Requests accept fields of other versions and clients; fields known to change an answer are served or refused by name.
+Unknown fields of requests are ignored, because clients send fields of other versions. Known fields that would change an
+answer are supported, or refused by name.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from infd.http.schema.unsupported import ABSENT, UnsupportedField
 
 
 class Block(Struct, kw_only=True):
-    """A content block of any type, with the fields of the types that infd reads.
+    """A content block of a request, with the fields of all types that infd reads.
 
-    input    arguments of a tool_use
-    content  of a tool_result
+    input    arguments of a tool_use block
+    content  content of a tool_result block
     """
 
     type: str
@@ -50,7 +51,7 @@ class InputTool(Struct, kw_only=True):
 
 
 class InputToolChoice(Struct, kw_only=True):
-    """Which tools an answer calls. `name` is for type "tool"."""
+    """Which tools an answer may or must call. `name` is required by type "tool"."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -80,7 +81,7 @@ class OutputConfig(Struct, kw_only=True):
 
 
 class MessagesFields(GenerationFields, kw_only=True):
-    """The fields of a conversation, both to answer and to count."""
+    """The fields of a conversation, in requests for an answer and for a token count."""
 
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=MESSAGES)]
     system: str | Annotated[list[Block], Meta(max_length=4096)] | None = None
@@ -110,13 +111,13 @@ class MessagesRequest(MessagesFields, kw_only=True):
 
 
 class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):
-    """Text of an answer."""
+    """A part of an answer's text."""
 
     text: str
 
 
 class ThinkingBlock(Struct, kw_only=True, tag_field="type", tag="thinking"):
-    """A thought of an answer. `signature` is opaque; infd ignores the signature of a thought that is sent back."""
+    """A thought of an answer. Clients send `signature` back with the thought; infd ignores it."""
 
     thinking: str
     signature: str
@@ -138,7 +139,7 @@ class OutputTokensDetails(Struct, kw_only=True):
 
 
 class MessageUsage(Struct, kw_only=True):
-    """Tokens of a request. The prompt is the sum of all three input counts."""
+    """Token counts of a request. The prompt's length is the sum of the three input counts."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
@@ -148,7 +149,7 @@ class MessageUsage(Struct, kw_only=True):
 
 
 class OutputMessage(Struct, kw_only=True):
-    """A whole answer; in a stream's first event, without content and reason."""
+    """A whole answer; in a stream's first event, the answer without content and stop_reason."""
 
     id: str
     type: Literal["message"] = "message"
@@ -167,7 +168,7 @@ class TokenCount(Struct, kw_only=True):
 
 
 class ModelInfo(Struct, kw_only=True):
-    """A name that requests may send as `model`. `created_at` is in RFC 3339."""
+    """A name that requests may send as `model`. `created_at` is a time in the format of RFC 3339."""
 
     type: Literal["model"] = "model"
     id: str
@@ -179,7 +180,7 @@ class ModelInfo(Struct, kw_only=True):
 
 
 class ModelPage(Struct, kw_only=True):
-    """A page of the models."""
+    """One page of the list of models."""
 
     data: list[ModelInfo]
     has_more: bool

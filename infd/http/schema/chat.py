@@ -127,8 +127,8 @@ class ChatChoice(Struct, kw_only=True):
     """One choice.
 
     stop_reason   the stop string or token id that finished the choice
-    matched_stop  `stop_reason` under SGLang's name; else the end id of the model that finished the choice
-    error         reason why the choice failed; finish_reason is then "error"
+    matched_stop  SGLang's field: as stop_reason, or if that is null, the model's end id that finished the choice
+    error         the error of a failed choice; finish_reason is then "error"
     """
 
     index: int

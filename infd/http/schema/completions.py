@@ -30,7 +30,7 @@ class CompletionRequest(OpenAIRequest, kw_only=True):
 
 
 class CompletionLogprobs(Struct, kw_only=True):
-    """Parallel lists with one entry per token; `text_offset` counts characters of the answer.
+    """Parallel lists with one entry per token. `text_offset`: characters of the answer before the token.
 
     The first token of an echoed prompt has no log-probability: its entries are null.
     """
@@ -45,8 +45,8 @@ class CompletionChoice(Struct, kw_only=True):
     """One choice, or its new part.
 
     stop_reason   the stop string or token id that finished the choice
-    matched_stop  `stop_reason` under SGLang's name; else the end id of the model that finished the choice
-    error         reason why the choice failed; finish_reason is then "error"
+    matched_stop  SGLang's field: as stop_reason, or if that is null, the model's end id that finished the choice
+    error         the error of a failed choice; finish_reason is then "error"
     """
 
     index: int

@@ -37,9 +37,9 @@ class ResponseFormat(Struct, kw_only=True):
 
 
 class StructuredOutputs(Struct, kw_only=True):
-    """The field `structured_outputs`: exactly one constraint, and options. JSON may be an object or a string.
+    """The field `structured_outputs`: exactly one constraint, and options. JSON may be sent within a string.
 
-    backend  vLLM: the library that enforces the constraint; here the operator chooses the library (grammar.engine)
+    backend  vLLM: the library that enforces the constraint; in infd the operator chooses the library (grammar.engine)
     """
 
     json: Raw = ABSENT

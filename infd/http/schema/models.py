@@ -10,8 +10,8 @@ from msgspec import Struct
 class ModelCard(Struct, kw_only=True):
     """A name that requests may send as `model`.
 
-    root    an adapter's directory; else the model's first name
-    parent  the model's first name for an adapter
+    root    for an adapter, its directory; else the model's first name
+    parent  for an adapter, the model's first name; else null
     """
 
     id: str

@@ -8,7 +8,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from infd.http.schema.unsupported import ABSENT
 
-# Maximum tools in a request and calls in a message. OpenAI accepts 128; the limits on templates bound rendering.
+# Maximum tools in a request and calls in a message. OpenAI accepts 128 tools; infd accepts more, because other limits
+# bound the cost of rendering.
 TOOLS: Final = 512
 CALLS: Final = 512
 # Maximum nesting of a tool's JSON schema and of a call's arguments.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Raw
 
-# Null and the values in a schema's NEUTRAL pass; other values are refused. Fields of this type that a schema lists in
-# SUPPORTED are read nevertheless: their values are JSON text.
+# Null and the values in a schema's NEUTRAL are accepted; other values are refused. A schema's SUPPORTED lists the
+# fields of this type that are supported nevertheless: their values are read as JSON text.
 UnsupportedField = Raw
 ABSENT = Raw(b"null")

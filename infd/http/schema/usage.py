@@ -12,7 +12,7 @@ class PromptTokensDetails(Struct, kw_only=True):
 
 
 class CompletionTokensDetails(Struct, kw_only=True):
-    """Details of generated tokens: the number in thoughts, their markers included."""
+    """Details of generated tokens: the number in thoughts, including the markers of thoughts."""
 
     reasoning_tokens: int
 
@@ -31,8 +31,8 @@ class Timings(Struct, kw_only=True):
     """Durations in milliseconds and rates in tokens per second, over all choices. Field names as in llama.cpp.
 
     cache_n      prompt tokens found in the prefix cache
-    prompt_n     prompt tokens computed
-    predicted_n  tokens generated; prompt_ms includes the first token of each choice
+    prompt_n     prompt tokens computed; prompt_ms: until the first token of any choice
+    predicted_n  tokens generated; predicted_per_second does not count the first token of each choice
     """
 
     queue_ms: float
