@@ -1,6 +1,7 @@
-"""The responses that clients may ask for again: bounded in number, bytes and age, in this process's memory.
+"""Stored responses, which clients can retrieve and continue.
 
-The oldest response makes room. A response belongs to the tenant of its key: for all others it does not exist.
+Responses are stored in this process's memory, within limits on their number, bytes and age; the oldest response is
+dropped first. A response belongs to the tenant of the key that requested it; to other tenants it does not exist.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ class Stored(Struct, eq=False):
     """A stored response.
 
     draft    the response, as far as it is generated
-    items    the conversation before its output: items of earlier responses, then its input
-    earlier  how many of the items belong to earlier responses
-    size     bytes that count against the store's bound
-    events   framed events so far, one entry for each; empty unless the response is generated in the background
+    items    the conversation that the response continues: items of earlier responses, then the request's input
+    earlier  number of `items` that belong to earlier responses
+    size     bytes that count towards the store's limit
+    stored   time, on the store's clock, from which the response's age counts
+    events   framed events so far, one per entry; empty unless the response is generated in the background
+    changed  set, and replaced by a new asyncio.Event, whenever events are added or the response ends
+    task     the task that generates the response in the background; None: none, or it has ended
     """
 
     tenant: str
@@ -50,14 +54,14 @@ class Stored(Struct, eq=False):
         return self.draft.response.status not in ("queued", "in_progress")
 
     def end_cancelled(self) -> None:
-        """Record that the response was cancelled, unless it has ended; its task may not have begun."""
+        """Record that the response was cancelled, unless it has ended. A task cancelled before its first run does not."""
         if not self.ended:
             self.draft.response.status = "cancelled"
         self.task = None
         self.notify()
 
     def notify(self) -> None:
-        """Wake the readers of the events."""
+        """Wake all tasks that wait for `changed`."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -90,7 +94,7 @@ class ResponseStore:
         self._trim()
 
     def grow(self, stored: Stored, bytes: int) -> None:
-        """Count further bytes of a stored response."""
+        """Add `bytes` to a response's size, after more of it was generated; may drop the oldest responses."""
         stored.size += bytes
         if self._stored.get(stored.draft.response.id) is stored:
             self.bytes += bytes
@@ -105,12 +109,12 @@ class ResponseStore:
         return stored
 
     def delete(self, id: str, tenant: str) -> None:
-        """Forget a response, and end its generation. Raises ResponseNotFound."""
+        """Drop a response, and cancel its generation. Raises ResponseNotFound."""
         self.get(id, tenant)
         self._drop(id)
 
     def close(self) -> list[asyncio.Task[None]]:
-        """End all generation; return the tasks to wait for."""
+        """Cancel all generation in the background; return the cancelled tasks, for which the caller waits."""
         tasks = [stored.task for stored in self._stored.values() if stored.task is not None]
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""The state shared by all routes: the backend, API keys, event streams, bytes of received bodies."""
+"""The state shared by all routes: backend, API keys, event streams, stored responses, bytes of received bodies."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ _TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary
 
 
 def generation(request: ResponsesRequest, history: list[InputItem], body_bytes: int, config: Config) -> Generation:
-    """Check a request for a response and convert it to a Generation. Raises InvalidRequest, Unsupported.
+    """Check a responses request and convert it to a Generation. Raises InvalidRequest, Unsupported.
 
-    history  the items of earlier responses, which precede the input
+    history  input and output items of earlier responses, which precede the request's input
     """
     sampling.check_fields(request, (), config.limits)
     wanted = LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
@@ -53,7 +53,7 @@ def generation(request: ResponsesRequest, history: list[InputItem], body_bytes: 
 def conversation(
     request: ResponsesFields, history: list[InputItem], body_bytes: int, max_calls: int | None = None
 ) -> Conversation:
-    """Return the conversation of a request. Raises InvalidRequest, Unsupported."""
+    """Return the conversation of a request: `history`, then its input. Raises InvalidRequest, Unsupported."""
     sampling.refuse_unsupported(request, request.NEUTRAL)
     items = [*history, *input_items(request)]
     if not items:
@@ -77,7 +77,7 @@ def conversation(
 
 
 def input_items(request: ResponsesFields) -> list[InputItem]:
-    """Return the items of the input; a text is a user's message."""
+    """Return the items of the input; an input that is a text becomes a user's message."""
     if isinstance(request.input, str):
         return [InputItem(role="user", content=request.input)]
     return request.input or []
@@ -131,9 +131,9 @@ def _constrained(request: ResponsesFields) -> Constrained | None:
 def _template_messages(instructions: str | None, items: Sequence[InputItem], earlier: int) -> list[dict[str, Any]]:
     """Return the items as messages for a chat template. Raises InvalidRequest, Unsupported, naming the item.
 
-    Adjacent thoughts, texts and calls of the assistant are one message.
+    Adjacent thoughts, texts and calls of the assistant become one message.
 
-    earlier  number of items of earlier responses, which the request does not contain
+    earlier  number of `items` that precede the request's own; error messages count from the request's first item
     """
     messages: list[dict[str, Any]] = []
     if instructions is not None:
@@ -184,7 +184,7 @@ def _append_call(messages: list[dict[str, Any]], item: InputItem, at: str) -> No
 
 
 def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the assistant's message at the end, which is appended unless it is there."""
+    """Return the last message if it is the assistant's; else append an empty message of the assistant and return it."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]

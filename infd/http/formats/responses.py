@@ -1,7 +1,8 @@
 """Encode an answer as a response of OpenAI's Responses API, whole or as events.
 
 The output is a list of items: thoughts, messages and calls, in the order in which the model generated them. The same
-code builds the items of a stream and of a whole answer, so a stream's last event has the object of the whole answer.
+code builds the items of a stream and of a whole answer, so that a stream's last event contains the same object as a
+whole answer.
 """
 
 from __future__ import annotations
@@ -58,14 +59,17 @@ _END = "completed"
 
 
 class Draft(Struct):
-    """A response as far as it is generated: the object, and the number of the next event."""
+    """A response, as far as it is generated.
+
+    number  sequence number of the response's next event
+    """
 
     response: ResponseObject
     number: int = 0
 
     @classmethod
     def of(cls, request: ResponsesRequest, id: str, model: str) -> Draft:
-        """Return the draft of a response that is queued."""
+        """Return the draft of a response of which nothing is generated yet."""
         reasoning, choice = request.reasoning, request.tool_choice
         return cls(
             ResponseObject(
@@ -104,7 +108,7 @@ class Draft(Struct):
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
     def fail(self, error: RequestError) -> bytes:
-        """Return the event that ends a response because of an error."""
+        """Record that the response failed, and return the event that ends its stream."""
         response = self.response
         response.status = "failed"
         response.error = ResponseFailure(code=error.code or error.type, message=str(error))
@@ -115,7 +119,7 @@ class Draft(Struct):
 
 
 class ResponsesErrors(OpenAIErrors):
-    """Errors as OpenAI's; an event has the type "error"."""
+    """OpenAI's errors. The event of an error is a flat object of type "error", unlike the body of an error response."""
 
     def error_events(self, error: RequestError) -> bytes:
         found = detail(error)
@@ -137,15 +141,15 @@ class ResponsesFormat(ResponsesErrors):
         self._ticket = accepted.ticket
         self._tokenizer = accepted.tokenizer
         self._wants_logprobs = LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
-        self._logprobs: list[TokenLogprob] = []  # of tokens that no event has sent
-        self._sent: list[TokenLogprob] = []  # of the open message's tokens
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose log-probabilities no event contains yet
+        self._sent: list[TokenLogprob] = []  # of the open message's tokens in earlier events
         self._custom = {tool.name for tool in request.tools or () if tool.type == "custom"}
         self._begun = False
         self._item: OutputItem | None = None
         self._arguments: list[str] = []  # parts of the open call's arguments
         self._texts: list[str] = []  # parts of the open item's text
-        self._blank = ""  # white space that may begin a message
-        self._frame: list[bytes] = []  # event of a text's delta, split at its number and text
+        self._blank = ""  # white space held back; dropped unless text follows, which then begins a message with it
+        self._frame: list[bytes] = []  # the open item's delta event, split where its values vary
         self._thought_tokens = 0
 
     def error_events(self, error: RequestError) -> bytes:
@@ -236,7 +240,7 @@ class ResponsesFormat(ResponsesErrors):
         return b"%b%b%b%b%b" % (head, number, middle, msgspec.json.encode(text), rest)
 
     def _settle_texts(self) -> None:
-        """Move the text of the open item into the item."""
+        """Store the collected text or arguments of the open item in the item."""
         item, text = self._item, "".join(self._texts)
         if isinstance(item, MessageItem) and not item.content:
             item.content.append(OutputText(text=text, logprobs=self._sent_logprobs()))

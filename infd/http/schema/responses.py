@@ -1,4 +1,4 @@
-"""OpenAI's POST /v1/responses, and what becomes of a stored response."""
+"""OpenAI's Responses API: requests, items of input and output, response objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ItemPart(Struct, kw_only=True):
 
 
 class InputItem(Struct, kw_only=True):
-    """An item of any type, with the fields of the types that infd reads. An item without a type is a message."""
+    """An input item, with the fields of all types that infd reads. An item without a type is a message."""
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -37,7 +37,7 @@ class InputItem(Struct, kw_only=True):
 
 
 class ToolFormat(Struct, kw_only=True):
-    """The input of a custom tool: any text, or text of a grammar."""
+    """The format of a custom tool's input: any text, or text that a grammar accepts."""
 
     type: Literal["text", "grammar"] = "text"
     syntax: Literal["lark", "regex"] | None = None
@@ -45,7 +45,7 @@ class ToolFormat(Struct, kw_only=True):
 
 
 class ResponseTool(Struct, kw_only=True):
-    """A tool: type "function" or "custom"."""
+    """A tool. Only tools of types "function" and "custom" are supported."""
 
     type: str
     name: ToolName | None = None
@@ -61,7 +61,7 @@ class AllowedTool(Struct, kw_only=True):
 
 
 class ResponseToolChoice(Struct, kw_only=True):
-    """A tool to call, or the only tools that may be called."""
+    """A tool_choice that names one tool to call, or with type "allowed_tools" the only tools that may be called."""
 
     type: str
     name: str | None = None
@@ -85,7 +85,7 @@ class TextOptions(Struct, kw_only=True):
 
 
 class ReasoningOptions(Struct, kw_only=True):
-    """The effort of thinking. Thoughts are returned as they are, so there is no summary to choose."""
+    """The effort of thinking. Thoughts are returned unabridged, so no kind of summary can be chosen."""
 
     effort: Effort | None = None
     summary: Literal["auto"] | None = None
@@ -105,7 +105,7 @@ Include = Literal[
 
 
 class ResponsesFields(GenerationFields, kw_only=True):
-    """The fields of a conversation, both to answer and to count."""
+    """The fields of a conversation, in requests for a response and for a token count."""
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MESSAGES)] | None = None
     instructions: str | None = None
@@ -128,7 +128,7 @@ class InputTokensRequest(ResponsesFields, kw_only=True):
 
 
 class ResponsesRequest(ResponsesFields, kw_only=True):
-    """The body of a request for a response."""
+    """The body of a request to generate a response."""
 
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
@@ -163,7 +163,7 @@ class ReasoningText(Struct, kw_only=True):
 
 
 class MessageItem(Struct, kw_only=True):
-    """Text of an answer."""
+    """A message of the model: an item of the output that contains text."""
 
     id: str
     type: Literal["message"] = "message"
@@ -173,7 +173,7 @@ class MessageItem(Struct, kw_only=True):
 
 
 class ReasoningItem(Struct, kw_only=True):
-    """A thought of an answer."""
+    """A thought of the model: an item of the output."""
 
     id: str
     type: Literal["reasoning"] = "reasoning"
@@ -183,7 +183,7 @@ class ReasoningItem(Struct, kw_only=True):
 
 
 class FunctionCallItem(Struct, kw_only=True):
-    """A call of a function. `arguments` is the model's text, unchecked."""
+    """The model's call of a function. `arguments` is the model's text, unchecked."""
 
     id: str
     type: Literal["function_call"] = "function_call"
@@ -194,7 +194,7 @@ class FunctionCallItem(Struct, kw_only=True):
 
 
 class CustomCallItem(Struct, kw_only=True):
-    """A call of a custom tool. `input` is text."""
+    """The model's call of a custom tool. `input` is text in the tool's format."""
 
     id: str
     type: Literal["custom_tool_call"] = "custom_tool_call"
@@ -229,7 +229,7 @@ class ResponseFailure(Struct, kw_only=True):
 
 
 class ResponseObject(Struct, kw_only=True):
-    """A response: complete, or as far as it is generated."""
+    """A response, complete or as far as it is generated."""
 
     id: str
     object: Literal["response"] = "response"
@@ -276,7 +276,7 @@ class Deleted(Struct, kw_only=True):
 
 
 class ItemList(Struct, kw_only=True):
-    """A page of a response's input."""
+    """One page of the items that precede a response's output."""
 
     object: Literal["list"] = "list"
     data: list[Any]
