@@ -162,7 +162,7 @@ class HttpServer:
                 return
 
     async def close(self) -> None:
-        """Close listeners and connections. Cancels background responses, and after SHUTDOWN_S the remaining requests."""
+        """Close listeners and connections. Cancels background responses, and after SHUTDOWN_S all remaining requests."""
         self.close_listeners()
         if self._heart is not None:
             self._heart.cancel()
