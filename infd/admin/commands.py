@@ -65,8 +65,8 @@ class AdminContext(Struct, frozen=True):
 
     model      served name of the model
     drain      starts draining, as TERM does, and returns at once; idempotent
-    lora_root  directory that must contain loaded adapters; empty: loading is refused
-    apart      template and tokenizer components that run in the worker process, with reasons
+    lora_root  directory beneath which adapters may be loaded; empty: loading is refused
+    apart      reasons why templates and tokenizers run in the worker process, by component
     grammars   returns the row of `ops` for the grammar library, as a dict; empty until the library is chosen
     """
 

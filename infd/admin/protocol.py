@@ -359,7 +359,7 @@ class LoraChanged(Struct):
 class ReadEvents(Struct, forbid_unknown_fields=True):
     """Read recent events, one JSON object per line.
 
-    since   only events with a larger `seq`; all events if a restarted daemon has not reached this number
+    since   only events with a larger `seq`; all events if no event has reached this number, as after a restart
     follow  continue with new events until the subscriber disconnects or the daemon exits
     """
 

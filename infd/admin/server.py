@@ -52,7 +52,7 @@ class AdminServer:
     ) -> None:
         """Create the server without listening; see `start`.
 
-        access    permitted users and groups; None: this process's user, root and infd's groups
+        access    permitted users and groups; None: root, this process's user, and the groups infd and infd-admin
         identify  reads a connection's credentials; tests substitute another user's
         """
         self.connections: dict[connection.Connection, None] = {}

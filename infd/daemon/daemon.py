@@ -1,4 +1,4 @@
-"""One daemon from start to exit: its components, their owners, and the order in which they end.
+"""One daemon from start to exit: its components and tasks, and the order in which they end.
 
 TERM   /readyz answers 503; requests in flight may finish within `drain_timeout_s`; the rest end with an error event
 INT    (or a second TERM) all requests end with an error event at once; the process exits within 2 s

@@ -40,7 +40,7 @@ class Examined(Struct, kw_only=True):
     unchecked: list[str] = []
 
     def collect(self, check: Callable[[], object]) -> None:
-        """Run `check`. Append the message of a StartError to `faults`, if `faults` does not contain it."""
+        """Run `check`, and append the message of a StartError to `faults`, unless `faults` already contains it."""
         try:
             check()
         except StartError as error:

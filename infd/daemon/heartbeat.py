@@ -23,7 +23,7 @@ LOADING_GRACE_S = 30.0
 
 
 class Heartbeat:
-    """Sends changed status lines, and watchdog pings unless a step makes no progress."""
+    """Sends systemd changed status lines, and watchdog pings while the engine makes progress or is idle."""
 
     def __init__(self, engine: Engine, executor: Executor, notifier: Notifier, watchdog_s: float | None) -> None:
         self._engine = engine
@@ -43,7 +43,7 @@ class Heartbeat:
     def beat(self) -> None:
         """Send the status line if changed, and a watchdog ping if `_alive`.
 
-        Logs all stacks once for each stuck step, and while the model loads, extends systemd's start timeout.
+        Logs all stacks once for each stuck step. Extends systemd's start timeout until the engine has started.
         """
         if self._engine.watch():
             log.critical("a step is stuck: the device has made no progress for too long")

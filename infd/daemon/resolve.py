@@ -38,7 +38,7 @@ def _on_hub(config: Config) -> bool:
 
 
 def served_names(config: Config) -> tuple[str, ...]:
-    """Return the names that clients may send as `model`; responses report the first name."""
+    """Return the names that clients may send as `model`; the first is the default."""
     if config.model.served_names:
         return config.model.served_names
     return (config.model.path if _on_hub(config) else Path(config.model.path).resolve().name,)

@@ -39,7 +39,8 @@ BACKLOG: Final = 1024
 # At shutdown the engine has ended every request, so handlers only write the rest of their answers. A handler exceeds
 # this time only if its client reads slowly.
 SHUTDOWN_S: Final = 0.5
-# At a stop, the time in which a newly accepted client may send its first request, and the interval between checks.
+# At a stop, the time in which newly accepted clients may send their first requests, and the interval at which
+# `await_first_requests` checks whether all have.
 FIRST_REQUEST_S: Final = 0.2
 CHECK_S: Final = 0.005
 
@@ -162,7 +163,7 @@ class HttpServer:
                 return
 
     async def close(self) -> None:
-        """Close listeners and connections. Cancels background responses, and after SHUTDOWN_S all remaining requests."""
+        """Close listeners and connections. Cancel background responses, and after SHUTDOWN_S all other requests."""
         self.close_listeners()
         if self._heart is not None:
             self._heart.cancel()

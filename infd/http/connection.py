@@ -97,7 +97,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         self._answered = False  # whether the newest request was answered before its body was complete
         self._refused = False  # whether further input is dropped instead of parsed
         self._ended = False  # whether the client has closed its sending side
-        self._stream: asyncio.Transport | None = None  # until connection_lost; `transport` may be None earlier
+        self._stream: asyncio.Transport | None = None  # None after connection_lost; `transport` may be None earlier
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = self._stream = cast("asyncio.Transport", transport)

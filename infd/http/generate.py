@@ -261,7 +261,7 @@ async def _queue(
 def _wants(
     generation: Generation, prompt: Prompt, served: ServedModel, bad_words: tuple[tuple[int, ...], ...]
 ) -> tuple[Want, ...]:
-    """Return what a prompt is to be used for: generation, scoring, or both. Raises InvalidRequest, PromptTooLong."""
+    """Return the work requested for a prompt: generation, scoring, or both. Raises InvalidRequest, PromptTooLong."""
     param = generation.prompt_param
     if not prompt.ids:
         raise InvalidRequest("the prompt is empty", param=param)

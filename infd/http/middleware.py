@@ -125,7 +125,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 @web.middleware
 async def check_framing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse unknown HTTP versions, and transfer codings that infd or the version lacks (RFC 9112, 6.1)."""
+    """Refuse unknown HTTP versions, and transfer codings that infd or HTTP/1.0 does not support (RFC 9112, 6.1)."""
     if request.version not in (HttpVersion10, HttpVersion11):
         raise UnknownVersion
     codings = request.headers.getall("Transfer-Encoding", ())
@@ -178,7 +178,7 @@ def _set_request_id(response: web.StreamResponse, exchange: Exchange) -> None:
 
 
 def _errors(request: web.Request) -> Errors:
-    """Return the encoder of errors of the path's API; for other paths, of Anthropic's API if its version is sent."""
+    """Return the path's encoder of errors; for other paths Anthropic's if anthropic-version is sent, else OpenAI's."""
     others = MESSAGES_ERRORS if ANTHROPIC_VERSION in request.headers else OPENAI_ERRORS
     return request.app[ERRORS].get(request.path, others)
 

@@ -99,7 +99,7 @@ def check_length(text: str, served: ServedModel, *, param: str, must_fit: bool) 
 
 
 async def encode(text: str, served: ServedModel, offload: Offload, *, add_special_tokens: bool) -> tuple[int, ...]:
-    """Return the token ids of a text. Long texts are encoded on a thread, or in the worker process."""
+    """Return the token ids of a text. Long texts are encoded on a thread; some tokenizers run in the worker process."""
     if served.tokenizer.apart:
         return await offload.apart(_encode, text, served, add_special_tokens=add_special_tokens)
     if len(text) <= SHORT_CHARACTERS:
@@ -190,7 +190,7 @@ def template_variables(conversation: Conversation, served: ServedModel) -> dict[
     """Return the variables that a request sets in the template; chat_template_kwargs overrides other fields.
 
     If the request switches thoughts or sets their effort, a short question is rendered to test the value. Raises
-    Unsupported if the template refuses the value, reads no effort, or cannot change whether the model thinks.
+    Unsupported if the template refuses the value, or reads no variable with which the request could take effect.
     """
     thinking, template, tools = conversation.thinking, served.template, conversation.tools is not None
     variables = renamed(conversation.template_variables, template, tools=tools)

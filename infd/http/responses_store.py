@@ -54,7 +54,7 @@ class Stored(Struct, eq=False):
         return self.draft.response.status not in ("queued", "in_progress")
 
     def end_cancelled(self) -> None:
-        """Record a cancellation, unless the response has ended. A task cancelled before its first run cannot record it."""
+        """Record that the response was cancelled, unless it has ended. A task that never ran cannot do so itself."""
         if not self.ended:
             self.draft.response.status = "cancelled"
         self.task = None

@@ -1,4 +1,4 @@
-"""Make responses with JSON bodies, of which large bodies are sent in slices."""
+"""Make responses with JSON bodies; large bodies are sent in slices."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Adapters(Protocol):
 class ServedModel(Struct, frozen=True, kw_only=True):
     """The served model: its names, limits, tokenizer and template.
 
-    names          names that requests may use; answers report the first name
+    names          names that requests may send as `model`; the first is the default
     created        time at which the model was loaded, in seconds of Unix time
     max_model_len  context length: tokens of prompt and answer together
     vocab_size     token ids are 0..vocab_size - 1

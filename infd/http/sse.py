@@ -2,8 +2,8 @@
 
 The first event is sent together with the headers, so that an error before the first event has its own HTTP status.
 If no event is sent for some seconds, for example while a request is queued, the server sends the headers, and later
-pings, which are comments. The server waits for slow readers: for each stream at most HIGH_WATER and one slice are
-buffered in this process. `connection.py` drops a client that stops reading.
+pings, which are comments. The server waits for slow readers, so that for each stream this process buffers at most
+HIGH_WATER bytes and one slice. `connection.py` drops a client that stops reading.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class EventStream:
         await self.response.write_eof()
 
     async def beat(self) -> None:
-        """Send a ping if as many calls came since the last event: BEATS_TO_HEADERS, or once begun, BEATS_TO_PING.
+        """Send a ping after BEATS_TO_HEADERS calls without an event; once the response has begun, after BEATS_TO_PING.
 
         The first ping begins the response with its headers.
         """

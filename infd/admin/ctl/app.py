@@ -35,7 +35,7 @@ _POLL_S = 0.2
 
 
 class Drained(Struct):
-    """JSON output of `drain`. `exited`: whether the daemon has exited, as far as `drain` has waited."""
+    """JSON output of `drain`. `exited`: whether `drain` has waited until the daemon exited."""
 
     pid: int
     running: int
@@ -44,7 +44,7 @@ class Drained(Struct):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `infdctl` and exit with its exit code."""
+    """Run `infdctl`, and exit with its exit code, or 130 if interrupted."""
     try:
         code: int | None = cli.main(arguments, prog_name="infdctl", standalone_mode=False)
     except click.UsageError as error:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from infd.http.pieces import Pieces
     from infd.http.schema.anthropic import MessagesRequest
 
-ANTHROPIC_VERSION: Final = "anthropic-version"  # a request header of every client of Anthropic's API
+ANTHROPIC_VERSION: Final = "anthropic-version"  # request header that every client of Anthropic's API sends
 _ERROR_TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -60,7 +60,7 @@ _REASONS: Final = {
 
 
 class MessagesErrors:
-    """Errors as `{"type": "error", "error": {type, message}}`. The message begins with the field at fault."""
+    """Errors as `{"type": "error", "error": {type, message}}`. The message names the wrong field."""
 
     request_id_header = "request-id"
 

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}, in OpenAI's format; in Anthropic's for clients that send its version."""
+"""GET /v1/models and /v1/models/{id}, in OpenAI's format; in Anthropic's if anthropic-version is sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from infd.http.served_model import ServedModel
 
-PAGE_MODELS: Final = 20  # Anthropic's default and limit
+PAGE_MODELS: Final = 20  # Anthropic's default; LARGEST_PAGE is Anthropic's limit
 LARGEST_PAGE: Final = 1000
 
 

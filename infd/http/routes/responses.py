@@ -40,7 +40,7 @@ _LARGEST_PAGE: Final = 100
 
 
 async def create(request: web.Request) -> web.StreamResponse:
-    """Generate a response. Return it whole or as events, or in the background mode at once, before it is generated."""
+    """Generate a response: return it whole or as events, or with `background` at once, before it is generated."""
     service, exchange = request.app[SERVICE], request[EXCHANGE]
     body, size = await read(request, _CREATE)
     if body.background and body.store is False:

@@ -13,6 +13,6 @@ class PromptLogprob(Struct, kw_only=True):
     decoded_token: str
 
 
-# One entry per position: a dict from token id to log-probability, with the prompt's token first, then the likeliest
+# One entry per position: a dict from token id to PromptLogprob, with the prompt's token first, then the likeliest
 # tokens. The entry of the first position is None.
 PromptLogprobs = list[dict[int, PromptLogprob] | None]

@@ -1,4 +1,4 @@
-"""The fields that all requests for generated text share."""
+"""The fields that requests for generated text share."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class GenerationFields(Struct, kw_only=True):
 
 
 class OpenAIRequest(GenerationFields, kw_only=True):
-    """Further fields that both OpenAI APIs, chat and completions, define. None: absent from the request."""
+    """Further fields that chat requests and completion requests share. None: absent from the request."""
 
     n: Annotated[int, Meta(ge=1)] | None = None
     stream_options: StreamOptions | None = None
