@@ -146,7 +146,7 @@ class AdminServer:
 
 
 async def _arguments(verb: Verb | Feed, request: web.Request) -> msgspec.Struct:
-    """Decode a verb's arguments from JSON body, query and path. Raises Refused."""
+    """Decode the arguments of a verb or feed from JSON body, query and path. Raises Refused."""
     try:
         fields = msgspec.json.decode(await request.read() or b"{}", type=dict[str, Any])
         merged = {**fields, **request.query, **request.match_info}

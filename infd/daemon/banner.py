@@ -21,11 +21,11 @@ EMBEDDED_NOTE: Final = "the small model that ships with infd; --model serves ano
 class Readiness(Struct, frozen=True):
     """The fields of the banner and of the log line.
 
-    addresses  addresses that the HTTP endpoint has bound
-    url        URL of the endpoint for a client on this machine
-    ready_s    seconds from the start of the process until readiness
-    key        whether clients need an API key
-    embedded   whether the model is the embedded model
+    addresses     addresses that the HTTP endpoint has bound
+    url           URL of the endpoint for a client on this machine
+    ready_s       seconds from the start of the process until readiness
+    key           whether clients need an API key
+    embedded      whether the model is the embedded model
     quantization  type to which the weights were quantized while loading; "none": not quantized
     vocabulary    stored type of embedding and head; empty: the type of the other weights
     cache_dtype   type of the cached keys and values; empty: unknown

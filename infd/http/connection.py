@@ -1,8 +1,8 @@
 """One connection: its limits, the response to bytes that are not HTTP, and the closing of the connection.
 
-The server closes a connection in two steps: it shuts down writing, then for up to LINGER_S reads and drops up to
-LINGER_BYTES of further input. Without the second step, input that arrives at the closed socket would be answered with a
-TCP reset, which discards a response that the client has not read yet.
+After its last response the server closes a connection in two steps: it shuts down writing, then for up to LINGER_S
+reads and drops up to LINGER_BYTES of further input. Without the second step, input that arrives at the closed socket
+would be answered with a TCP reset, which discards a response that the client has not read yet.
 
 A client that closes its sending side between requests, or after a whole request, counts as disconnected. A client that
 closes its sending side within a request gets a 400.
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 HEADER_BYTES: Final = 16 * 2**10
 HEADERS: Final = 100
-# Once more than HIGH_WATER bytes are unsent, the server drops the connection unless fewer than a quarter of HIGH_WATER
-# remain unsent within this time.
+# Once more than HIGH_WATER bytes are unsent, the server drops the connection unless at most a quarter of HIGH_WATER
+# remains unsent within this time.
 STALL_S: Final = 30.0
 # Limits on the time and bytes of input that the server reads and drops, after a response that closes the connection or
 # in a body that no handler reads.

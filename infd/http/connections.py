@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("infd.http")
 
-# File descriptors reserved for weights, caches, the admin socket, logs and the event loop; at most half of all.
+# File descriptors reserved for weights, caches, the admin socket, logs and the event loop; at most half of the limit.
 RESERVED_DESCRIPTORS: Final = 128
 # Providers usually assign a customer one IPv6 prefix of this length, so that one client can use all its addresses.
 SHARED_PREFIX: Final = 64
@@ -36,7 +36,7 @@ class Droppable(Protocol):
 
 
 class Connections:
-    """All open connections, within the caps of the settings and of the process."""
+    """All open connections, within the caps of the settings and of the process's limit of open files."""
 
     def __init__(self, server: ServerConfig, metrics: Metrics) -> None:
         self._max = min(server.max_connections, descriptor_limit())

@@ -20,7 +20,7 @@ def detail(error: RequestError) -> ErrorDetail:
 
 
 class OpenAIErrors:
-    """Errors as `{"error": {message, type, param, code}}`; routes that generate nothing use this format too."""
+    """Errors as `{"error": {message, type, param, code}}`; other routes use this format by default."""
 
     request_id_header = "X-Request-Id"
 

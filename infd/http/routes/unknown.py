@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 from aiohttp import web
 
 PATH: Final = "/{path:.*}"
-NAME: Final = "none"  # metrics label for all unknown paths, because clients choose paths
+NAME: Final = "none"  # one label in metrics for all unknown paths, because clients can send any number
 
 
 async def refuse(request: web.Request) -> NoReturn:
