@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("infd.admin")
 
 WRITE_TIMEOUT_S: Final = 30.0
-MAX_SUBSCRIBERS: Final = 16  # less than connection.MAX_CONNECTIONS, so that verbs can always be called
+MAX_SUBSCRIBERS: Final = 16  # less than MAX_CONNECTIONS, so that subscribers leave connections for verbs
 
 
 class Feeds:

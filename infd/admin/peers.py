@@ -66,7 +66,7 @@ class Access(Struct, frozen=True):
 
     @classmethod
     def of_this_process(cls) -> Access:
-        """Return access for this process's user and the groups `infd` and `infd-admin`."""
+        """Return the access of root, this process's user, and the groups `infd` and `infd-admin`."""
         return cls(os.geteuid(), group_id(READERS), group_id(ADMINS))
 
     def allows(self, peer: Peer, *, mutation: bool) -> bool:

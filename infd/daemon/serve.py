@@ -66,7 +66,7 @@ def _raise_descriptor_limit() -> None:
 
 
 def _exit_if_threads_are_stuck(code: int) -> None:
-    # The interpreter joins its threads at exit; a thread stuck in native code never ends.
+    # At exit the interpreter joins its threads, which would wait forever for a thread stuck in native code.
     current = threading.current_thread()
     stuck = any(thread is not current and not thread.daemon for thread in threading.enumerate())
     # Output that cannot be flushed would turn the exit code into 120.

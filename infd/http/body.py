@@ -44,7 +44,7 @@ async def read(request: web.Request, decoder: msgspec.json.Decoder[T]) -> tuple[
 async def _receive(request: web.Request, data: bytearray, service: Service) -> None:
     """Append each chunk of the body to `data`; add the chunk's size to `service.bodies_bytes`. Raises RequestError."""
     server = service.config.server
-    # A few compressed kilobytes can decompress to gigabytes.
+    # Compressed bodies are refused, because a few kilobytes can decompress to gigabytes.
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise InvalidRequest("a compressed body is not accepted: send it without Content-Encoding")
     most = service.largest_body_bytes

@@ -36,7 +36,7 @@ class Droppable(Protocol):
 
 
 class Connections:
-    """All open connections, within the caps of the settings and of the process's limit of open files."""
+    """All open connections, at most as many as the settings and the process's limit of open files permit."""
 
     def __init__(self, server: ServerConfig, metrics: Metrics) -> None:
         self._max = min(server.max_connections, descriptor_limit())

@@ -1,6 +1,6 @@
-"""Convert a request's fields that constrain the generated text, OpenAI's and other servers', to a `Constraint`.
+"""Convert the request fields that constrain the generated text to a `Constraint`.
 
-A request may set at most one constraint.
+The fields are OpenAI's and other servers'; a request may set at most one constraint.
 """
 
 from __future__ import annotations

@@ -333,7 +333,7 @@ def _constraint_param(generation: Generation) -> str | None:
 
 
 def _readings(generation: Generation, prompts: Sequence[Prompt], served: ServedModel) -> list[Reading | None]:
-    """Return each choice's parser of thoughts and tool calls; None for a choice whose whole text is content."""
+    """Return the parser of each choice's thoughts and calls; None: all text is content. Empty if the input is Texts."""
     conversation = generation.input
     if not isinstance(conversation, Conversation):
         return []

@@ -33,7 +33,8 @@ SHORT_WORDS: Final = 64
 # characters per token; encoding 1 MiB takes 1 s.
 CHARACTERS_PER_TOKEN: Final = 16
 FREE_CHARACTERS: Final = 2**20
-# Maximum tokens of all bad words, because every step compares the generated tokens with all bad words.
+# Maximum tokens, and maximum characters, of all bad words of a request together, because every step compares the
+# generated tokens with all bad words.
 BAD_WORD_TOKENS: Final = 2**14
 
 
@@ -190,7 +191,7 @@ def template_variables(conversation: Conversation, served: ServedModel) -> dict[
     """Return the variables that a request sets in the template; chat_template_kwargs overrides other fields.
 
     If the request switches thoughts or sets their effort, a short question is rendered to test the value. Raises
-    Unsupported if the template refuses the value, or reads no variable with which the request could take effect.
+    Unsupported if the template refuses the value, or does not read a variable that the requested switch or effort needs.
     """
     thinking, template, tools = conversation.thinking, served.template, conversation.tools is not None
     variables = renamed(conversation.template_variables, template, tools=tools)

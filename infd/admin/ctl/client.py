@@ -112,7 +112,7 @@ class _Misunderstood(Exception):
 
 
 def _require(response: http.client.HTTPResponse, kind: str) -> None:
-    """Raise the Failure in a problem document; _Misunderstood if the content type is not `kind`."""
+    """Raise the Failure that a problem document reports; _Misunderstood if the content type is not `kind`."""
     found = response.headers.get_content_type()
     if response.status >= http.HTTPStatus.MULTIPLE_CHOICES and found == PROBLEM_TYPE:
         problem = msgspec.json.decode(response.read(), type=Problem)

@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 from aiohttp import web
 
 PATH: Final = "/{path:.*}"
-NAME: Final = "none"  # one label in metrics for all unknown paths, because clients can send any number
+NAME: Final = "none"  # one label in metrics for all unknown paths, because clients can send any number of them
 
 
 async def refuse(request: web.Request) -> NoReturn:
