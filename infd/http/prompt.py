@@ -191,7 +191,7 @@ def template_variables(conversation: Conversation, served: ServedModel) -> dict[
     """Return the variables that a request sets in the template; chat_template_kwargs overrides other fields.
 
     If the request switches thoughts or sets their effort, a short question is rendered to test the value. Raises
-    Unsupported if the template refuses the value, or does not read a variable that the requested switch or effort needs.
+    Unsupported if the template refuses the value, or does not read a variable that the switch or effort needs.
     """
     thinking, template, tools = conversation.thinking, served.template, conversation.tools is not None
     variables = renamed(conversation.template_variables, template, tools=tools)
