@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from infd.config import ServerConfig
 
 UNIX: Final = "unix:"
-PATIENCE_S: Final = 60.0  # a live server sends a byte every 15 s
+PATIENCE_S: Final = 60.0  # a live infd server sends an event or a ping at least every 15 s
 LONGEST_LINE: Final = 2**24
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
@@ -38,7 +38,7 @@ def address(server: ServerConfig) -> str:
 
 
 def read_key(file: Path) -> str:
-    """Return the API key in a file. Raises UsageError."""
+    """Return the API key in a file. Raises UsageError for a file that cannot be read or is not ASCII."""
     try:
         return file.read_text(encoding="ascii").strip()
     except OSError as error:
@@ -62,7 +62,12 @@ class AnswerPart(Struct, frozen=True):
 
 
 class Ending(Struct, frozen=True):
-    """The end of an answer: finish_reason, number of tokens, and tokens per second; None: not reported."""
+    """The end of an answer.
+
+    finish    finish_reason; empty if the server reports none
+    tokens    number of tokens; None if the server does not report it
+    tokens_s  tokens per second; None if the server does not report them
+    """
 
     finish: str = ""
     tokens: int | None = None
@@ -109,10 +114,10 @@ class _Models(Struct):
 
 
 class ChatClient:
-    """Client of the server at an http://, https:// or unix:/path URL; a trailing /v1 is optional."""
+    """Client of the server at an http://, https:// or unix:/path URL; an HTTP URL may end with /v1."""
 
     def __init__(self, url: str, key: str = "") -> None:
-        """Parse `url`, without connecting. Raises UsageError for another kind of URL."""
+        """Parse `url`, without connecting. Raises UsageError for a URL of another scheme or without a host."""
         self.url = url
         self._headers = {"Content-Type": "application/json"}
         if key:
@@ -143,7 +148,7 @@ class ChatClient:
             connection.close()
 
     def ask(self, messages: Sequence[Turn], options: dict[str, Any]) -> Generator[AnswerPart | Ending]:
-        """Yield the parts of the answer, then its end. Closing the iterator cancels the request. Raises NotAnswered."""
+        """Yield the answer's parts, then its Ending. Closing the iterator cancels the request. Raises NotAnswered."""
         asked = {"messages": messages, "stream": True, "stream_options": {"include_usage": True}, **options}
         connection = self._connect()
         try:
@@ -193,7 +198,7 @@ class ChatClient:
     def _request(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
     ) -> http.client.HTTPResponse:
-        """Return a successful response. Raises NotAnswered."""
+        """Send a request and return the response if its status is 200. Raises NotAnswered."""
         try:
             connection.connect()
         except OSError as error:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def read_schema(file: Path) -> dict[str, Any]:
-    """Return the `response_format` of answers that satisfy the JSON schema in a file.
+    """Return the request's field `response_format`, which constrains answers to the JSON schema in a file.
 
-    Raises UsageError for an unreadable file, InputMalformed for a file without a schema.
+    Raises UsageError for an unreadable file, InputMalformed for content that is not a JSON schema.
     """
     try:
         text = file.read_bytes().strip()
@@ -28,7 +28,7 @@ def read_schema(file: Path) -> dict[str, Any]:
         raise InputMalformed(f"--schema {file}: not JSON: {error}") from error
     if not isinstance(schema, dict | bool):
         raise InputMalformed(f"--schema {file}: a JSON schema is an object or a boolean")
-    # The request contains the file's text: decoding and encoding could change numbers.
+    # The request contains the file's text unchanged, because decoding and encoding could change numbers.
     named = {"name": "answer", "schema": msgspec.Raw(text), "strict": True}
     return {"type": "json_schema", "json_schema": named}
 

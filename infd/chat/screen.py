@@ -1,4 +1,8 @@
-"""Output of a conversation: to a terminal, dim thoughts, answers and colored remarks; to a pipe, answers only."""
+"""Output of a conversation.
+
+A terminal shows thoughts (dim), answers and remarks (colored). A pipe receives only the answers; remarks then go to
+standard error, and thoughts are dropped.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,12 @@ from rich.text import Text
 if TYPE_CHECKING:
     from infd.chat.client import Ending
 
-# Replaces control characters, so that a model cannot control the terminal.
+# Control characters are replaced, so that a model's text cannot control the terminal.
 _HARMLESS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 
 
 class Screen(Protocol):
-    """Output for answers and remarks."""
+    """Output for thoughts, answers and remarks."""
 
     def think(self, text: str) -> None:
         """Write part of a thought."""

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def talk(client: ChatClient, conversation: Conversation, history: Path | None) -> int:
-    """Run a conversation: line by line on a terminal; otherwise write one answer to all of standard input.
+    """Run a conversation and return the exit code. Raises NotAnswered.
 
-    Returns the exit code. Raises NotAnswered.
+    If standard input is a terminal, each line is a message or a command. Otherwise all of standard input is one message.
     """
     screen: Screen = Terminal() if sys.stdout.isatty() else Plain()
     if not sys.stdin.isatty():
@@ -39,7 +39,7 @@ def talk(client: ChatClient, conversation: Conversation, history: Path | None) -
 
 
 def _turn(client: ChatClient, conversation: Conversation, screen: Screen) -> bool:
-    """Handle one line; return False to end the conversation. Ctrl-C discards the line."""
+    """Read and handle one line. Returns False if the conversation ends. Ctrl-C at the prompt discards the line."""
     try:
         line = _read()
         if line.startswith("/"):
@@ -87,7 +87,7 @@ def answer(client: ChatClient, conversation: Conversation, screen: Screen) -> bo
 
 
 def _read() -> str:
-    """Return the typed line, with the lines that continue it. Raises EOFError on Ctrl-D."""
+    """Return the typed line; a backslash at its end continues it on the next line. Raises EOFError on Ctrl-D."""
     lines: list[str] = []
     while (line := input("> " if not lines else ". ")).endswith("\\"):
         lines.append(line[:-1])

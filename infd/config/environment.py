@@ -18,7 +18,7 @@ TEMPORARY = Path("/tmp")  # noqa: S108 (accessible_to_others checks the director
 
 
 class HubAccess(Struct, frozen=True, kw_only=True):
-    """Access to the Hugging Face hub. None: huggingface_hub's default.
+    """Access to the Hugging Face hub. Where a field is None, huggingface_hub's default applies.
 
     endpoint  URL of the hub or a mirror
     token     access token
@@ -45,12 +45,12 @@ class HubAccess(Struct, frozen=True, kw_only=True):
 
 
 def limit_thread_spinning(environ: MutableMapping[str, str]) -> None:
-    """Shorten the spinning of OpenMP's threads and disable that of OpenBLAS's, unless the user has set the variables.
+    """Set variables that shorten the spinning of OpenMP's threads and restrict OpenBLAS to one thread.
 
-    OpenMP's threads share cores with the event loop: with two cores, both busy, libgomp's default spin made a token
-    take 4 times longer; on an idle machine the short spin slows a tiny model by about a tenth. OpenBLAS, which infd
-    does not call, would start spinning threads when numpy is imported.
-    Call before torch is imported; the libraries read the variables when they are loaded.
+    Variables that the user has set stay unchanged. OpenMP's threads share cores with the event loop. On two busy cores,
+    libgomp's default spin made a token take 4 times as long; on an idle machine, the short spin slows a tiny model by
+    about a tenth. OpenBLAS, which infd does not call, would start spinning threads when numpy is imported.
+    Call this function before torch is imported, because the libraries read the variables when they are loaded.
     """
     environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "OMP_WAIT_POLICY" not in environ:
@@ -61,16 +61,16 @@ class Environment(Struct, frozen=True, kw_only=True):
     """The values of environment variables other than settings.
 
     notify_socket    address of systemd's notification socket; empty: none
-    watchdog_s       longest interval between watchdog pings that systemd accepts; None: no watchdog
-    journal_stream   device:inode of the stream connected to the journal
+    watchdog_s       longest interval that systemd accepts between two watchdog pings; None: no watchdog
+    journal_stream   device:inode of the stream connected to the journal; empty: none
     api_key          API key for all clients; empty: none
-    credentials      directory of credentials that systemd decrypted
+    credentials      directory in which systemd stored decrypted credentials; None: none
     runtime          candidate directories for sockets, preferred first
-    private          the candidate in /tmp; trusted only if no other user may enter the directory
+    private          the candidate in /tmp, trusted only if no other user may enter the directory; None: none, for root
     hub              access to the Hugging Face hub
     state            directory for persistent state, such as chat history; None: none
     cache            directory for files that can be recreated; None: none
-    inherited        number of listening sockets that systemd passed, descriptors from 3 on
+    inherited        number of listening sockets that systemd passed; their file descriptors begin at 3
     """
 
     notify_socket: str = ""
@@ -135,13 +135,16 @@ class Environment(Struct, frozen=True, kw_only=True):
 
 
 def _service_directory(environ: Mapping[str, str], name: str) -> Path | None:
-    """Return the first directory in a variable that systemd sets for a service."""
+    """Return the first directory in a variable that systemd sets for a service; None if the variable is not set."""
     directories = environ.get(name)
     return Path(directories.partition(":")[0]) if directories else None
 
 
 def _xdg_directory(environ: Mapping[str, str], name: str, usual: str) -> Path | None:
-    """Return infd's directory in an XDG base directory; the specification ignores relative paths."""
+    """Return infd's directory in an XDG base directory; None without a base directory.
+
+    Relative paths are ignored, as the XDG specification requires.
+    """
     if (base := Path(environ.get(name, ""))).is_absolute():
         return base / "infd"
     home = Path(environ.get("HOME", ""))

@@ -1,4 +1,4 @@
-"""Merge settings key by key: built-in < files < INFD_SECTION__KEY < command line.
+"""Merge settings key by key, in increasing precedence: built-in values, files, INFD_SECTION__KEY, command line.
 
 One error reports all problems with their origins.
 """
@@ -31,9 +31,9 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Assignment(Struct, frozen=True):
     """A value assigned to a key, before validation.
 
-    value   typed if from TOML, else a string
+    value   from TOML, a typed value; from a variable or flag, a string, a tuple of strings, or False for a --no- flag
     origin  file, variable or flag, for messages and `config show --origin`
-    text    whether `value` is a string to parse: "8000" may be a number
+    text    whether strings in `value` are parsed: "8000" may be a number
     """
 
     key: str
@@ -117,7 +117,7 @@ def _flatten(document: Mapping[str, Any], origin: str) -> Iterator[Assignment]:
         if not isinstance(content, dict):
             yield Assignment(name, content, origin, text=False)
         elif name not in Config.__struct_fields__:
-            # An unknown table is one problem, not a problem for each key.
+            # An unknown table is reported once, not for each of its keys.
             yield Assignment(name, content, origin, text=False)
         else:
             for key, value in content.items():
@@ -127,7 +127,7 @@ def _flatten(document: Mapping[str, Any], origin: str) -> Iterator[Assignment]:
 def _from_environ(environ: Mapping[str, str]) -> Iterator[Assignment]:
     for variable in sorted(environ):
         section, separator, name = variable.removeprefix("INFD_").partition("__")
-        # Names with one underscore are not settings: orchestrators inject INFD_SERVICE_HOST for a service named infd.
+        # Names without a double underscore are not settings: Kubernetes sets INFD_SERVICE_HOST for a service named infd.
         if variable.startswith("INFD_") and separator:
             yield Assignment(f"{section}.{name}".lower(), environ[variable], f"environment variable {variable}")
 

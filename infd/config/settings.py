@@ -21,8 +21,8 @@ class Setting(Struct, frozen=True):
     type      annotation, bounds included
     default   built-in value
     help      description, one line
-    flag      command-line option for this setting; a --no- flag accepts no value and disables the setting
-    alias     another name of that option
+    flag      command-line option for this setting; None: none; a --no- flag accepts no value and disables the setting
+    alias     another name of that option; None: none
     accepted  accepted values, for help; None: derived from the type
     """
 
@@ -83,7 +83,7 @@ class Setting(Struct, frozen=True):
 
 
 def _bare(type_: Any) -> Any:
-    """Strip annotations and `None` from a type."""
+    """Return a type without the metadata of Annotated and without `None`."""
     while True:
         if hasattr(type_, "__metadata__"):
             type_ = type_.__origin__

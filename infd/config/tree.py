@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 Natural = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
-# Times are finite, at most 30 years; None: no limit.
+# Durations are finite: at most 1e9 s (about 30 years), or 1e9 ms.
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)\Z")]
@@ -22,8 +22,8 @@ Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)\Z")]
 def about(description: str, *, flag: str | None = None, alias: str | None = None, values: str | None = None) -> Meta:
     """Describe a setting.
 
-    flag    command-line option for this setting
-    alias   another server's name of that option
+    flag    command-line option for this setting; None: none
+    alias   another server's name of that option; None: none
     values  accepted values, for help; None: derived from the type
     """
     return Meta(description=description, extra={"flag": flag, "alias": alias, "values": values})
@@ -203,7 +203,7 @@ class DeviceConfig(Section, frozen=True, kw_only=True):
             values="auto|cpu|cuda|cuda:N|null",
         ),
     ] = "auto"
-    # Bounded, because OpenMP ends the process without an error if the system refuses a thread.
+    # Bounded, because libgomp exits the process, without a Python exception, if the system refuses a thread.
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None, about("compute threads on a CPU (default: cores)")
     ] = None

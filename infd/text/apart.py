@@ -1,9 +1,9 @@
 """Run templates and tokenizers in a worker process: the daemon's side; `worker.py` is the worker's side.
 
 The daemon sends a task for each use of a template or tokenizer that `vetting`
-objects to, and for files that transformers must convert. A task ends within its
-time limit; a crash of the worker fails only the request that sent the task. The
-worker sends the table from token ids to text once, and detokenizers read this table.
+objects to, and for files that transformers must convert. A task fails at its time
+limit; a crash of the worker fails only the request that sent the task. The worker
+sends the table from token ids to text once; the daemon's detokenizers read this table.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ ENCODE_S: Final = 10.0
 COMPILE_S: Final = 5.0
 LOAD_S: Final = 60.0
 CONVERT_S: Final = 300.0  # includes the import of transformers, which takes seconds
-MARGIN_S: Final = 1.0  # added to a rendering's own time limit, which usually ends the rendering
+MARGIN_S: Final = 1.0  # added to Limits.seconds, after which the worker itself normally stops a rendering
 
 
 class LoadTokenizer(Struct, tag=True):
-    """The task to load a tokenizer.json, with which later tasks encode."""
+    """The task to load a tokenizer.json; later `Encode` tasks use the loaded tokenizer."""
 
     content: bytes
     additions: Additions
@@ -73,6 +73,8 @@ class Vocabulary(Struct, frozen=True):
     """The constant properties of a tokenizer, which the worker sends once.
 
     vocab_size   one more than the largest id with a token
+    pieces       the text of each id; None for a decoder without a table
+    bound        bound on the text of one token; None if no bound is known
     special_ids  ids that `skip_special_tokens` skips
     """
 
@@ -103,7 +105,10 @@ class TemplateProperties(Struct, frozen=True):
 
 
 class ApartTokenizer:
-    """A `tokenizer.Backend` that runs in the worker process. Calls block, so the event loop's thread makes none."""
+    """A `tokenizer.Backend` that encodes in the worker process.
+
+    The constructor and `encode` wait for the worker, so the event loop's thread must not call them.
+    """
 
     def __init__(self, worker: Worker, content: bytes, additions: Additions) -> None:
         """Load the tokenizer in the worker process. Raises CheckpointError."""
@@ -142,7 +147,10 @@ class ApartTokenizer:
 
 
 class ApartTemplate:
-    """A `chat.Template` that runs in the worker process. Calls block, so the event loop's thread makes none."""
+    """A `chat.Template` that renders in the worker process.
+
+    The constructor and `render` wait for the worker, so the event loop's thread must not call them.
+    """
 
     def __init__(self, worker: Worker, source: str) -> None:
         """Compile `source` in the worker process. Raises InvalidRequest for a source that does not compile."""
@@ -170,7 +178,10 @@ class ApartTemplate:
 
 
 def convert(directory: Path, worker: Worker | None) -> bytes:
-    """Return a tokenizer.json converted from a checkpoint's vocabulary files. Raises CheckpointError."""
+    """Return a tokenizer.json converted from a checkpoint's vocabulary files. Raises CheckpointError.
+
+    worker  None: this process converts the files
+    """
     if worker is None:
         from infd.text import conversion
 

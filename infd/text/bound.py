@@ -1,9 +1,9 @@
-"""Compute a lower bound of the number of tokens from a text's length, to refuse long texts without encoding.
+"""Compute, from a text's length, the fewest tokens that the text can have, to refuse long texts without encoding.
 
-If a tokenizer encodes every byte of a text, as byte-level BPE does and
-SentencePiece with byte fallback, no token spells more characters than the
-longest piece of the vocabulary. Tokenizers that may drop text, or map text to
-an unknown token, have no bound.
+If a tokenizer encodes every byte of a text, as byte-level BPE and SentencePiece
+with byte fallback do, no token spells more characters than the longest piece of
+the vocabulary. Tokenizers that may drop text, or map text to an unknown token,
+have no bound.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Bound(Struct, frozen=True):
 
 
 def bound(backend: tokenizers.Tokenizer, pieces: BytePieces | TextPieces | None) -> Bound | None:
-    """Return the bound of a tokenizer, None if the tokenizer may drop text."""
+    """Return the bound of a tokenizer; None if no bound is known, for example because the tokenizer may drop text."""
     if pieces is None or not _has_all_bytes(backend, pieces):
         return None
     if not all(_keeps_all(step) for step in _steps(backend.pre_tokenizer, "pretokenizers")):
@@ -88,7 +88,7 @@ def _keeps_all(pre_tokenizer: dict[str, Any]) -> bool:
 
 
 def _has_all_bytes(backend: tokenizers.Tokenizer, pieces: BytePieces | TextPieces) -> bool:
-    from tokenizers import models  # local: a daemon without a tokenizer must not import the library
+    from tokenizers import models  # imported here, so that a daemon without a tokenizer does not load the library
 
     if not isinstance(backend.model, models.BPE):
         return False
@@ -101,7 +101,7 @@ def _longest(table: Iterable[Piece]) -> int:
     """Return the number of characters of the longest piece, at least 1."""
     longest = 1
     for piece in table:
-        if isinstance(piece, bytes | str) and len(piece) > longest:  # len bounds the characters
+        if isinstance(piece, bytes | str) and len(piece) > longest:  # a piece has at most len(piece) characters
             longest = max(longest, _characters(piece))
     return longest
 

@@ -1,8 +1,8 @@
-"""Load byte-pair vocabularies, the most common kind, in half the time that the library takes for tokenizer.json.
+"""Load tokenizers of the most common kind, byte-pair encoding, in half the time of the tokenizers library's own parser.
 
-The library parses the whole file into a tree, builds a vocabulary from the tree, and copies the vocabulary to Python,
-while it holds the GIL. This module parses the file with msgspec, and passes vocabulary and merges to the library. A
-file with other fields than the library writes is left to the library's own parser.
+The library parses the whole tokenizer.json into a tree, builds a vocabulary from the tree, and copies the vocabulary to
+Python, and holds the GIL for all of this. This module parses the file with msgspec, and passes vocabulary and merges to
+the library. A file with a field that the library does not write is left to the library's own parser.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def load(content: bytes) -> Loaded | None:
             return None
         model = _model(described)
         tokenizer = tokenizers.Tokenizer.from_buffer(msgspec.json.encode({**parts, "model": _EMPTY}))
-    except Exception:  # the library raises bare Exceptions; the library's own parser reports the mistake
+    except Exception:  # the library raises bare Exceptions; its own parser then reports what is wrong with the file
         return None
     tokenizer.model = model
     for special, tokens in groupby(added, lambda token: token.special):
@@ -75,7 +75,7 @@ def _model(described: _Model) -> tokenizers.models.BPE:
 
 
 def _merges(stored: Raw) -> list[tuple[str, str]]:
-    """Return the merges of a file: stored as pairs, or in older files as lines of two words. Raises ValueError."""
+    """Return the merges of a file, which stores pairs, or if older, lines of two words. Raises ValueError."""
     try:
         return msgspec.json.decode(stored, type=list[tuple[str, str]])
     except msgspec.ValidationError:

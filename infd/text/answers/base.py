@@ -1,4 +1,4 @@
-"""The protocol of syntaxes whose thoughts and calls one parser must parse, because one kind of mark begins both."""
+"""The protocol of syntaxes in which the same marks begin thoughts and calls, so that one parser must parse both."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AnswerSyntax(Protocol):
     def header(self, prompt: str, continued: str) -> Header | None:
         """Return the text that the model writes before a constrained answer without calls; None: no text.
 
-        prompt, continued  as in `thought`
+        prompt, continued  as in ReasoningSyntax.thought
         """
 
     def ends(self, *, calls: bool) -> tuple[str, ...]:
@@ -43,4 +43,8 @@ class AnswerSyntax(Protocol):
         """
 
     def start(self, prompt: str, continued: str, offered: Offered | None) -> ThoughtParser:
-        """Start parsing an answer. offered: tools that the model may call; None: a call is content."""
+        """Start parsing an answer.
+
+        prompt, continued  as in ReasoningSyntax.thought
+        offered            tools that the model may call; None: text that looks like a call is content
+        """

@@ -6,8 +6,8 @@
 
 The prompt ends with the beginning of the first header. A message whose header names a recipient, before or after the
 channel, is a call. Other messages of the channel analysis are thoughts. All remaining messages are content, joined by
-newlines. Models omit marks, and ids that end an answer have no text: so a message also ends where the next message
-begins or the answer ends, and text without a header is content.
+newlines. A message also ends where the next message begins or the answer ends, because models omit marks and the ids
+that end an answer have no text. Text without a header is content.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HEADERS: Final = (START, CHANNEL)
 _BODY_END: Final = re.compile("|".join(map(re.escape, (*_ENDS, *_HEADERS))))
 _HEADER_END: Final = re.compile("|".join(map(re.escape, (MESSAGE, START, *_ENDS))))
 _HEADER_BEGINS: Final = (CHANNEL, MESSAGE, CONSTRAIN, "to=")
-_HEADER_CHARACTERS: Final = 1024  # longer text without the mark of a body is content
+_HEADER_CHARACTERS: Final = 1024  # a longer header without <|message|> is content
 _LONGEST_MARK: Final = max(map(len, MARKS))
 _CHANNEL: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
@@ -50,7 +50,7 @@ class Harmony:
     marks = MARKS
     grammar: CallSyntax | None = CallSyntax(
         call=f"{CHANNEL}commentary to={NAMESPACE}$name {CONSTRAIN}json{MESSAGE}$arguments",
-        between=None,  # <|call|> ends the answer
+        between=None,  # no call can follow, because <|call|> ends the answer
         trigger=CHANNEL,
         marks=MARKS,
     )
@@ -86,7 +86,11 @@ class Harmony:
 
 
 class HarmonyParser:
-    """Parses one answer. A state consumes `_pending` and returns whether the next state can continue at once."""
+    """Parses one answer.
+
+    Each state is a method that consumes text of `_pending`. The method returns True if the parser can continue with the
+    rest of `_pending`, False if the parser needs more text.
+    """
 
     def __init__(self, header: str, *, calls: bool) -> None:
         """Start within a header.
@@ -97,15 +101,15 @@ class HarmonyParser:
         self.inside = False
         self._calls = calls
         self._header = header
-        self._consumed = ""  # the part of the header that is not in the prompt
-        self._first = True  # whether no header is complete yet
+        self._consumed = ""  # the mark <|start|> if the answer, not the prompt, begins the header; otherwise empty
+        self._first = True  # whether the parser is still in the first header, whose beginning may be in the prompt
         self._pending = ""
         self._content: list[str] = []
         self._emit: Callable[[str, Asides], None] = self._emit_content
         self._state: Callable[[Asides], bool] = self._in_header
         self._object = ObjectScan("<|")
         self._had_content = self._had_thought = False
-        self._begins = False  # whether a body has begun of which no text has been emitted
+        self._begins = False  # whether the current body has not emitted any text yet
 
     def open(self, *, thought: bool) -> None:
         """Begin a message's body: a thought or content."""
