@@ -79,10 +79,10 @@ class ChatTemplate:
         *,
         renderer: str = renderers.AUTO,
     ) -> ChatTemplate:
-        """Compile the checkpoint's templates, or instead the template in `file`, or take a family's renderer.
+        """Return the template in `file`; without a file, a family's renderer or the checkpoint's templates.
 
-        A missing or broken template of the checkpoint is only logged: completions work without a template, and chat
-        requests are refused. Raises ConfigError for a broken `file` and an unknown `renderer`.
+        A missing or broken template of the checkpoint is only logged, because completions work without a template; chat
+        requests are then refused. Raises ConfigError for a broken `file` and an unknown `renderer`.
         """
         files = tokenizer.files
         if file is not None:
@@ -130,7 +130,7 @@ class ChatTemplate:
 
     @property
     def source(self) -> str | None:
-        """The source of the template for conversations without tools; None if the model has no such template."""
+        """The source of the template named "default"; None if the model has no such template."""
         return self._sources.get("default")
 
     def render(
@@ -190,7 +190,7 @@ class ChatTemplate:
         return any(isinstance(self._compiled.get(name), ApartTemplate | None) for name in self._sources)
 
     def reads(self, variable: str, *, tools: bool = False) -> bool:
-        """Return whether the template for conversations, or for conversations with tools, reads a variable."""
+        """Return whether a template reads a variable: the template that renders conversations with or without tools."""
         try:
             return variable in self._compile(self._choose([] if tools else None)).reads
         except InvalidRequest:
@@ -201,11 +201,14 @@ class ChatTemplate:
         return self._probe({}, tools=tools) or ""
 
     def accepts(self, kwargs: Mapping[str, Any], *, tools: bool = False) -> bool:
-        """Return whether `kwargs` do not make the template fail: it renders a short question, or fails without them."""
+        """Return False if the template renders a short question without `kwargs` but fails with them."""
         return self._probe(kwargs, tools=tools) is not None or self._probe({}, tools=tools) is None
 
     def _probe(self, kwargs: Mapping[str, Any], *, tools: bool) -> str | None:
-        """Return the prompt of a short question; None if the template fails. Results are cached: few `kwargs` occur."""
+        """Return the prompt of a short question; None if the template fails.
+
+        All results are cached, because callers pass only a few different `kwargs`.
+        """
         key = tools, *sorted(kwargs.items())
         if key not in self._probed:
             messages: list[Message] = [{"role": "user", "content": _PROBE}]
@@ -239,7 +242,7 @@ class ChatTemplate:
         )
 
     def _compile(self, name: str) -> Template:
-        # No lock: if two threads compile one template, the results are equal.
+        # No lock: if two threads compile the same template at once, their results are interchangeable.
         compiled = self._compiled.get(name)
         if compiled is None:
             try:
@@ -267,7 +270,8 @@ class Template(Protocol):
     """A compiled template.
 
     reads           names of the variables that the template reads
-    reads_parts     whether content may be a list of parts; if not, the template prints the list in Python's syntax
+    reads_parts     whether content may be a list of parts; if not, the template fails, or prints the list in Python's
+                    or JSON's syntax
     text_arguments  whether a call's arguments must be JSON text; if so, the template fails on an object, or prints the
                     object in Python's syntax
     """
@@ -322,7 +326,7 @@ class Compiled:
             return "".join(self._sandbox.run(self._template, variables, limits))
         except Exhausted as error:
             raise TooCostly(f"chat template: {error}", param="messages") from error
-        except Exception as error:  # an error of the template's code, on the client's values
+        except Exception as error:  # the template's code may fail in any way over a client's values
             raise InvalidRequest(f"chat template: {_short(error)}", param="messages") from error
 
     def _find_out_about_parts(self) -> bool:
@@ -370,7 +374,11 @@ def _short(error: Exception) -> str:
 
 
 def _prepared(message: Message, *, text_arguments: bool) -> Message:
-    """Return a message as templates expect it: null fields dropped, arguments parsed, reasoning under all its names."""
+    """Return a message as templates expect it.
+
+    Null fields are dropped. A call's arguments become an object, or JSON text if `text_arguments`. Reasoning is stored
+    under the names `thinking` and `reasoning_content`.
+    """
     message = {name: value for name, value in message.items() if value is not None}
     if isinstance(calls := message.get("tool_calls"), list):
         message["tool_calls"] = [
@@ -413,7 +421,7 @@ def _with_joined_parts(message: Message) -> Message:
 
 
 def _marked(message: Message) -> tuple[Message, str]:
-    """Return the message with its text followed by an end mark, and the marked text."""
+    """Return the message with an end mark after its text, and the text without the mark."""
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + _END_MARK}, content

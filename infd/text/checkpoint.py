@@ -1,8 +1,8 @@
-"""Read the small text files of a checkpoint, beside tokenizer.json.
+"""Read a checkpoint's small text files, which complement tokenizer.json.
 
-These files contain the names of special tokens, chat templates and end ids. If two
-files disagree, infd reads the file that transformers reads, so that prompts equal the
-prompts of training.
+These files contain special tokens, chat templates and end ids. If two files disagree,
+infd reads the file that transformers reads, so that prompts equal the prompts of
+training.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class TextFiles(Struct, frozen=True, kw_only=True):
     added_tokens       tokens to add to a vocabulary that lacks them, by id; each as its JSON object
     split_special      whether special tokens in a text are encoded as ordinary characters
     templates          chat templates by name, usually "default" only
-    tokenizer_config   tokenizer_config.json, with special_tokens_map.json in older checkpoints
-    generation_config  generation_config.json, unchanged
+    tokenizer_config   content of tokenizer_config.json, in older checkpoints merged with special_tokens_map.json
+    generation_config  content of generation_config.json
     end_ids            ids that end an answer according to the configuration files
     """
 
@@ -127,7 +127,7 @@ def _extra(tokenizer_config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _templates(directory: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """Return templates by name: separate files take precedence over tokenizer_config.json."""
+    """Return templates by name. If any template has a file of its own, those in tokenizer_config.json are ignored."""
     files = {"default": directory / "chat_template.jinja"}
     files |= {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
     try:

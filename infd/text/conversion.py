@@ -1,6 +1,6 @@
 """Convert tokenizers stored in files other than tokenizer.json, as transformers does.
 
-Imports transformers, which takes seconds, so the worker process converts, not the daemon. Few checkpoints need
+Importing transformers takes seconds, so the worker process converts instead of the daemon. Few checkpoints need
 conversion.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FEWEST: Final = 64  # minimum size of a real vocabulary
 _VOCABULARIES: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
-_SENTENCEPIECE: Final = (("sentencepiece", "sentencepiece"), ("google.protobuf", "protobuf"))  # module, package
+_SENTENCEPIECE: Final = (("sentencepiece", "sentencepiece"), ("google.protobuf", "protobuf"))  # (module, package)
 _TIKTOKEN: Final = (("tiktoken", "tiktoken"),)
 
 
@@ -44,7 +44,7 @@ def convert(directory: Path) -> bytes:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{without}, and transformers cannot convert {file.name}: {reason}") from error
     backend = getattr(found, "backend_tokenizer", None)
-    # A tokenizer class that expects other files loads its special tokens only.
+    # If the tokenizer's class expects other files, transformers returns a tokenizer with special tokens only.
     if not isinstance(backend, tokenizers.Tokenizer) or backend.get_vocab_size(with_added_tokens=False) < FEWEST:
         raise CheckpointError(f"{without}, and transformers' {type(found).__name__} cannot read {file.name}")
     return backend.to_str().encode()
@@ -55,7 +55,8 @@ def _missing(file: Path) -> list[str]:
     if file.suffix != ".model":
         return []
     with file.open("rb") as opened:
-        kind = _SENTENCEPIECE if opened.read(1) == b"\n" else _TIKTOKEN  # a protocol buffer, or lines of text
+        # SentencePiece's file is a protocol buffer, whose first byte is "\n"; tiktoken's file consists of text lines.
+        kind = _SENTENCEPIECE if opened.read(1) == b"\n" else _TIKTOKEN
     return [package for module, package in kind if not _installed(module)]
 
 

@@ -24,23 +24,24 @@ if TYPE_CHECKING:
 
     from infd.text.fuel import Fuel
 
-STEP: Final = 64  # an iteration of a loop, a call, a filter or an operator
-NODE: Final = 8  # each further node of a loop's body, per iteration; each item of a walked list
+STEP: Final = 64  # fuel of one iteration of a loop, one call, one filter or one operator
+NODE: Final = 8  # fuel of each node of a loop's body, per iteration, and of each item of a walked structure
 LAZY: Final = 2**10  # bytes of an iterator and its frames
 OBJECT: Final = 2**8  # bytes of a namespace, a macro, a cycler
 CHARACTER: Final = 96  # bytes of a one-character string and its entry in a list
 WORD: Final = 44  # maximum bytes per character of a text split at white space
 FORMAT_FIELD: Final = 2**11  # maximum characters that one field of a format string adds to its value's own text
 ESCAPED: Final = 5  # maximum characters of an escaped character: &#34;
-STRFTIME: Final = 256  # maximum characters for one character of a date's format
-UNSIZED: Final = 2**16  # assumed length of an iterator; jinja's range has less than twice as many items
-MAX_BITS: Final = 2**12  # maximum size of an integer
-# Maximum cost of a printed structure: repr and JSON write up to ten characters, of up to four bytes, per character.
+STRFTIME: Final = 256  # maximum characters that strftime writes for one character of a date's format
+UNSIZED: Final = 2**16  # assumed length of an iterator; jinja's sandbox limits ranges to 100,000 items
+MAX_BITS: Final = 2**12  # maximum bits of an integer
+# Maximum cost of a printed structure. For each character of a structure's texts, repr and JSON write up to ten
+# characters, of up to four bytes each.
 LARGEST_PRINTED: Final = 2**22
 
 SCALARS: Final = (str, int, float, bool, type(None))
 _WEIGHTLESS: Final = frozenset(map(type, (1.0, True, None, range(0), {}.keys(), {}.values(), {}.items())))
-# Methods whose time grows with the text's length times the searched word's length.
+# Methods whose time grows with the product of the text's length and the searched word's length.
 _SEARCHED_BACKWARDS: Final = frozenset(("rfind", "rindex", "rpartition", "rsplit"))
 _STRIPPED: Final = frozenset(("lstrip", "rstrip", "strip", "trim"))
 _WIDE_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*(\*|\d{3})")
@@ -171,7 +172,8 @@ def pay_to_join(fuel: Fuel, items: object, between: object) -> None:
         fuel.burn_for_text(count * (1 + gap))
         return
     cost = printed = walk(fuel, items)
-    if isinstance(items, list | tuple | Mapping | Set) and cost > LARGEST_PRINTED:  # join escapes no texts
+    # Items that are texts are joined as they are; repr prints the other items.
+    if isinstance(items, list | tuple | Mapping | Set) and cost > LARGEST_PRINTED:
         printed -= sum(NODE + len(item) for item in items if isinstance(item, str))
     _check_printed(printed)
     fuel.burn_for_text((cost + count * gap) * growth(between))
@@ -201,7 +203,7 @@ def pay_to_format(fuel: Fuel, format_string: str, values: object) -> None:
     if _WIDE_PERCENT.search(format_string):
         raise SecurityError("formats too wide a field")
     cost = walk(fuel, (values,))
-    if isinstance(values, Mapping):  # a format string may contain a value many times
+    if isinstance(values, Mapping):  # a format string may insert one value of a mapping many times
         cost *= max(1, format_string.count("%("))
     _check_printed(cost)
     text = len(format_string) + format_string.count("%") * FORMAT_FIELD

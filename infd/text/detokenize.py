@@ -1,7 +1,7 @@
-"""Convert a stream of ids to text, in whole characters.
+"""Convert a stream of token ids to text, in whole characters.
 
 Returned text is never revoked, and all returned texts joined are the text of all ids.
-Every token of every stream passes through this module.
+Every generated token passes through this module, so its speed matters.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ class _ByteText:
 class _PieceText:
     """A detokenizer of ids that each decode to text or to one byte.
 
-    In a run of bytes that is not UTF-8 each bad byte becomes a replacement
-    character, as in the library. Unlike in the library, complete characters before the
-    run's first bad byte stay, because they have been sent. In many models a newline
-    is a byte, so waiting for the end of a run would delay stop strings by a token.
+    If a run of bytes is not UTF-8, the tokenizers library replaces each byte of the run
+    with a replacement character. This class replaces bytes only from the end of the last
+    complete character before the run's first bad byte, because earlier characters
+    have been sent. Waiting for the end of each run instead would delay stop strings by a
+    token, because in many models a newline is a byte.
     """
 
     __slots__ = ("_broken", "_drop_space", "_first", "_run", "_table")
@@ -135,13 +136,15 @@ class _PieceText:
 
 
 class WindowText:
-    """A detokenizer for a decoder without a table; decodes the last ids again with the new ids."""
+    """A detokenizer for a decoder without a table. It decodes the latest ids again, together with the new ids."""
 
     __slots__ = ("_decode", "_returned", "_returned_text", "_visible", "_window")
 
     drops_space = False  # not known for such a decoder
 
-    PATIENCE = 16  # maximum ids held back for an incomplete character; no character spans more ids
+    # Maximum number of ids that are held back because the text ends with a replacement character. No character spans
+    # more ids, so with more ids the replacement character is final.
+    PATIENCE = 16
 
     def __init__(self, decode: Callable[[Sequence[int]], str], visible: Callable[[int], bool]) -> None:
         """`decode` converts ids to text. `visible` returns whether an id adds text; other ids are dropped."""
@@ -152,7 +155,7 @@ class WindowText:
         self._returned_text = ""
 
     def feed(self, ids: Sequence[int]) -> str:
-        # Decoders treat the first token differently, so the window contains only visible ids.
+        # The window contains only visible ids, because decoders treat the first token of a text differently.
         visible = [token_id for token_id in ids if self._visible(token_id)]
         if not visible:
             return ""

@@ -1,7 +1,7 @@
 """Switch thoughts on or off, set their effort and announce their budget, through variables that a chat template reads.
 
-Templates name these variables differently, and accept different values. The tables of this module list the names, and
-the meaning of values; the template itself shows which variables it reads, and which values it accepts.
+Templates name these variables differently, and accept different values. This module lists the known names, and the
+values that switch thoughts on and off; the template's source shows which variables and values the template reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from infd.text.chat import ChatTemplate
 
-# Variable -> the values that switch thoughts on and off.
+# For each variable, the value that switches thoughts on and the value that switches them off.
 SWITCHES: Final[Mapping[str, tuple[Any, Any]]] = MappingProxyType(
     {
         "enable_thinking": (True, False),
@@ -45,7 +45,7 @@ def switched(template: ChatTemplate, *, on: bool, effort: str | None, tools: boo
 
 
 def renamed(variables: Mapping[str, Any], template: ChatTemplate, *, tools: bool) -> dict[str, Any]:
-    """Return a request's variables, with the template's own switch in place of a switch that the template lacks."""
+    """Return a request's variables, with each switch that the template does not read replaced by its own switches."""
     found: dict[str, Any] = {}
     for name, value in variables.items():
         values = SWITCHES.get(name)

@@ -1,8 +1,8 @@
 """Bound the time and memory of one rendering of a chat template.
 
 Each step of a template burns fuel: a unit is a byte of memory, or the time in
-which a byte of text is written. Fuel does not depend on the machine; a deadline
-is checked too, each time CLOCK_FUEL units are burnt.
+which a byte of text is written. The fuel that a rendering burns does not depend on
+the machine. A deadline limits the time as well, checked after every CLOCK_FUEL units.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ CLOCK_FUEL: Final = 2**11  # fuel burnt between two readings of the clock
 
 
 class Exhausted(Exception):
-    """A rendering has reached a limit. The message is a verb phrase, whose subject callers add: "chat template: "."""
+    """A rendering has reached a limit. The message is a verb phrase: callers prepend a subject, "chat template: "."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Limits of one rendering, above the needs of legitimate prompts, whose size the request's body bounds.
+    """Limits of one rendering. Legitimate prompts need less, because the limit of a request's body bounds them too.
 
     output_characters  maximum characters of the prompt, and of each intermediate text
     """
@@ -32,7 +32,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     seconds: float = 5.0
 
 
-# For rendering on the event loop: many times the cost of a short chat, but shorter than a step.
+# Limits of renderings on the event loop's thread: many times the cost of a short chat, but less time than a step takes.
 BRIEF = Limits(output_characters=2**16, fuel=2**18, seconds=0.005)
 
 
@@ -44,7 +44,7 @@ class Fuel:
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self._remaining = limits.fuel
         self._longest = limits.output_characters
-        self._next_look = self._remaining - CLOCK_FUEL  # the clock is read once less fuel remains
+        self._next_look = self._remaining - CLOCK_FUEL  # the clock is read when less than this fuel remains
         self._clock = clock
         self._deadline = clock() + limits.seconds
 
@@ -55,7 +55,10 @@ class Fuel:
             self._look()
 
     def burn_for_text(self, characters: int) -> None:
-        """Burn fuel for a text that is about to be built; a character may take four bytes. Raises Exhausted."""
+        """Burn a unit for each character of a text that is about to be built.
+
+        Raises Exhausted, also for a text longer than `output_characters`.
+        """
         if characters > self._longest:
             raise Exhausted(f"makes a text of more than {self._longest} characters")
         self.burn(characters)

@@ -1,8 +1,8 @@
 """Turn the arguments of a call into one JSON object, whatever the model wrote.
 
-Some APIs answer with an object, where others pass the model's text on. Text is emitted as soon as it is certain to be
-part of an object: at every moment the emitted text and `finish` together are a JSON object. Text from the first error
-on is dropped.
+Some APIs answer with an object; other APIs answer with the model's text. Text is emitted as soon as it is certain to be
+part of an object: at any time, the emitted text followed by the text that `finish` returns is a JSON object. Text from
+the first syntax error on is dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from math import isinf
 from typing import Final
 
-_HELD_CHARACTERS: Final = 4096  # longer text without an emitted part is an error: a key, a number, white space
+_HELD_CHARACTERS: Final = 4096  # a longer key, number or run of white space is a syntax error
 _NUMBER_CHARACTERS: Final = 300
 
 _SPACE: Final = re.compile(r"[ \t\n\r]*+")
@@ -26,7 +26,7 @@ _CHARACTERS: Final = re.compile(
     r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
     r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})++"
 )
-_CONTROL: Final = re.compile(r"[\x00-\x1f]")  # models write line breaks within strings; they are escaped
+_CONTROL: Final = re.compile(r"[\x00-\x1f]")  # escaped within strings, because models write bare line breaks there
 
 
 class JsonObject:
@@ -54,17 +54,17 @@ class JsonObject:
         return "".join(emitted)
 
     def finish(self) -> str:
-        """End the text; return what completes the object."""
+        """End the text; return the text that completes the object."""
         if not self._closers and not self._complete:
             return "{}"
-        # A number at the end of the text waits for the character behind it.
+        # A number at the end of the text is held back until a character follows; the space stands for this character.
         rest = "" if self._in_string else self.feed(" ")
         end = ('"' if self._in_string else "") + ("null" if self._value_due else "") + "".join(reversed(self._closers))
         self._closers, self._in_string, self._value_due, self._complete = [], False, False, True
         return rest + end
 
     def _next(self, text: str, place: int) -> tuple[str, int] | None:
-        """Return the next part to emit and the place behind it; None if more text is needed, or the text is wrong."""
+        """Return the next part to emit and the index after it; None if text is missing or has a syntax error."""
         if self._in_string:
             return self._in_text(text, place)
         if not self._closers:
@@ -92,7 +92,7 @@ class JsonObject:
                 return None
             self._value_due, self._complete = True, False
             return comma + match.group(), match.end()
-        # The comma waits for its element, which may be wrong.
+        # The comma is emitted together with its element, because an element with a syntax error is dropped.
         if (found := self._value(text, start)) is None:
             return None
         return comma + found[0], found[1]

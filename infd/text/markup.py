@@ -1,9 +1,9 @@
 """Parse an answer into thoughts, tool calls and content.
 
 Parsers form a chain. Each parser is fed text in parts of any size, adds the thoughts or
-tool calls in the text to `Asides`, and returns the other text: input of the next
-parser, and after the last parser the answer's content. Undecided text is held back;
-returned text is never revoked.
+tool calls in the text to `Asides`, and returns the other text. The next parser reads
+the returned text; the text that the last parser returns is the answer's content.
+Undecided text is held back; returned text is never revoked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class CallDelta(Struct):
-    """New parts of one tool call: id and name once, at its beginning, arguments (JSON text) in parts."""
+    """New parts of one tool call. Its first delta has the id and the name; each delta may append to the arguments.
+
+    arguments  part of the arguments' JSON text
+    """
 
     index: int
     arguments: str = ""
@@ -30,7 +33,7 @@ class Run(Struct):
     """Consecutive characters of one kind. A call's run begins the call or continues its arguments.
 
     count  characters of content or thought; of a call, the characters of its arguments
-    call   index of the call
+    call   index of the call; -1 for content and thoughts
     """
 
     kind: Literal["content", "thought", "call"]
@@ -138,7 +141,7 @@ class Parser(Protocol):
     """Parses one syntax in one answer."""
 
     def feed(self, text: str, asides: Asides) -> str:
-        """Append text; return the part certainly outside this syntax. Adds thoughts or calls to `asides`."""
+        """Append text; add thoughts or calls to `asides`; return the text that is certainly outside this syntax."""
 
     def finish(self, asides: Asides) -> str:
         """End the text; return the text held back. A second call returns an empty text."""
@@ -154,7 +157,7 @@ class ThoughtParser(Parser, Protocol):
 
 
 class Reading:
-    """The parsers of one answer: thoughts first, so that no call is found within a thought."""
+    """The parsers of one answer. The parser of thoughts reads first, so that no call is found within a thought."""
 
     __slots__ = ("_asides", "_calls", "_thoughts", "_was_inside")
 
@@ -201,7 +204,7 @@ class Reading:
 def joined(asides: Sequence[Aside | None], texts: Sequence[str] = ()) -> Aside | None:
     """Join the asides of one answer.
 
-    texts  content beside each aside; empty: `order` is not needed
+    texts  content that `Reading` returned along with each aside; empty: the result's `order` is empty
     """
     news = [aside for aside in asides if aside is not None]
     if not news:

@@ -1,8 +1,8 @@
 """Make each step of a template burn fuel.
 
-Jinja compiles a template to Python. Before that, Meter rewrites the syntax tree, so
-that each operator, loop and literal that would become plain Python passes through a
-filter of this module. Wrappers meter jinja's filters, tests and calls.
+Jinja compiles a template to Python. Before the compilation, Meter rewrites the syntax
+tree: operators, loops and literals that jinja would compile to plain Python become
+filters of this module. Wrappers meter jinja's own filters, tests and calls.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _PRINTING: Final = frozenset(
         *("tojson", "trim", "truncate", "upper", "urlencode", "wordcount", "wordwrap", "xmlattr"),
     )
 )
-# Filters that compare items to each other, or hash items.
+# Filters that compare items with each other, or hash items.
 _SORTING: Final = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
 _LAZY: Final = frozenset(("batch", "map", "reject", "rejectattr", "select", "selectattr", "slice"))
-# Filters that, even without arguments, may take more than linear time or memory in a text's length.
+# Filters whose time or memory, even without arguments, may grow faster than a text's length.
 _NOT_LINEAR: Final = _SORTING | _LAZY | {"e", "escape", "forceescape", "join", "list", "title"}
-# Names of the filters that Meter inserts; `vetting.templates` refuses these names in a template's own text.
+# Names of the filters that Meter inserts; `vetting.templates` objects to a template that uses these names itself.
 _TURNS, _JOINED, _MADE, _BODY, _COMPARED, _SUBTRACTED, _KEY = (
     *("each turn", "joined parts", "made value", "each call", "compared", "subtracted", "a key"),
 )
@@ -152,7 +152,7 @@ def _body(context: MeteredContext, nothing: str, cost: int) -> str:
 
 @pass_context
 def output(context: MeteredContext, value: object) -> str:
-    """Pay to write a value, and return the value's text. Jinja calls `output` for each value (`finalize`)."""
+    """Pay to write a value, and return the value's text. Jinja calls `output` for each value that a template writes."""
     fuel = context.fuel
     if type(value) is str:
         fuel.burn(STEP + len(value))
@@ -176,7 +176,7 @@ def _subtracted(context: MeteredContext, left: Any, right: Any) -> Any:
     fuel = context.fuel
     if isinstance(left, int | float) and isinstance(right, int | float):
         return left - right
-    fuel.burn(walk(fuel, left) + walk(fuel, right))  # a view of a mapping is a set
+    fuel.burn(walk(fuel, left) + walk(fuel, right))  # templates may subtract mappings' views, which are sets
     difference = left - right
     fuel.burn(memory(difference))
     return difference
@@ -223,7 +223,7 @@ def _metered_test(how: str) -> Callable[..., Any]:
 
 def _parity(remainder: int) -> Callable[[Any], bool]:
     def test(value: Any) -> bool:
-        if not isinstance(value, int | float):  # the operator % formats a text
+        if not isinstance(value, int | float):  # if the value is a text, the operator % formats it
             raise SecurityError("tests the parity of a value that is not a number")
         return value % 2 == remainder
 
@@ -231,7 +231,11 @@ def _parity(remainder: int) -> Callable[[Any], bool]:
 
 
 def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter so that calls burn fuel. The wrapper accepts the first argument that jinja passes to the filter."""
+    """Wrap a filter so that calls burn fuel.
+
+    Jinja passes the context to the wrapper; the wrapper passes the filter the first argument that the filter declares:
+    context, evaluation context, environment, or none of them.
+    """
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
     linear = name not in _NOT_LINEAR
 
@@ -295,7 +299,8 @@ def _pay_to_filter(fuel: Fuel, name: str, value: Any, args: tuple[Any, ...], kwa
             costs.pay_to_format(fuel, value, kwargs or args)
         case _ if name in _LAZY:
             costs.pay_to_pad(fuel, value, arguments)
-            if isinstance(value, Iterable) and costs.length(value):  # an empty value stays: jinja tests its truth
+            # Jinja tests whether the value is true, so an empty value must stay as it is.
+            if isinstance(value, Iterable) and costs.length(value):
                 return _paid_turns(fuel, value, STEP * costs.lookups(arguments))
         case _ if name in _PRINTING:
             for each in (value, *arguments):
@@ -339,7 +344,7 @@ def pay_for_operator(fuel: Fuel, operator: str, left: Any, right: Any) -> None:
 
 
 class Written(list[object]):
-    """A list that a template's literal created. A template may change its own lists, but no list of the client."""
+    """A list that a template created, by a literal or a slice. Templates may change these lists, but no other lists."""
 
 
 def pay_to_call(fuel: Fuel, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -402,7 +407,7 @@ def _around(name: str, inner: nodes.Node | None, *arguments: nodes.Expr, lineno:
 class Meter(NodeTransformer):
     """A transformer that rewrites nodes which jinja would compile to unmetered code.
 
-    A test for equality with a constant is not rewritten: the test reads at most the constant's length.
+    Some comparisons with a constant are not rewritten, because the constant's length bounds their cost.
     """
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 (jinja's name)
@@ -442,7 +447,7 @@ class Meter(NodeTransformer):
             node.ops[0].expr = right if _constant(right) else self.visit(right)
             return node
         self.generic_visit(node)
-        if len(node.ops) > 1:  # a chained comparison, which no vetted template contains
+        if len(node.ops) > 1:  # a chained comparison: `vetting` objects to the template, so the worker runs it
             return node
         left, right = node.expr, node.ops[0].expr
         return _around(_COMPARED, left, right, nodes.Const(how), lineno=node.lineno)

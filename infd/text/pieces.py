@@ -1,8 +1,8 @@
 """The text that each token id adds.
 
-Two families of decoders, used by nearly every generating model, are recognised by their
-configuration and converted to a table, so that decoding a token is one look-up. The
-tokenizers library runs other decoders.
+Nearly all generating models use one of two families of decoders. This module recognises
+these decoders by their configuration and converts them to a table, so that decoding a
+token is one look-up. The tokenizers library runs other decoders.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class BytePieces(Struct, frozen=True, tag=True):
-    """Byte-level BPE: every id decodes to bytes of one UTF-8 text, an id without a token to no bytes."""
+    """Byte-level BPE: each id decodes to bytes, an id without a token to none; the joined bytes are UTF-8 text."""
 
     table: list[bytes]
 
@@ -37,7 +37,7 @@ class BytePieces(Struct, frozen=True, tag=True):
 class TextPieces(Struct, frozen=True, tag=True):
     """SentencePiece and similar decoders: an id decodes to text, or to one byte (an int) of a run of bytes in UTF-8.
 
-    The table maps an id without a token to None; this id does not end a run.
+    The table maps ids without a token to None; such an id does not end a run of bytes.
 
     first       table for the first id of a text, which adds no leading space; None: `table` applies to all ids
     drop_space  whether decoding removes one space at the start of a text
@@ -109,10 +109,11 @@ def _text_or_byte(token: str) -> str | int:
 
 
 def _byte_level(tokens: list[str | None]) -> list[bytes]:
-    """Undo the alphabet in which byte-level BPE writes bytes as printable characters.
+    """Decode tokens of byte-level BPE, which writes bytes as printable characters.
 
-    Printable Latin-1 characters are their own bytes; the other 68 bytes are the
-    characters from 256 on, in order. A token with any other character is plain text.
+    A byte whose Latin-1 character is printable is written as this character. The other
+    68 bytes are written, in order, as the characters from code point 256 on. A token
+    with any other character is plain text.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -1,9 +1,9 @@
 """Turn one choice's token ids into text: detokenize, truncate at a stop string, parse thoughts and tool calls.
 
-The engine feeds committed ids; the handler takes text at its own pace. Text
-that may begin a stop string is held back until the match completes
-or fails, so no part of a stop string is ever sent. Stop strings are matched
-against all generated text, thoughts and calls included, before parsing.
+The engine feeds committed ids; the HTTP handler takes the text later, when it can
+send. Text that may begin a stop string is held back until the match completes
+or fails, so no part of an excluded stop string is ever sent. Stop strings are
+matched against all generated text, thoughts and calls included, before parsing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Reply:
     ) -> None:
         """Start a choice.
 
-        preceding  last tokens of the text that the choice continues: many tokenizers write no space before a first word
+        preceding  last tokens of the text that the choice continues: many decoders drop the space before a first word
         mark_ids   special ids that are never skipped, because `reading` parses their text
         """
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens, mark_ids=mark_ids)
@@ -66,7 +66,7 @@ class Reply:
         self.stop_reason: str | None = None
 
     def feed(self, token_ids: list[int]) -> int | None:
-        """Append tokens. Returns the number of tokens up to the end of a stop string; None: no complete stop string."""
+        """Append tokens. Returns the number of tokens up to the end of the first stop string; None without one."""
         if self._search is None and self.reading is None:
             self._ready += self._detokenizer.feed(token_ids)
             return None
@@ -115,5 +115,5 @@ class Reply:
         return False
 
     def _release(self, text: str) -> None:
-        """Move text in which no stop string can begin from `_held` to `_ready`."""
+        """Parse text that need not be held back, and append its content to `_ready`."""
         self._ready += text if self.reading is None else self.reading.feed(text)

@@ -2,11 +2,11 @@
 
 A chat template is untrusted code that comes with the model. Jinja's immutable sandbox
 denies templates access to Python's internals; fuel bounds their time and memory:
-`meter.py` makes each step burn fuel, `costs.py` sets the price.
+`meter.py` makes each step burn fuel, `costs.py` computes how much.
 
-Fuel covers the templates that `vetting.templates` accepts: only these templates run in
-the daemon's process. Other templates run in this sandbox too, but in a worker process,
-which can be killed.
+Fuel is proven to bound only the templates that `vetting.templates` accepts, so only
+these templates run in the daemon's process. Other templates run in this sandbox too,
+but in a worker process, which can be killed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 MAX_INDENT: Final = 16
 
-# Methods that no prompt needs, and whose cost their operands do not bound. Without the first three methods no
-# template creates bytes, whose methods burn no fuel. `striptags` and `unescape` are methods of Markup.
+# Methods that no prompt needs, and whose cost `costs.py` does not bound. The methods of bytes burn no fuel; a template
+# cannot create bytes without `encode` and `to_bytes`. `striptags` and `unescape` are methods of Markup.
 _REFUSED_METHODS: Final = frozenset(
     (
         *("encode", "to_bytes", "from_bytes", "striptags", "unescape"),
@@ -85,7 +85,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._limits = limits
         self._clock = clock
         self.filters["tojson"] = _tojson
-        del self.filters["urlize"], self.globals["lipsum"]  # of unbounded cost, and useless in prompts
+        del self.filters["urlize"], self.globals["lipsum"]  # their cost is not bounded, and no prompt needs them
         self.filters = meter.filters(self.filters)
         self.tests |= meter.tests(self.tests)
         self.globals["raise_exception"] = raise_exception
@@ -117,7 +117,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if type(obj) is Namespace or type(obj) is LoopContext:
-            return not attr.startswith("_")  # the result of jinja's own check, in less time
+            return not attr.startswith("_")  # equals the result of jinja's own check, which takes longer
         if type(obj) is meter.Written and attr in meter.CHANGES:
             return True
         if attr in _REFUSED_METHODS and not isinstance(obj, Undefined):

@@ -1,8 +1,8 @@
 """Find stop strings in a text that arrives in parts.
 
-The first stop string to complete ends the text; if several complete at one character,
-the longest. So the result depends neither on how the text is split into tokens nor on
-text that has not been generated.
+The first stop string to complete ends the text; if several complete at the same
+character, the longest does. So the result depends neither on how the text is split into
+tokens nor on text that has not been generated.
 
 All strings are matched at once (Aho and Corasick 1975): the cost of a character
 does not depend on their number, and no character is read twice.
@@ -59,7 +59,10 @@ class StopStrings:
         return StopSearch(self._root, self._first)
 
     def _link(self) -> None:
-        """Set fallbacks, shorter nodes first. A node's own stop string is longer than the fallback's."""
+        """Set `fallback`, `found` and `held` of all nodes, shorter nodes first.
+
+        A node's own stop string takes precedence over its fallback's, which is shorter.
+        """
         level = deque((node, 1) for node in self._root.longer.values())
         for node, _ in level:
             node.fallback = self._root

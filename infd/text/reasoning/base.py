@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from infd.text.markup import Asides, ThoughtParser
 
 
-_MOST_LEADING_SPACE: Final = 256  # characters of white space before an opening mark; no model writes more
+_MOST_LEADING_SPACE: Final = 256  # maximum characters of white space next to a mark; no model writes more
 
 
 class ReasoningSyntax(Protocol):
@@ -33,7 +33,7 @@ class ReasoningSyntax(Protocol):
     def thought(self, prompt: str, continued: str) -> Thought | None:
         """Return how an answer marks its thought; None if the answer cannot contain a thought.
 
-        prompt     the end of the prompt: templates may open a thought there, or close one to forbid it
+        prompt     the end of the prompt, where templates may open a thought, or write an empty one to forbid thoughts
         continued  the text of the assistant's message that the answer continues, usually empty
         """
 
@@ -46,11 +46,11 @@ class ReasoningSyntax(Protocol):
 
 
 class _State(Enum):
-    START = auto()  # white space so far, or part of the opening mark
+    START = auto()  # before the block: white space so far, or part of the opening mark
     INSIDE = auto()
-    CLOSED = auto()  # in the newlines after the closing mark, or part of the mark that opens the answer
-    OPENED = auto()  # in the newlines after the mark that opens the answer
-    ANSWER = auto()  # within the marks of the answer
+    CLOSED = auto()  # after the closing mark: newlines so far, or part of the mark that opens the answer
+    OPENED = auto()  # after the mark that opens the answer: newlines so far
+    ANSWER = auto()  # between the marks before and after the answer
     CONTENT = auto()
 
 
@@ -58,8 +58,8 @@ class BlockParser:
     """Parses one block at the beginning of an answer.
 
     Newlines next to the marks belong to the marks: templates write these newlines, and strip them from the messages
-    that clients send back. A closing mark at the beginning of an answer closes an empty thought, which models write if
-    the template writes an empty thought for turns without a thought.
+    that clients send back. A closing mark at the beginning of an answer closes an empty thought. Models write such a
+    thought if the template writes an empty thought in turns without a thought.
     """
 
     __slots__ = (
@@ -85,13 +85,13 @@ class BlockParser:
         closed: bool = False,
         answering: bool = False,
     ) -> None:
-        """Start before the block, or inside or after a block that the prompt has opened or closed.
+        """Start before the block, inside a block that the prompt has opened, or after a block that the prompt contains.
 
-        ends      marks of a call that end a thought left open
-        variants  further pairs of marks of the block
-        answer    the marks before and after the answer that follows the block, both optional in the text; empty: none
-        closed    whether the prompt has closed the block
-        answering whether the prompt has opened the answer
+        ends       marks of a call that end a thought left open
+        variants   further pairs of marks of the block
+        answer     marks before and after the answer that follows the block; the model may omit both; empty: none
+        closed     whether the prompt has closed the block
+        answering  whether the prompt has opened the answer
         """
         self.inside = thought.inside
         pairs = ((thought.opening, thought.closing), *variants)
@@ -104,7 +104,7 @@ class BlockParser:
         self._state = _State.INSIDE if thought.inside else before
         self._pending = ""  # text that may begin a mark
         self._emitted = False  # whether part of the thought was emitted
-        self._newlines = 0  # held back until more of the thought follows
+        self._newlines = 0  # number of newlines that are held back until more of the thought follows
 
     def feed(self, text: str, asides: Asides) -> str:
         if self._state is _State.CONTENT:
@@ -133,7 +133,7 @@ class BlockParser:
         return text
 
     def _before(self, text: str) -> str:
-        """Return the text after the opening mark; all text if the mark is absent; no text while that is undecided."""
+        """Return the text after the block's first mark, all text without a mark, or no text while undecided."""
         words = text.lstrip()
         self._pending = ""
         for mark in self._openings:
@@ -152,7 +152,7 @@ class BlockParser:
         return text
 
     def _after(self, text: str) -> str:
-        """Return the text after the newlines that follow the thought, and after the mark that opens the answer."""
+        """Remove the newlines after the thought, and the mark that opens the answer. Return the text that follows."""
         text = text.lstrip("\n")
         self._pending = ""
         if self._answer:
@@ -168,7 +168,7 @@ class BlockParser:
         return text
 
     def _answered(self, text: str) -> str:
-        """Return the text before the place where the mark after the answer begins or may begin."""
+        """Return the text before the mark after the answer, or before characters that may begin this mark."""
         mark = self._answer[1]
         end = text.rfind(mark)
         if end < 0 or text[end + len(mark) :].strip():
@@ -180,7 +180,7 @@ class BlockParser:
         return text[:end]
 
     def _inside(self, text: str, asides: Asides) -> str:
-        """Return the text after the closing mark, or the text that begins with a call's mark."""
+        """Emit the thought. Return the text after its closing mark, or from a call's mark on; empty if none is found."""
         end, close = min(
             ((place, mark) for mark in self._closings if (place := text.find(mark)) >= 0), default=(-1, "")
         )

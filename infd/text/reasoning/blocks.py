@@ -1,7 +1,7 @@
 """The families whose thought is one block between two marks at the beginning of the answer: a table entry per family.
 
 The model opens the block, or the prompt does (a model that always thinks), or the prompt contains a closed, empty block
-(thinking is off). A block that is never closed is a thought without content; text without a mark is content.
+(thinking is off). If the block is never closed, the whole answer is a thought. An answer without a block is content.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Block(Struct, frozen=True):
 
 QWEN3: Final = Block("<think>", "</think>")
 
-# The templates of Granite 3.3 and Hunyuan A13B mention the marks of Qwen3 too, so these two families precede Qwen3. No
-# published template of granite (3.2), ernie45, longcat and kimi contains marks: their marks are taken from the models'
-# documentation.
+# The templates of Granite 3.3 and Hunyuan A13B also mention the marks of Qwen3, so these two families precede Qwen3. The
+# marks of granite (3.2), ernie45, longcat and kimi are taken from the models' documentation: no template in
+# tests/text/published_templates.json.xz is of these families.
 FAMILIES: Final[Mapping[str, Block]] = MappingProxyType(
     {
         "granite": Block(

@@ -1,7 +1,7 @@
-"""Renderers: families whose prompts are defined by code instead of a chat template; a file per family.
+"""Renderers of the families whose prompts are defined by code instead of a chat template; a file per family.
 
-A renderer is a Template that needs no source from the checkpoint. "auto" takes the checkpoint's chat template, if it
-has one, and else the first family whose `matches` accepts the checkpoint's directory.
+A renderer is a Template that needs no source from the checkpoint. "auto" selects the checkpoint's chat template; for a
+checkpoint without one, the first family whose `matches` accepts the checkpoint's directory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"
 TEMPLATE: Final = "hf"  # the checkpoint's chat template
 RENDERERS: Final[Mapping[str, Family]] = MappingProxyType({"deepseek_v32": DeepSeekV32(), "mistral": MistralFamily()})
-ALIASES: Final[Mapping[str, str]] = MappingProxyType({"slow": TEMPLATE})  # names of other servers
+ALIASES: Final[Mapping[str, str]] = MappingProxyType({"slow": TEMPLATE})  # names that other servers use
 
 
 def choose(name: str, directory: Path, *, has_template: bool) -> Renderer | None:
-    """Return the named renderer; None for a chat template.
+    """Return the renderer that `name` selects; None if it selects the chat template.
 
     Raises ConfigError for an unknown name and for a checkpoint without the files of the family, CheckpointError for
     malformed files.

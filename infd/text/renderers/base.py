@@ -1,4 +1,4 @@
-"""The protocols of renderers and of the families that have one."""
+"""The protocols of renderers, and of the families whose prompts a renderer defines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Renderer(Protocol):
     """Renders conversations of one family. See Template; a renderer keeps no state.
 
-    source  text with the marks that the family's prompts contain, in which syntaxes are searched
+    source  text that contains the marks of the family's prompts; `Syntax.choose` searches this text for known marks
     """
 
     @property
@@ -37,10 +37,10 @@ class Renderer(Protocol):
 
 
 class Family(Protocol):
-    """Finds a family's checkpoints."""
+    """Recognises a family's checkpoints and loads their renderer."""
 
     def matches(self, directory: Path) -> bool:
         """Return whether the files of a checkpoint without a chat template are of this family."""
 
     def load(self, directory: Path) -> Renderer:
-        """Return the renderer of a checkpoint. Raises ConfigError if a file of the family is missing."""
+        """Return the renderer of a checkpoint. Raises ConfigError if the family's files are missing or unknown."""

@@ -1,7 +1,7 @@
 """DeepSeek V3.2: calls and the descriptions of tools in DSML, thoughts of the latest turn only.
 
-Source: encoding/encoding_dsv32.py of the checkpoint. Unlike that file, an assistant's message without a thought is
-accepted after the last question: clients of OpenAI's API do not send thoughts back.
+Source: encoding/encoding_dsv32.py of the checkpoint. Unlike that file, this renderer accepts an assistant's message
+without a thought after the last question, because clients of OpenAI's API do not send thoughts back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EOS: Final = "<｜end▁of▁sentence｜>"
 _USER, _ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
 _THINK, _END_THINK = "<think>", "</think>"
 _DSML: Final = "｜DSML｜"
-# The model was trained on these words.
+# The exact text on which the model was trained.
 _TOOLS: Final = f"""## Tools
 
 You have access to a set of tools you can use to answer the user's question.
@@ -81,8 +81,8 @@ class DeepSeekV32:
         pieces = [_BOS]
         if tools and messages[0]["role"] != "system":
             pieces.append(_described(tools))
-        unanswered = 0  # calls without a result
-        answers: list[int] = []  # indices in `pieces` of what opens an answer
+        unanswered = 0  # number of calls without a result
+        answers: list[int] = []  # indices of the pieces that end with the opening of an answer
         for at, message in enumerate(messages):
             role, content = message["role"], message.get("content") or ""
             if not isinstance(content, str):

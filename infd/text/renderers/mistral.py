@@ -1,8 +1,8 @@
-"""Mistral: prompts by the rules of mistral-common, whose version tekken.json names.
+"""Mistral: prompts by the rules of mistral-common; tekken.json names the version of the rules.
 
-Rules of version 3: the system prompt precedes the last question; calls are a JSON list. Version 7: system messages are
-messages. Version 11: a name, an id and arguments for each call. Version 13: no ids, the tools precede the first
-question, thoughts have marks.
+Version 3: the system prompt precedes the last question; calls are a JSON list. Version 7: system messages stay in their
+places, between marks. Version 11: each call is a name, an id and arguments. Version 13: no ids; the tools precede the
+first question; thoughts are between marks.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Mistral:
         return "".join(written)
 
     def _parts(self, messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-        """Yield role and text of each turn; consecutive messages of one role are one turn."""
-        order: list[str] = []  # ids of the latest turn's calls
+        """Yield role and text of each part; consecutive messages of the user, or of the assistant, become one part."""
+        order: list[str] = []  # ids of the calls in the assistant's latest part
         for role, grouped in groupby(enumerate(messages), lambda pair: pair[1]["role"]):
             group = list(grouped)
             contents = [message.get("content") or "" for _, message in group]
