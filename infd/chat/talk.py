@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def talk(client: ChatClient, conversation: Conversation, history: Path | None) -> int:
     """Run a conversation and return the exit code. Raises NotAnswered.
 
-    If standard input is a terminal, each line is a message or a command. Otherwise all of standard input is one message.
+    On a terminal, each line of input is a message or a command. Otherwise all of standard input is one message.
     """
     screen: Screen = Terminal() if sys.stdout.isatty() else Plain()
     if not sys.stdin.isatty():

@@ -127,7 +127,7 @@ def _flatten(document: Mapping[str, Any], origin: str) -> Iterator[Assignment]:
 def _from_environ(environ: Mapping[str, str]) -> Iterator[Assignment]:
     for variable in sorted(environ):
         section, separator, name = variable.removeprefix("INFD_").partition("__")
-        # Names without a double underscore are not settings: Kubernetes sets INFD_SERVICE_HOST for a service named infd.
+        # Names without a double underscore are no settings: Kubernetes sets INFD_SERVICE_HOST for a service named infd.
         if variable.startswith("INFD_") and separator:
             yield Assignment(f"{section}.{name}".lower(), environ[variable], f"environment variable {variable}")
 

@@ -407,7 +407,7 @@ def _around(name: str, inner: nodes.Node | None, *arguments: nodes.Expr, lineno:
 class Meter(NodeTransformer):
     """A transformer that rewrites nodes which jinja would compile to unmetered code.
 
-    Some comparisons with a constant are not rewritten, because the constant's length bounds their cost.
+    Some comparisons with a constant are not rewritten, because the constant bounds their cost.
     """
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 (jinja's name)

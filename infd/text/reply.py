@@ -1,9 +1,10 @@
 """Turn one choice's token ids into text: detokenize, truncate at a stop string, parse thoughts and tool calls.
 
-The engine feeds committed ids; the HTTP handler takes the text later, when it can
-send. Text that may begin a stop string is held back until the match completes
-or fails, so no part of an excluded stop string is ever sent. Stop strings are
-matched against all generated text, thoughts and calls included, before parsing.
+The engine feeds committed ids; the HTTP handler takes the text when it can send.
+Text that may begin a stop string is held back until the match completes or fails,
+so no part of a stop string is ever sent; with `StopStrings.included`, no text is held
+back. Stop strings are matched against all generated text, thoughts and calls
+included, before parsing.
 """
 
 from __future__ import annotations

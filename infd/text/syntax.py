@@ -1,8 +1,8 @@
 """Choose the syntaxes of a model's thoughts and tool calls.
 
 Settings may name the syntaxes: by infd's names, by names that other servers use, or by an entry point of another
-package. Otherwise the chat template decides: the template contains the marks of thoughts, and renders calls, as the
-model was trained to write them.
+package. By default infd finds the syntaxes in the chat template, which contains the marks of thoughts and renders calls
+as the model was trained to write them.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ _LOG = logging.getLogger("infd.text")
 
 AUTO: Final = "auto"
 NONE: Final = "none"
-PROMPT_END: Final = 64  # last characters of a prompt, where a template may open or close a thought
-TOOLS_GROUP: Final = "infd.tools"  # entry points: ToolSyntax
-REASONING_GROUP: Final = "infd.reasoning"  # entry points: ReasoningSyntax
+PROMPT_END: Final = 64  # number of a prompt's last characters in which a template may open or close a thought
+TOOLS_GROUP: Final = "infd.tools"  # entry points that refer to a ToolSyntax
+REASONING_GROUP: Final = "infd.reasoning"  # entry points that refer to a ReasoningSyntax
 
 _QUESTION: Final = "\ufdd1"  # a noncharacter, which no template contains
 _NAME, _KEY, _VALUE = "probe_name", "probe_key", "probe_value"
-# Mistral's templates refuse ids of other lengths; Kimi K2's template writes the id in place of the name.
+# The ids of the call that probes a template. Mistral's templates refuse ids that do not have nine characters. Kimi K2's
+# template writes the id instead of the name.
 _IDS: Final = ("abcdefghi", f"functions.{_NAME}:0")
 
 
 class Syntax(Struct, frozen=True):
     """The syntaxes of one model.
 
-    whole     reads thoughts and calls; `reasoning` and `tools` are then None
     mark_ids  ids of the marks that are special tokens; detokenizing must not skip them
+    whole     syntax of thoughts and calls together; if it is set, `reasoning` and `tools` are None
     """
 
     reasoning: ReasoningSyntax | None = None
@@ -161,7 +162,8 @@ class Syntax(Struct, frozen=True):
         """Return the marks of calls that, at the beginning of a line, end a thought that the model has left open."""
         if self.tools is None or not calls:
             return ()
-        return tuple(mark for mark in self.tools.opens if mark[0] in "<[")  # thoughts contain words and fences
+        # Other marks, which are words or begin with a code fence, may occur in an ordinary thought.
+        return tuple(mark for mark in self.tools.opens if mark[0] in "<[")
 
 
 def check_names(*, reasoning_name: str, tools_name: str) -> None:
@@ -182,14 +184,14 @@ def _named(name: str, known: Mapping[str, Any], aliases: Mapping[str, str], grou
     for entry in entry_points(group=group, name=name):
         try:
             return entry.load()
-        except Exception as error:  # another package's code
+        except Exception as error:  # another package's code may fail in any way
             raise ConfigError(f"the parser {name!r} of {entry.value} cannot be loaded: {error}") from error
     names = ", ".join(sorted({*known, *aliases}))
     raise ConfigError(f"there is no parser {name!r}; known: auto, none, {names}, entry points of {group}")
 
 
 def _whole(template: ChatTemplate, reasoning_name: str, tools_name: str) -> AnswerSyntax | None:
-    """Return the syntax of whole answers that a setting names, or if both settings are auto, that the template uses."""
+    """Return the syntax of whole answers that a setting names, or, if both are "auto", that the template uses."""
     for name in (tools_name, reasoning_name):
         if (found := answers.SYNTAXES.get(answers.ALIASES.get(name, name))) is not None:
             return found
@@ -203,7 +205,7 @@ def _thinks(template: ChatTemplate) -> str:
 
 
 def _calls(template: ChatTemplate) -> str:
-    """Return the name of the syntax that parses a call rendered by the template, and leaves the least content."""
+    """Return the name of the best syntax (see `_rank`) for a call that the template renders; "none" without one."""
     for id in _IDS:
         turn = _written_call(template, id)
         ranks = {name: rank for name, syntax in tools.SYNTAXES.items() if (rank := _rank(syntax, turn, template))}
@@ -227,16 +229,18 @@ def _written_call(template: ChatTemplate, id: str) -> str:
         return ""
     turn, header = text.rpartition(_QUESTION)[2], opened.rpartition(_QUESTION)[2]
     common = next((at for at, pair in enumerate(zip(turn, header, strict=False)) if pair[0] != pair[1]), len(header))
-    if common < len(header):  # two marks follow, of a call and of a thought, which may begin with equal letters
+    # If the texts differ, the mark of a call and that of a thought may follow, which may begin with equal characters.
+    if common < len(header):
         common = max(turn.rfind(end, 0, common) for end in ">\n") + 1
     return turn[common:]
 
 
 def _rank(syntax: ToolSyntax, turn: str, template: ChatTemplate) -> tuple[int, bool, bool, bool] | None:
-    """Return how poorly a syntax fits a rendered call, best first; None if the syntax does not parse the call.
+    """Return a syntax's rank for a rendered call, lower for a better fit; None if the syntax does not parse the call.
 
-    The rank consists of: the number of characters parsed as content; whether a grammar would force a different text,
-    white space aside; whether the template lacks the syntax's marks; whether a grammar would force other white space.
+    The rank consists of: the number of characters parsed as content; whether the grammar would force another text even
+    if white space is ignored; whether the template lacks the syntax's marks; whether the grammar would force another
+    text or other white space.
     """
     parser, asides = syntax.start(Offered({_NAME: b""})), Asides()
     content = parser.feed(turn, asides) + parser.finish(asides)
@@ -252,9 +256,9 @@ def _rank(syntax: ToolSyntax, turn: str, template: ChatTemplate) -> tuple[int, b
 
 
 def _forced(grammar: CallSyntax, *, spaced: bool = True) -> re.Pattern[str]:
-    """Return a pattern of the beginning of the probe's call as a grammar forces it.
+    """Return a pattern of the beginning of the probe's call as a grammar would force it.
 
-    spaced  whether white space is part of the pattern; False: removed
+    spaced  whether the pattern includes white space; if not, match it against text without white space
     """
     head, _, tail = (grammar.begin + grammar.call).partition("$arguments")
     if grammar.parameter:

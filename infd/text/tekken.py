@@ -1,8 +1,9 @@
 """Read tekken.json, the tokenizer of Mistral's checkpoints, and convert it to a tokenizer.json.
 
-The file has the bytes of each token in the order of their ranks. Byte-pair encoding joins the pair whose joined bytes
-have the lowest rank: so the merges of a tokenizer.json are all splits of each token into two tokens, in the order of
-ranks. Ids are ranks, after the special tokens.
+The file lists the bytes of each token, in the order of ranks. Byte-pair encoding always joins the pair of tokens whose
+joined bytes have the lowest rank. So the merges of the tokenizer.json are all splits of each token into two tokens, in
+the order of the token's rank. Special tokens have the first ids; the id of any other token is its rank plus their
+number.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 FILE: Final = "tekken.json"
 BOS, EOS = "<s>", "</s>"
 _LARGEST_BYTES: Final = 2**26
-_LONGEST_TOKEN: Final = 512  # bytes; the splits of a token take quadratic time
-# The special tokens of files that list none.
+_LONGEST_TOKEN: Final = 512  # maximum bytes of a token; computing a token's splits takes quadratic time
+# The special tokens if the file does not list any.
 _SPECIAL: Final = (
     *("<unk>", BOS, EOS, "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]"),
@@ -132,7 +133,7 @@ def convert(directory: Path) -> bytes:
 
 
 def _letters() -> list[str]:
-    """Return the character that a byte-level tokenizer.json writes for each byte."""
+    """Return, for each byte, the character that stands for it in a byte-level tokenizer.json."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

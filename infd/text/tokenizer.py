@@ -1,6 +1,6 @@
 """Encode and decode text, with ids equal to those of transformers.
 
-Reads tokenizer.json with the tokenizers library, after `conversion.py` has converted
+Reads tokenizer.json with the tokenizers library; `tekken.py` and `conversion.py` convert
 other files to tokenizer.json. A tokenizer that `vetting` objects to runs in a worker
 process. A loaded tokenizer never changes, so any thread may encode.
 """
@@ -91,7 +91,7 @@ class Library:
             return cls(tokenizers.Tokenizer.from_buffer(content), additions)
         except CheckpointError:
             raise
-        except BaseException as error:  # the library raises bare Exceptions, and panics
+        except BaseException as error:  # the library raises bare Exceptions; its panics derive from BaseException
             if isinstance(error, Exception) or _is_panic(error):
                 raise CheckpointError(str(error)) from error
             raise
@@ -210,7 +210,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`.
 
-        Encoding takes almost 1 ms per kilobyte and releases the GIL: long texts go through `offload`.
+        Encoding takes almost 1 ms per kilobyte and releases the GIL, so long texts should be encoded in another thread.
         Raises InvalidRequest for a text that is not Unicode (a lone surrogate).
         """
         return self._backend.encode(text, add_special_tokens=add_special_tokens)
@@ -236,7 +236,7 @@ class Tokenizer:
         return self._backend.token(token_id)
 
     def piece(self, token_id: int) -> bytes:
-        """Return the bytes that an id adds within a text; special tokens are written out.
+        """Return the bytes that an id adds within a text; for the id of a special token, the token's text.
 
         The bytes may be part of a character.
         """
@@ -246,9 +246,9 @@ class Tokenizer:
         return (twice.removeprefix(once) if twice.startswith(once) else once).encode()
 
     def spellings(self) -> list[bytes] | None:
-        """Return the bytes that each id adds within a text, special tokens written out; empty for ids without a token.
+        """Return the result of `piece` for each id; empty bytes for ids without a token.
 
-        None if the decoder has no table, so that an id's text may depend on its neighbours.
+        None if the decoder has no table, because an id's text may then depend on its neighbours.
         """
         if self._pieces is None:
             return None
@@ -273,7 +273,7 @@ class Tokenizer:
     ) -> BytePieces | TextPieces | None:
         """Return the table to decode with; None if this decoder has no table.
 
-        mark_ids  special ids that are never skipped; the table of the latest set is cached, because a model has one set
+        mark_ids  special ids that are never skipped; only the table of the latest set is cached: a model has one set
         """
         if not skip_special_tokens or self._pieces is None:
             return self._pieces
@@ -328,7 +328,7 @@ def _backend(content: bytes, additions: Additions, worker: Worker | None) -> Bac
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Return whether an error is a panic of Rust code, which derives from BaseException alone."""
+    """Return whether an error is a panic of Rust code; its class derives directly from BaseException."""
     return type(error).__name__ == "PanicException"
 
 

@@ -50,7 +50,7 @@ class Tasks:
 
 
 def main() -> None:
-    # One thread, because every thread of the library would reserve memory for an allocator's arena.
+    # The library uses one thread, because each of its threads would reserve memory for an arena of the allocator.
     os.environ["RAYON_NUM_THREADS"] = "1"
     serve(apart.Task, Tasks().do)
 

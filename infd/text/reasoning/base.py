@@ -180,7 +180,7 @@ class BlockParser:
         return text[:end]
 
     def _inside(self, text: str, asides: Asides) -> str:
-        """Emit the thought. Return the text after its closing mark, or from a call's mark on; empty if none is found."""
+        """Emit the thought. Return the text after its closing mark, or from a call's mark on; empty without a mark."""
         end, close = min(
             ((place, mark) for mark in self._closings if (place := text.find(mark)) >= 0), default=(-1, "")
         )

@@ -77,9 +77,9 @@ class Block(Struct, frozen=True):
 
 QWEN3: Final = Block("<think>", "</think>")
 
-# The templates of Granite 3.3 and Hunyuan A13B also mention the marks of Qwen3, so these two families precede Qwen3. The
-# marks of granite (3.2), ernie45, longcat and kimi are taken from the models' documentation: no template in
-# tests/text/published_templates.json.xz is of these families.
+# The templates of Granite 3.3 and Hunyuan A13B also mention the marks of Qwen3, so these two families precede Qwen3.
+# The marks of granite (3.2), ernie45, longcat and kimi are taken from the models' documentation, because
+# tests/text/published_templates.json.xz contains no template of these families.
 FAMILIES: Final[Mapping[str, Block]] = MappingProxyType(
     {
         "granite": Block(

@@ -82,7 +82,7 @@ class DeepSeekV32:
         if tools and messages[0]["role"] != "system":
             pieces.append(_described(tools))
         unanswered = 0  # number of calls without a result
-        answers: list[int] = []  # indices of the pieces that end with the opening of an answer
+        answers: list[int] = []  # indices of the pieces that open an answer
         for at, message in enumerate(messages):
             role, content = message["role"], message.get("content") or ""
             if not isinstance(content, str):

@@ -1,6 +1,6 @@
 """Syntaxes of tool calls: a file per shape, a table entry per family. To add a family, see `infd/text/README.md`.
 
-"auto" selects the syntax that parses a rendered call and leaves the least content; of equal syntaxes, the first.
+"auto" selects the syntax that fits a rendered call best (`syntax.py` ranks them); of equal syntaxes, the first.
 """
 
 from __future__ import annotations

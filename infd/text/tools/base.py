@@ -6,8 +6,8 @@ answer and a collected answer contain equal text. An emitted call stays a call, 
 model never closes the call or writes arguments that are not JSON. A call that is malformed
 before it is emitted is content.
 
-A call of a tool that was not offered is a call too: the client can reply to the
-model with an error, and would miss the call if it were content.
+A call of a tool that was not offered is also emitted as a call, so that the client
+can reply to the model with an error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Calls in braces, whose strings stand between marks: call:f{a:<|"|>text<|"|>,b:[1,true],c:{d:2}}.
+"""Calls with arguments in braces, and with strings between marks: call:f{a:<|"|>text<|"|>,b:[1,true],c:{d:2}}.
 
-A family is a `Braces`, a row of a table. The parser translates arguments into JSON while the model writes them: keys
-are bare or strings, JSON's strings are read too, and a word that is no number or constant is a string.
+A family is a `Braces`, a row of a table. The parser translates arguments into JSON while the model writes them. Keys
+are words or strings. JSON's strings are read too. A word that is neither a number nor a constant is a string.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from infd.text.tools.offered import Offered
 
 _HEAD_CHARACTERS: Final = 512
-_WORD_CHARACTERS: Final = 256  # longer words are strings: they are not scanned again with every token
+_WORD_CHARACTERS: Final = 256  # longer words are strings, emitted in parts, so that no token scans all of them again
 _HEAD: Final = re.compile(r"\s*+call:\s*+(?P<name>[^\s{}:,]++)\s*+\{")
 _COULD_BE_A_HEAD: Final = re.compile(r"\s*+(?:c?+|ca|cal|call|call:\s*+(?:[^\s{}:,]++\s*+)?+)\Z")
 _JSON_STRING: Final = re.compile(r'[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -121,9 +121,9 @@ class BracesParser(MarkedCalls):
 
 
 class BracedObject:
-    """Translates an object whose brace is open into JSON, in parts of any size.
+    """Translates an object into JSON, from the text after its opening brace, in parts of any size.
 
-    ended  whether the object is complete, or its closing mark came
+    ended  whether the object is complete, or the mark after the call has ended it
     """
 
     __slots__ = ("_brackets", "_close", "_comma", "_key", "_quote", "_string", "_word", "ended")
@@ -133,12 +133,12 @@ class BracedObject:
         self._quote, self._close = quote, close
         self._word = re.compile(rf'(?:(?!{re.escape(close)})[^,{{}}\[\]":])++')
         self._brackets = ["{"]
-        self._string = ""  # the mark that ends the open string; a space: a word of any length
-        self._comma = False  # held back, because a closing bracket may follow
+        self._string = ""  # the mark that ends the open string; a space: the string is a long word; empty: none is open
+        self._comma = False  # whether a comma is held back, because a closing bracket may follow
         self._key = True  # whether the next value is a key
 
     def feed(self, text: str) -> tuple[int, str]:
-        """Return the number of characters translated, and their JSON; pass the others again with more text."""
+        """Return the number of characters translated, and their JSON. Pass the remaining text again with more text."""
         at, parts = 0, list[str]()
         while at < len(text) and not self.ended:
             used = self._in_string(text, at, parts) if self._string else self._token(text, at, parts)
@@ -148,7 +148,7 @@ class BracedObject:
         return at, "".join(parts)
 
     def cut(self, rest: str) -> str:
-        """Return the end of an object that is cut: of a value its text, which `feed` has not translated."""
+        """Return the end of an object that is cut: the text of a value that `feed` has not translated."""
         if self._string:
             return _encoded(rest[: len(rest) - overlap(rest, self._string)])
         held = max(overlap(rest, mark) for mark in (self._quote, self._close))
@@ -156,7 +156,7 @@ class BracedObject:
         return (", " if self._comma else "") + word if word and not self._key else ""
 
     def _token(self, text: str, at: int, parts: list[str]) -> int:
-        """Translate one token outside of strings. Returns its characters, 0 if it is not complete."""
+        """Translate one token outside of strings. Returns the token's length; 0 for an incomplete token or the end."""
         for mark in (self._quote, self._close):
             if text.startswith(mark, at):
                 if mark == self._quote:

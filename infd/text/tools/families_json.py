@@ -14,7 +14,7 @@ _OBJECT: Final = '{"name": "$name", "arguments": $arguments}'
 
 
 def _block(opening: str, closing: str) -> TagJson:
-    """Return the family that writes each call as an object between two marks, on a line of its own."""
+    """Return the family that writes each call as an object, on a line of its own, between two marks."""
     return TagJson(
         opens=(opening,),
         closes=(closing,),
@@ -62,8 +62,8 @@ _LLAMA: Final = TagJson(
     ),
 )
 
-# Up to version 10 of Mistral's tokenizers a list of calls follows the mark; since version 11 a name and, in some
-# versions, an id.
+# Up to version 10 of Mistral's tokenizers, a list of calls follows the mark. Since version 11, each call has its own
+# mark, followed by the name, in some versions by an id, and by the arguments.
 _MISTRAL: Final = TagJson(
     opens=("[TOOL_CALLS]",),
     inner=("[CALL_ID]", "[ARGS]"),
@@ -135,7 +135,7 @@ FAMILIES: Final[Mapping[str, TagJson]] = {
             ),
         ),
     ),
-    "deepseek_v3": TagJson(  # DeepSeek R1 too
+    "deepseek_v3": TagJson(  # also the family of DeepSeek R1
         opens=_DEEPSEEK_OPENS,
         closes=(*_DEEPSEEK_CLOSES, "```"),
         inner=(_DEEPSEEK_SEP,),
@@ -172,7 +172,7 @@ FAMILIES: Final[Mapping[str, TagJson]] = {
         closes=("<|END_ACTION|>",),
         names=("tool_name",),
         arguments=("parameters",),
-        ids=(),  # the model's ids are ignored: they number the calls of each message from 0
+        ids=(),  # the model's ids are ignored, because they number each message's calls from 0 and so are not unique
         listed=True,
         grammar=CallSyntax(
             begin="<|START_ACTION|>[\n",

@@ -59,7 +59,10 @@ def _dsml(section: str) -> TagValues:
 
 
 def _pairs(line: str) -> TagValues:
-    """Return the family of GLM. line: text that the model writes between marks, a newline or empty."""
+    """Return a family of GLM.
+
+    line  text that the model writes between marks: a newline, or empty
+    """
     return TagValues(
         head=("<tool_call>", SPACE, NAME, SPACE, ("<arg_key>", "</tool_call>")),
         parameter=("<arg_key>", KEY, "</arg_key>", SPACE, "<arg_value>"),

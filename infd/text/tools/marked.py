@@ -1,7 +1,7 @@
-"""The part common to all parsers of calls that begin with a mark: content, white space, the search for marks.
+"""The common part of the parsers of calls that begin with a mark: it finds the marks, and emits the content.
 
-White space around a call belongs to the call: an answer that consists of calls has no content. White space after
-content is held back until more content follows, white space after a call is dropped.
+White space around a call belongs to the call, so that an answer that consists of calls has no content. White space
+after content is held back until more content follows; white space after a call is dropped.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 
 
 class MarkedCalls:
-    """Parses one answer; a shape of syntaxes derives from this class, and adds states.
+    """Parses one answer. The parser of each shape of syntaxes derives from this class, and adds states.
 
-    A state consumes `_pending` and returns whether the next state can continue at once; False waits for more text.
-    After an opening mark the state is `_opened`; every call ends with the state `_between`.
+    Each state is a method that consumes text of `_pending`. The method returns True if the parser can continue with the
+    rest of `_pending`, False if the parser needs more text. After an opening mark the state is `_opened`; after a call
+    the state returns to `_between`.
     """
 
     def __init__(self, opens: Sequence[str]) -> None:
-        """opens: the opening marks; none of them begins with another."""
+        """opens: the opening marks; no mark begins with another mark."""
         self._opens = opens
         self._begins = _first_characters(tuple(opens))
         self._pending = ""
         self._state: Callable[[Asides], bool] = self._between
-        self._opening = ""  # consumed since the opening mark; content, unless a call follows
+        self._opening = ""  # the opening mark and the text consumed after it, which are content if no call follows
         self._content: list[str] = []
-        self._held_space: list[str] = []  # white space, emitted only if more content follows
+        self._held_space: list[str] = []  # white space after content, held back until more content follows
         self._has_content = False  # whether content was emitted
         self._after_call = False  # whether only white space has followed the last call
 
@@ -60,7 +61,7 @@ class MarkedCalls:
         raise NotImplementedError
 
     def _cut(self, rest: str, asides: Asides) -> None:
-        """End an answer that ends after an opening mark, within a call. rest: text that no state has consumed."""
+        """Handle an answer that ends after an opening mark or within a call. rest: text that no state has consumed."""
         raise NotImplementedError
 
     def _between(self, _: Asides) -> bool:
@@ -104,7 +105,7 @@ class MarkedCalls:
         self._state = self._between
 
     def _emit_content(self, text: str) -> None:
-        """Emit content. White space before a call is emitted only if more content follows; after a call, never."""
+        """Emit content, but hold back the white space at its end, and drop white space that follows a call."""
         if self._after_call:
             text = text.lstrip()
             if not text:
@@ -122,5 +123,5 @@ class MarkedCalls:
 
 @cache
 def _first_characters(marks: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern of the first characters of marks: a quick test, because most text contains none of them."""
+    """Return a pattern of the marks' first characters, for a quick test: most text contains none of them."""
     return re.compile(f"[{''.join(re.escape(mark[0]) for mark in marks)}]" if marks else r"(?!)")

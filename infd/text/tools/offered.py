@@ -38,5 +38,5 @@ def _decode(schema: bytes) -> dict[str, Any]:
     try:
         decoded = msgspec.json.decode(schema or b"{}")
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return {}  # rendering the prompt has refused malformed schemas
+        return {}  # malformed schemas are refused earlier, when the prompt is rendered
     return decoded if isinstance(decoded, dict) else {}

@@ -1,7 +1,8 @@
-"""Calls written as calls of Python: [f(a=1, b="x"), g()].
+"""Calls in the syntax of Python: [f(a=1, b="x"), g()].
 
-A family is a `Pythonic`, a row of a table. Arguments are keywords, and literals of Python: the parser translates them
-into JSON while the model writes them. A word that is no literal is a string, because some templates write strings bare.
+A family is a `Pythonic`, a row of a table. Arguments are keyword arguments, whose values are literals of Python. The
+parser translates them into JSON while the model writes them. A word that is no literal is a string, because some
+templates write strings without quotes.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from infd.text.tools.offered import Offered
 
 _HEAD_CHARACTERS: Final = 512
-_WORD_CHARACTERS: Final = 256  # longer words are strings: they are not scanned again with every token
-_BARE: Final = " "  # the `_quote` of a string without quotes
+_WORD_CHARACTERS: Final = 256  # longer words are strings, emitted in parts, so that no token scans all of them again
+_BARE: Final = " "  # the value of `_quote` within a string without quotes
 _NAME: Final = r"\w[\w.:/-]*+"
 _HEAD: Final = re.compile(rf"\s*+(?P<name>{_NAME})\(\s*+(?:(?=\))|(?=[A-Za-z_]\w*+\s*+=(?=[^=])))")
 _COULD_BE_A_HEAD: Final = re.compile(rf"\s*+(?:\Z|{_NAME}(?:\Z|\(\s*+(?:\Z|[A-Za-z_]\w*+\s*+(?:\Z|=\Z))))", re.DOTALL)
@@ -44,7 +45,7 @@ class Pythonic(Struct, frozen=True, kw_only=True):
     """One family; see ToolSyntax.
 
     bare    whether the answer may begin with a list of calls without a mark
-    listed  whether calls are in brackets; if not, each is on a line of its own
+    listed  whether brackets enclose the calls; if not, each call is on a line of its own
     """
 
     opens: tuple[str, ...] = ()
@@ -319,12 +320,15 @@ def _unescaped(escape: str) -> str:
 
 
 def _encoded(text: str) -> str:
-    """Return a text as part of a JSON string. Surrogates stay escapes: two parts may contain the halves of a pair."""
+    """Return a text as part of a JSON string.
+
+    Surrogates are escaped, because the other half of a pair may be in another part of the string.
+    """
     return json.dumps(text, ensure_ascii=_SURROGATE.search(text) is not None)[1:-1]
 
 
 def _forced(begin: str, between: str, end: str, *marks: str, trigger: str = "", otherwise: str = "") -> CallSyntax:
-    """Return the syntax in which a grammar forces calls: a value is JSON, or a constant as Python writes it."""
+    """Return the syntax in which a grammar forces calls. Values are JSON, but constants are written as in Python."""
     return CallSyntax(
         begin=begin,
         call="$name($arguments)",
@@ -343,7 +347,9 @@ def _forced(begin: str, between: str, end: str, *marks: str, trigger: str = "", 
 _START, _END = "<|tool_call_start|>", "<|tool_call_end|>"
 _CALLS, _CALLED = "<function_calls>", "</function_calls>"
 _PYTHON = ("<|python_start|>", "<|python_end|>")
-_NO_CALL: Final = r"\s*(?:[^\s\[](?s:.)*)?"  # excludes "[": llguidance's lexer decides by one character
+# An answer without calls. Its first character is not "[", because llguidance's lexer chooses by this character alone
+# between a call and an answer without calls.
+_NO_CALL: Final = r"\s*(?:[^\s\[](?s:.)*)?"
 
 FAMILIES: Final[Mapping[str, Pythonic]] = {
     "lfm2": Pythonic(opens=(_START,), closes=(_END,), grammar=_forced(f"{_START}[", ", ", f"]{_END}", _START, _END)),

@@ -25,12 +25,15 @@ class ObjectScan:
         self._mark = mark
         self._outside, self._in_string = _searches(mark[:1])
         self._string = False
-        self._bad_string = False  # in a string with a bare newline: invalid JSON, its closing quote may never come
+        # Whether the open string contains a bare control character. It is then invalid JSON, and may never be closed.
+        self._bad_string = False
 
     def scan(self, text: str, until: int) -> int:
-        """Return the number of characters scanned: up to the bracket that leaves `until` open, or to the mark, or all.
+        """Return the number of characters scanned.
 
-        Further characters are undecided (half an escape, the beginning of a mark): pass them again with more text.
+        The scan ends after the bracket that leaves `until` brackets open, before the mark, or at the end of the text.
+        It also ends before characters whose meaning depends on the following text (half an escape, the beginning of a
+        mark). Pass these characters again with more text.
         """
         at = 0
         while True:
@@ -65,6 +68,6 @@ class ObjectScan:
 
 @cache
 def _searches(first: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return the searches outside and inside of strings, for a mark that begins with `first`."""
+    """Return patterns that search outside and inside of strings, for a mark that begins with `first`."""
     mark = re.escape(first)
     return re.compile(rf'["{{}}\[\]{mark}]'), re.compile(rf'["\\\x00-\x1f{mark}]')

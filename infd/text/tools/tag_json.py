@@ -1,8 +1,8 @@
 """Marks around JSON: one or several objects, or a list of them, or a name in plain text and its arguments in JSON.
 
-A family is a `TagJson`, a row of a table. An object that begins with its name and reaches its arguments within a few
-hundred characters, as every template writes it, is emitted while the model writes the object. Other objects (arguments
-before the name, no arguments, a string of JSON) are emitted once they are complete.
+A family is a `TagJson`, a row of a table. If an object's name precedes its arguments, and the arguments begin within
+_HEAD_CHARACTERS, the call is emitted while the model writes the object; templates write calls in this order. Other
+objects (arguments before the name, no arguments, arguments in a JSON string) are emitted once they are complete.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from infd.text.markup import Asides
     from infd.text.tools.offered import Offered
 
-_HEAD_CHARACTERS: Final = 1024  # longer beginnings are not scanned again with every token
+_HEAD_CHARACTERS: Final = 1024  # maximum characters of a call's beginning, which each token scans again
 _COULD_BE_AN_OBJECT: Final = re.compile(r'\s*+(?:\{\s*+"?|\Z)')
 _SCALAR: Final = r'(?:"(?:[^"\\\x00-\x1f]|\\.)*+"|-?[\d.]++|null|true|false)'
 _LETTERS: Final = string.ascii_letters + string.digits
@@ -36,7 +36,7 @@ class TagJson(Struct, frozen=True, kw_only=True):
     """One family; see ToolSyntax.
 
     opens       marks before calls, of a section or of each call; no mark begins with another
-    closes      marks after calls, of each call first, then of a section; the model may omit them
+    closes      marks after calls: first the mark of each call, then the mark of a section; the model may omit them
     inner       further marks that may be special tokens
     bare        whether the answer may begin with a call without a mark
     names       keys of a call's name
@@ -46,7 +46,7 @@ class TagJson(Struct, frozen=True, kw_only=True):
     head        if the name is outside of JSON: pattern of the text between mark and arguments, with the group `name`
                 and optionally `id`; the pattern ends before the arguments' brace
     listed      whether a section may contain a list of calls
-    separators  characters that may separate calls of one section that are not listed; None: every call has its own mark
+    separators  characters that may separate a section's calls outside of a list; None: every call has its own mark
     short_ids   whether templates of the family refuse ids that are not nine letters or digits
     """
 
@@ -137,7 +137,8 @@ class TagJsonParser(MarkedCalls):
         if possible is None or (possible.end() < len(pending) and not possible[0].endswith('"')):
             self._refuse()
             return True
-        if self._bare and _cannot_begin(family).match(pending):  # do not hold back an answer in JSON
+        # An answer in JSON that is no call must not be held back until the object ends.
+        if self._bare and _cannot_begin(family).match(pending):
             self._refuse()
             return True
         if self._is_complete(pending) or len(pending) > _HEAD_CHARACTERS:
@@ -168,7 +169,7 @@ class TagJsonParser(MarkedCalls):
 
     @property
     def _mark(self) -> str:
-        """The mark that ends an incomplete object."""
+        """The mark that ends an object whose closing bracket is missing; empty: none."""
         return self._family.closes[0] if self._family.closes else ""
 
     def _named(self, head: re.Match[str], asides: Asides) -> bool:
@@ -226,7 +227,7 @@ class TagJsonParser(MarkedCalls):
         return True
 
     def _parse_block(self, rest: str, asides: Asides) -> None:
-        """Parse a complete object: a call, or content."""
+        """Parse the collected object, followed by `rest`. Emit a call, or, if the object is not a call, content."""
         text = "".join(self._block) + rest
         self._block.clear()
         call = self._read(text)
@@ -288,7 +289,8 @@ class TagJsonParser(MarkedCalls):
             value: Any = msgspec.json.decode(raw)
             if value is None:
                 arguments, value = "{}", {}
-            if isinstance(value, str):  # the model wrote the arguments as a JSON string, as clients expect them
+            # The model wrote a JSON string that contains the arguments, the form of the API's `arguments` field.
+            if isinstance(value, str):
                 arguments, value = value, msgspec.json.decode(value)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return None
@@ -299,7 +301,7 @@ class TagJsonParser(MarkedCalls):
 
 @cache
 def _head(family: TagJson) -> re.Pattern[str]:
-    """Return the pattern of an object's beginning, up to the brace of its arguments."""
+    """Return a pattern of the beginning of a call's object, up to the brace of its arguments."""
     if family.keyed:
         return re.compile(r'\s*+\{\s*+(?P<name>"(?:[^"\\\x00-\x1f]|\\.)++")\s*+:\s*+(?=\{)')
     keys = "|".join(map(re.escape, family.arguments))
@@ -309,7 +311,7 @@ def _head(family: TagJson) -> re.Pattern[str]:
 
 @cache
 def _cannot_begin(family: TagJson) -> re.Pattern[str]:
-    """Return a pattern of objects that are no calls: the first key is none of a call's keys, or there is no key."""
+    """Return a pattern of the beginning of objects that are no calls: without a key, or with another first key."""
     keys = "|".join(f'{re.escape(key)}"' for key in (*family.names, *family.arguments, *family.ids, "type"))
     return re.compile(rf'\s*+\{{\s*+(?:\}}|"(?!{keys})\w*+(?!\w|\Z))')
 
@@ -320,7 +322,7 @@ def _outside_head(pattern: str) -> re.Pattern[str]:
 
 
 def _text(literal: str) -> str:
-    """Return the text of a JSON string or number; empty for a malformed literal."""
+    """Return the text of a JSON string or number; empty for other constants and for malformed literals."""
     try:
         value = json.loads(literal)
     except ValueError:

@@ -1,7 +1,7 @@
 """Marks around each value: a call is a name and parameters, each with a key and a value that is not quoted.
 
-A family is a `TagValues`, a row of a table. The parser translates values into JSON while the model writes them. Strings
-are emitted as they come; other values, whose type the tool's schema states (`typed`), once they are complete.
+A family is a `TagValues`, a row of a table. The parser translates values into JSON. Strings are emitted while the model
+writes them. Values of other types, which the tool's schema states (`typed`), are emitted once they are complete.
 
 A value ends at its closing mark, so the value may contain other marks. A value without a closing mark ends at the mark
 that ends the call, if the mark that ends the section follows.
@@ -36,23 +36,24 @@ _CLASSES: Final = {
     SPACE: r"\s*+%s",
     ATTRIBUTES: r"(?P<attributes>[^<>]*+)%s",
 }
-_HEAD_CHARACTERS: Final = 1024  # longer names and keys are refused: they are not scanned again with every token
+_HEAD_CHARACTERS: Final = 1024  # maximum characters up to a call's or a value's beginning, which each token scans again
 
-Parts = tuple[str | tuple[str, ...], ...]  # texts and the constants above; a tuple: one of its texts must follow
+# Texts, the constants above, and tuples of texts. For a tuple, the pattern requires that one of its texts follows, but
+# does not consume this text.
+Parts = tuple[str | tuple[str, ...], ...]
 
 
 class TagValues(Struct, frozen=True, kw_only=True):
     """One family; see ToolSyntax.
 
-    sections    marks before the first call of a section, or before each call, in their order; the model may omit each
-    between     texts between these marks and the call, in their order; the model may omit each
-    head        the beginning of a call: begins with a mark
+    sections    marks before the first call of a section, or before each call, in order; the model may omit any of them
+    between     texts between these marks and the call, in order; the model may omit any of them
+    head        the beginning of a call; its first part is a mark
     parameter   the beginning of a parameter, up to its value
     value_end   mark after a value
     call_end    mark after a call
     closes      marks after calls; the model may omit them
-    newlines    whether the model writes a newline after the beginning of a parameter and one before `value_end`, which
-                are not part of the value
+    newlines    whether the model writes one newline before each value and one after it, which are not part of the value
     strings     attributes of a parameter whose value is a string
     documents   attributes of a parameter whose value is JSON
     verbatim    marks around a string that may contain `value_end`; empty: there are none
@@ -98,11 +99,11 @@ class TagValuesParser(MarkedCalls):
         self._first = True  # whether the next parameter is the first of its call
         self._types = typed.STRING
         self._quoted = False
-        self._value_mark = family.value_end  # of the value, with the mark of a verbatim string
+        self._value_mark = family.value_end  # mark that ends the value, after the closing mark of a verbatim string
         self._value: list[str] = []  # parts of a value that is emitted once it is complete
 
     def _cut(self, rest: str, asides: Asides) -> None:
-        """End the answer. A value that is cut keeps its text; a part of a mark belongs to the call."""
+        """End the answer. The text of a value that is cut is emitted; the beginning of a mark after it is dropped."""
         if self._state == self._opened:
             self._refuse(rest)
         elif self._state in (self._undecided, self._document):
@@ -157,7 +158,7 @@ class TagValuesParser(MarkedCalls):
         self._state = self._value_begun
 
     def _value_begun(self, asides: Asides) -> bool:
-        """Consume the newline before a value."""
+        """Consume the newline or the verbatim mark before a value, and choose how the value is read."""
         if not self._pending:
             return False
         self._value_mark = self._family.value_end
@@ -193,7 +194,7 @@ class TagValuesParser(MarkedCalls):
         return True
 
     def _undecided(self, asides: Asides) -> bool:
-        """Wait until the value is certainly a string, or its type can be decided only at the value's end."""
+        """Wait until the value is certainly a string, or until only the complete value can decide its type."""
         end, after = self._value_end(self._pending)
         if not typed.may_be_typed(self._pending[:end], self._types):
             self._begin_string(asides)
@@ -216,7 +217,10 @@ class TagValuesParser(MarkedCalls):
         return True
 
     def _value_end(self, text: str) -> tuple[int, int | None]:
-        """Return the end of the value, and the index after its closing mark; None if the value may continue."""
+        """Return the index at which the value ends, and the index after its closing mark.
+
+        If the value may continue, the second is None, and the first ends the text that is certainly part of the value.
+        """
         family = self._family
         mark = self._value_mark
         place, after = text.find(mark), len(mark)
@@ -254,7 +258,7 @@ class TagValuesParser(MarkedCalls):
 
 @cache
 def _patterns(family: TagValues) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str] | None]:
-    """Return patterns of the beginning of a call, the beginning of a parameter, and an end of a call within a value."""
+    """Return patterns of a call's beginning, a parameter's beginning, and the call's end after an unclosed value."""
     unclosed = None
     if family.closes:
         unclosed = re.compile(_pattern((family.call_end, SPACE, family.closes)).replace(r"\s*+", r"\s{0,8}+"))
@@ -266,7 +270,7 @@ def _patterns(family: TagValues) -> tuple[re.Pattern[str], re.Pattern[str], re.P
 
 
 def _pattern(parts: Parts, optional: tuple[str, ...] = ()) -> str:
-    """Return a pattern that matches the text of all parts, with the group `whole`, or the end of an incomplete text."""
+    """Return a pattern of the text of all parts, or of a beginning of it; `whole` is set for the complete text only."""
     found = "(?P<whole>)"
     for part in reversed(parts):
         if isinstance(part, tuple):

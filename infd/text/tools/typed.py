@@ -1,6 +1,7 @@
 """Types of a parameter's value, for syntaxes that write values without quotes: 7 may be a number or a string.
 
-A value becomes a string, which loses no text, unless the tool's schema allows another type of which it is a literal.
+If the value is a literal of another type that the tool's schema allows, it becomes a value of this type. Otherwise it
+becomes a string, which loses no text.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Types = frozenset[str]  # names of JSON Schema's types
 
 STRING: Final[Types] = frozenset({"string"})
 ANY: Final[Types] = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-_DEPTH: Final = 16  # most levels of references and alternatives, and most alternatives
+_DEPTH: Final = 16  # maximum levels of references and alternatives, and maximum number of alternatives of a schema
 _LITERAL_CHARACTERS: Final = 2**14  # longer Python literals stay strings
 _WORDS: Final = {"True": "true", "False": "false", "None": "null"}  # some templates print values as Python does
 _BEGINNING: Final = re.compile(r"\s{0,64}+(?:(?P<bracket>[\[{])|[\w.+-]{0,64}+\s{0,64}+\Z)")
@@ -24,7 +25,7 @@ _BRACKETED: Final = {"{": "object", "[": "array"}
 
 
 def types_of(parameters: dict[str, Any], key: str) -> Types:
-    """Return the types that a tool's schema allows for a parameter's value; STRING if the schema allows every type."""
+    """Return the types that a tool's schema allows for a parameter's value; STRING if it allows every type, or none."""
     properties = parameters.get("properties")
     schema = properties.get(key) if isinstance(properties, dict) else None
     if schema is None:
@@ -111,7 +112,7 @@ def _is_of(value: Any, types: Types) -> bool:
 
 
 def _referred(reference: str, root: dict[str, Any]) -> Any:
-    """Return the schema that a JSON pointer into the tool's schema names; None if there is none."""
+    """Return the part of the tool's schema to which a `$ref` refers; None if it does not exist."""
     found: Any = root
     for name in reference.removeprefix("#").split("/")[1:]:
         found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
@@ -119,7 +120,7 @@ def _referred(reference: str, root: dict[str, Any]) -> Any:
 
 
 def _python(text: str) -> tuple[str, Any]:
-    """Return JSON text and value of a list or dict that is written in Python's syntax; empty text for any other."""
+    """Return JSON text and value of a list or dict in Python's syntax; for any other text, an empty text and None."""
     if text[:1] not in ("{", "[") or len(text) > _LITERAL_CHARACTERS:
         return "", None
     try:

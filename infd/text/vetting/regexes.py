@@ -1,13 +1,13 @@
 r"""Recognise regular expressions that split a text in time linear in its length.
 
-A backtracking search takes quadratic time if an alternative, tried at each character, fails after many characters. So
-in an alternative every item after an unbounded repetition must be able to match the empty text: then the alternative
-cannot fail after the repetition. The following endings, which most tokenizers use, may fail after a run of white space;
-they are allowed because the next alternative matches all of the run, or all but one character:
+A backtracking search takes quadratic time if an alternative is tried at each character and fails only after many
+characters. In an allowed alternative, therefore, every item after an unbounded repetition can match the empty text, so
+that the alternative cannot fail after the repetition. The following endings, which most tokenizers use, may fail after
+a run of white space. They are allowed, because the next alternative matches all of the run, or all but one character:
 
     \s*[\r\n]+|\s+(?!\S)|\s+
 
-o200k's two alternatives for words are allowed too: wherever the first alternative fails, the second matches.
+o200k's two alternatives for words are allowed too: if the first fails after a run of letters, the second matches it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PAIRS: Final = tuple(
 )
 
 _CHARACTER = r"\\[pP]\{\^?[A-Za-z_]+\}|\\[sSdDwW]|\\[rntfv]|\\[^A-Za-z0-9]|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}"
-# A character class, which may contain escapes and one more level of classes
+# A character class, which may contain escapes and, one level deep, other classes
 _CLASS = r"\[(?:[^\[\]\\]|\\.|\[(?:[^\[\]\\]|\\.)*\])+\]"
 _ITEM: Final = re.compile(
     rf"""
@@ -47,7 +47,7 @@ _ITEM: Final = re.compile(
 
 
 def is_linear(pattern: str) -> bool:
-    """Return whether these rules prove that an expression takes linear time."""
+    """Return whether the rules of this module prove that an expression takes linear time."""
     if not 0 < len(pattern) <= LONGEST:
         return False
     rest = pattern
@@ -111,7 +111,7 @@ def _never_fails_late(alternative: str) -> bool:
             continue
         if endless and not skippable:
             return False
-    return consumes  # an empty match between two characters makes the library overflow
+    return consumes  # after an empty match, the library's Replace normalizer panics over some texts
 
 
 def _range(times: str, item: re.Match[str]) -> tuple[int, int | None]:
@@ -130,7 +130,7 @@ def _range(times: str, item: re.Match[str]) -> tuple[int, int | None]:
 
 
 def _is_plain(word: str) -> bool:
-    """Return whether an alternative of a group contains only characters and classes, without repetitions."""
+    """Return whether an alternative of a group is a sequence of characters and classes, without repetitions."""
     at = 0
     while at < len(word):
         item = _ITEM.match(word, at)

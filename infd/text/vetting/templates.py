@@ -1,4 +1,4 @@
-"""Allow-list of templates: `costs.py` or the template's length bounds the cost of every step.
+"""Allow-list of templates. In a listed template, `costs.py` or the template's length bounds the cost of every step.
 
 Lists nodes of the syntax tree, and filters and tests with their arguments. Methods are not listed, because the sandbox
 meters or refuses each method at the call.
@@ -87,12 +87,12 @@ def _is_paid_for(filter: nodes.Filter) -> bool:
 
 
 def _filter_is_paid_for(name: object, args: list[nodes.Expr], named: dict[str, nodes.Expr]) -> bool:
-    """Return whether a filter is listed, and `costs.py` covers it with these arguments."""
+    """Return whether a filter is allowed with these arguments, because `costs.py` bounds its cost."""
     match name:
         case "default" | "d" | "string" | "replace":
             return True
         case "join":
-            return len(args) < 2 and not named.keys() - {"d"}  # a third argument would be an attribute of each item
+            return len(args) < 2 and not named.keys() - {"d"}  # the argument after `d` names an attribute of the items
         case "select" | "reject":
             return not named and _tests(args)
         case "selectattr" | "rejectattr":
@@ -114,7 +114,7 @@ def _filter_is_paid_for(name: object, args: list[nodes.Expr], named: dict[str, n
                 flags += separators.items
             elif separators is not _NONE:
                 return False
-            # `costs.py` charges nothing for ASCII escapes, which may make a text twelve times as long.
+            # ASCII escapes may make a text twelve times as long, which `costs.py` does not count.
             return not args and not named and _small(spaces, *flags) and getattr(ascii, "value", None) is False
     return name in _FILTERS and _small(*args, *named.values())
 
@@ -127,7 +127,7 @@ def _tests(args: list[nodes.Expr]) -> bool:
 
 
 def _small(*values: nodes.Expr, most: int = LARGEST_ARGUMENT) -> bool:
-    """Return whether all values are constants: flags, None, and numbers and lengths of texts of at most `most`."""
+    """Return whether each value is a flag, None, a number up to `most`, or a text of up to `most` characters."""
     for value in values:
         match value:
             case nodes.Neg(node=nodes.Const(value=int() | float() as number)):

@@ -1,8 +1,8 @@
 """Allow-list of tokenizers that encode and decode a text in time and memory proportional to its length.
 
 Lists the allowed components of tokenizer.json with their parameters. `read` writes a new file from the components that
-it has parsed (the vocabulary is copied unparsed). infd loads the new file, because another parser may read components
-of the original differently, for instance a repeated key.
+it has parsed; vocabulary and merges are copied unparsed. infd loads the new file, because the library's parser may
+read the original differently, for instance if a key occurs twice.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     Check = Callable[[Any], bool]
 
 LARGEST_BYTES: Final = 2**26  # maximum size of tokenizer.json; the largest known has 33 MiB
-MOST_ENTRIES: Final = 2**22  # maximum commas; 260,000 tokens and twice as many merges take a million commas
+MOST_ENTRIES: Final = 2**22  # maximum commas in the file; 260,000 tokens and twice as many merges take a million
 SHORT: Final = 32  # maximum characters of a prefix, suffix or separator
 MOST_STEPS: Final = 32  # maximum length of a sequence of normalizers, pre-tokenizers or decoders
 LARGEST_GROWTH: Final = 256  # maximum factor by which normalization may lengthen a text
 MOST_SPECIAL: Final = 64  # maximum special tokens around a text
-LONGEST_WORD: Final = 128  # maximum characters of a word if the time for a word is quadratic
+LONGEST_WORD: Final = 128  # maximum characters of a WordPiece word, which takes quadratic time, and of a unigram piece
 LONGEST_ADDED: Final = 2**10  # maximum characters of one added token
-ALL_ADDED: Final = 2**20  # maximum characters of all added tokens
-# The library builds a DFA of at most TABLED added tokens; the DFA's table has a row for each of their characters.
+ALL_ADDED: Final = 2**20  # maximum characters of all added tokens together, if there are more than TABLED
+# tokenizers 0.22 builds a DFA of up to 100 added tokens, with a row of its table for each character. 0.23 builds none.
 TABLED: Final = 128
-FEW_ADDED: Final = 2**14  # maximum characters of at most TABLED added tokens
+FEW_ADDED: Final = 2**14  # maximum characters of all added tokens together, if there are at most TABLED
 LONGEST_MAPPED: Final = 64  # maximum bytes of a normalized form of one character
 MOST_PIECES: Final = 2**20  # maximum size of a unigram vocabulary
 PIECE_CHARACTERS: Final = 2**23
@@ -112,7 +112,7 @@ def objection_to_added(additions: Additions) -> str | None:
 def _objection_to_texts(tokens: Iterable[str]) -> str | None:
     """Return the objection to the sizes of all added tokens, or None.
 
-    The library builds an automaton of the added tokens; the automaton of few tokens takes more memory per character.
+    The library builds an automaton of the added tokens, which for few tokens takes more memory per character (TABLED).
     """
     sizes = [len(token) for token in tokens]
     most = ALL_ADDED if len(sizes) > TABLED else FEW_ADDED
@@ -188,7 +188,7 @@ def _growth(steps: list[dict[str, Any]]) -> int:
             case {"type": "Replace", "content": str(new)}:
                 growth *= 1 + len(new)
             case {"type": "Precompiled"}:
-                growth *= 18  # Unicode's longest decomposition; few tables contain longer forms
+                growth *= 18  # length of Unicode's longest decomposition; few tables contain longer forms
             case {"type": str(kind)}:
                 growth *= _GROWTH.get(kind, 1)
     return growth
@@ -196,7 +196,7 @@ def _growth(steps: list[dict[str, Any]]) -> int:
 
 def _model_objection(model: _Model) -> str | None:
     if model.type is None:
-        model.type = "BPE" if bytes(model.merges) else None  # the library too infers BPE from merges
+        model.type = "BPE" if bytes(model.merges) else None  # the library also infers BPE from merges
     affixes = (model.continuing_subword_prefix, model.end_of_word_suffix, model.unk_token)
     if any(affix is not None and len(affix) > SHORT for affix in affixes):
         return "model: too long an affix"
@@ -208,7 +208,7 @@ def _model_objection(model: _Model) -> str | None:
         return "model: unk_token is not in the vocabulary"
     match model.type:
         case "BPE" if model.continuing_subword_prefix:
-            # The library removes as many bytes as the prefix has from the second half of each merge.
+            # The library removes the prefix's length from the second token of each merge, and panics if it is shorter.
             return "model: continuing_subword_prefix"
         case "BPE":
             return "model: dropout" if model.dropout else None
@@ -225,8 +225,8 @@ def _model_objection(model: _Model) -> str | None:
 def _unigram_objection(model: _Model) -> str | None:
     """Return the objection to a unigram model, or None.
 
-    At each character of a text the library tries all pieces that begin there, so the longest piece bounds the time.
-    The library's table has a node for each character of the pieces.
+    At each character of a text, the library tries all pieces that begin there, so the longest piece bounds the time.
+    The library's trie of pieces has up to one node for each byte, so their total length bounds the memory.
     """
     try:
         pieces = msgspec.json.decode(model.vocab, type=list[tuple[str, float]])
@@ -286,7 +286,7 @@ def _token(value: Any) -> bool:
 
 
 def _few(value: Any) -> bool:
-    """Return whether a template of special tokens is short, and contains at most two texts."""
+    """Return whether a template of special tokens is short, and has places for at most two texts."""
     if not isinstance(value, list) or len(value) > MOST_SPECIAL:
         return False
     return all(isinstance(piece, dict) for piece in value) and sum("Sequence" in piece for piece in value) <= 2
@@ -299,7 +299,10 @@ def _special(value: Any) -> bool:
 
 
 def _charsmap(value: Any) -> bool:
-    """Return whether all normalized forms in a table are short. A table consists of a trie's length, trie and forms."""
+    """Return whether all normalized forms in a table are short.
+
+    A table consists of the length of a trie, the trie, and the forms, each followed by a zero byte.
+    """
     if value is None:
         return True
     try:
