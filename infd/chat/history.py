@@ -1,4 +1,4 @@
-"""The typed lines of earlier conversations, in a file that only the user can read."""
+"""The history of typed lines, kept between conversations in a file that only the user can read."""
 
 from __future__ import annotations
 

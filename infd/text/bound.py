@@ -1,4 +1,4 @@
-"""Compute, from a text's length, the fewest tokens that the text can have, to refuse long texts without encoding.
+"""Compute a lower bound of a text's number of tokens from its length, to refuse long texts without encoding.
 
 If a tokenizer encodes every byte of a text, as byte-level BPE and SentencePiece
 with byte fallback do, no token spells more characters than the longest piece of
@@ -32,7 +32,7 @@ _CONTINUING: Final = bytes(range(0x80, 0xC0))  # UTF-8's continuation bytes; all
 class Bound(Struct, frozen=True):
     """A bound on the text of one token.
 
-    longest  most characters that one token spells
+    longest  maximum number of characters that one token spells
     strips   whether a token may also include adjacent white space of any length
     """
 

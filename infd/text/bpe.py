@@ -75,7 +75,7 @@ def _model(described: _Model) -> tokenizers.models.BPE:
 
 
 def _merges(stored: Raw) -> list[tuple[str, str]]:
-    """Return the merges of a file, which stores pairs, or if older, lines of two words. Raises ValueError."""
+    """Return the merges of a file. Newer files store pairs, older files lines of two words. Raises ValueError."""
     try:
         return msgspec.json.decode(stored, type=list[tuple[str, str]])
     except msgspec.ValidationError:

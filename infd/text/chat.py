@@ -391,7 +391,7 @@ def _prepared(message: Message, *, text_arguments: bool) -> Message:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """Return a call with parsed arguments: clients send JSON text, templates print objects."""
+    """Return a call with its arguments as an object, which templates print; clients send JSON text."""
     match call:
         case {"function": {"arguments": str(text)} as function}:
             try:

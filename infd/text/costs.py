@@ -172,7 +172,7 @@ def pay_to_join(fuel: Fuel, items: object, between: object) -> None:
         fuel.burn_for_text(count * (1 + gap))
         return
     cost = printed = walk(fuel, items)
-    # Items that are texts are joined as they are; repr prints the other items.
+    # Items that are texts are joined unchanged, so only the other items count as printed.
     if isinstance(items, list | tuple | Mapping | Set) and cost > LARGEST_PRINTED:
         printed -= sum(NODE + len(item) for item in items if isinstance(item, str))
     _check_printed(printed)

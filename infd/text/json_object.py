@@ -39,7 +39,7 @@ class JsonObject:
         self._closers: list[str] = []
         self._in_string = False
         self._value_due = False  # whether a value must follow: after a key, or after a comma of an array
-        self._complete = False  # whether a value has just ended, or the whole object
+        self._complete = False  # whether a value, or the whole object, has just ended
 
     def feed(self, text: str) -> str:
         """Append text; return the part that is certain to belong to the object."""
@@ -126,6 +126,6 @@ class JsonObject:
 
 
 def json_object(text: str) -> str:
-    """Return the JSON object that `JsonObject` makes of a text."""
+    """Return the JSON object into which `JsonObject` turns a text."""
     parts = JsonObject()
     return parts.feed(text) + parts.finish()

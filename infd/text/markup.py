@@ -44,7 +44,7 @@ class Run(Struct):
 class Aside(Struct):
     """The parts of an answer that are not content.
 
-    thought_tokens  tokens of the thought, its marks included
+    thought_tokens  number of the thought's tokens, including its marks
     order           the order of thoughts, calls and content; empty if there is no thought and no call
     """
 

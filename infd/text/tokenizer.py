@@ -273,7 +273,7 @@ class Tokenizer:
     ) -> BytePieces | TextPieces | None:
         """Return the table to decode with; None if this decoder has no table.
 
-        mark_ids  special ids that are never skipped; only the table of the latest set is cached: a model has one set
+        mark_ids  special ids that are never skipped; only one set's table is cached, because a model has one set
         """
         if not skip_special_tokens or self._pieces is None:
             return self._pieces

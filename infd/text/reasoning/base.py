@@ -133,7 +133,7 @@ class BlockParser:
         return text
 
     def _before(self, text: str) -> str:
-        """Return the text after the block's first mark, all text without a mark, or no text while undecided."""
+        """Return the text after the block's first mark; all text if there is no mark; empty while undecided."""
         words = text.lstrip()
         self._pending = ""
         for mark in self._openings:

@@ -220,7 +220,7 @@ class BracedObject:
         self._key = False
 
     def _in_string(self, text: str, at: int, parts: list[str]) -> int:
-        """Translate a part of a string."""
+        """Translate part of a string. Returns the number of characters translated."""
         if self._string == '"':
             return self._in_json_string(text, at, parts)
         if self._string == " ":

@@ -99,7 +99,7 @@ class MarkedCalls:
             self._held_space.clear()
 
     def _refuse(self, text: str = "") -> None:
-        """Return to content: the opening mark and `text` are content."""
+        """Emit the opening mark, the text consumed after it, and `text` as content."""
         self._emit_content(self._opening + text)
         self._opening = ""
         self._state = self._between

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Offered:
     """Tools by name. All choices of a request share one object.
 
-    A schema is decoded when the model first calls its tool: answers without calls, and syntaxes whose values need no
+    A schema is decoded only when a parser first asks for it. Answers without calls, and syntaxes whose values need no
     types, decode none.
     """
 

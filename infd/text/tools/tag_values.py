@@ -285,5 +285,5 @@ def _pattern(parts: Parts, optional: tuple[str, ...] = ()) -> str:
 
 
 def _beginnings(text: str) -> str:
-    """Return a pattern of all prefixes of a text, including the empty prefix."""
+    """Return a pattern of all proper prefixes of a text, including the empty prefix."""
     return "|".join(re.escape(text[:end]) for end in range(len(text) - 1, -1, -1))

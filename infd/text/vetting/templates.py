@@ -10,7 +10,7 @@ from typing import Final
 
 from jinja2 import nodes
 
-LONGEST: Final = 2**16  # maximum characters; the largest known templates have some 30,000, and 4,000 nodes
+LONGEST: Final = 2**16  # maximum characters; the largest known templates have about 30,000 characters and 4,000 nodes
 MOST_NODES: Final = 6000  # the compiler's time is quadratic in the number of nodes
 LARGEST_NUMBER: Final = 2**53
 LARGEST_ARGUMENT: Final = 2**10  # maximum of a number, or of a text's length, among a filter's constant arguments
@@ -49,7 +49,7 @@ _TESTS: Final = frozenset(
 
 
 def objection(tree: nodes.Template) -> str | None:
-    """Return why the template may not run in the daemon's process, with the line; None: the template may run."""
+    """Return the line and the reason why a template may not run in the daemon's process; None: it may run."""
     pending: list[nodes.Node] = [tree]
     seen = 0
     while pending:

@@ -41,7 +41,7 @@ LONGEST_MAPPED: Final = 64  # maximum bytes of a normalized form of one characte
 MOST_PIECES: Final = 2**20  # maximum size of a unigram vocabulary
 PIECE_CHARACTERS: Final = 2**23
 
-# Factor by which a normalizer may lengthen a text
+# For each normalizer, the maximum factor by which it lengthens a text; 1 for normalizers that are not listed
 _GROWTH: Final = {"NFKC": 18, "NFKD": 18, "NFC": 3, "NFD": 4, "BertNormalizer": 6, "ByteLevel": 4, "Lowercase": 3}
 
 
