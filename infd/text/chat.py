@@ -190,7 +190,10 @@ class ChatTemplate:
         return any(isinstance(self._compiled.get(name), ApartTemplate | None) for name in self._sources)
 
     def reads(self, variable: str, *, tools: bool = False) -> bool:
-        """Return whether a template reads a variable: the template that renders conversations with or without tools."""
+        """Return whether the template reads a variable.
+
+        tools  whether to look at the template for conversations with tools
+        """
         try:
             return variable in self._compile(self._choose([] if tools else None)).reads
         except InvalidRequest:

@@ -33,7 +33,7 @@ WORD: Final = 44  # maximum bytes per character of a text split at white space
 FORMAT_FIELD: Final = 2**11  # maximum characters that one field of a format string adds to its value's own text
 ESCAPED: Final = 5  # maximum characters of an escaped character: &#34;
 STRFTIME: Final = 256  # maximum characters that strftime writes for one character of a date's format
-UNSIZED: Final = 2**16  # assumed length of an iterator; jinja's sandbox limits ranges to 100,000 items
+UNSIZED: Final = 2**16  # assumed length of an iterator; for comparison, jinja limits ranges to 100,000 items
 MAX_BITS: Final = 2**12  # maximum bits of an integer
 # Maximum cost of a printed structure. For each character of a structure's texts, repr and JSON write up to ten
 # characters, of up to four bytes each.

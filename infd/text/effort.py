@@ -45,7 +45,7 @@ def switched(template: ChatTemplate, *, on: bool, effort: str | None, tools: boo
 
 
 def renamed(variables: Mapping[str, Any], template: ChatTemplate, *, tools: bool) -> dict[str, Any]:
-    """Return a request's variables, with each switch that the template does not read replaced by its own switches."""
+    """Return a request's variables; a switch that the template does not read is replaced by the template's switches."""
     found: dict[str, Any] = {}
     for name, value in variables.items():
         values = SWITCHES.get(name)

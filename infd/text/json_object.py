@@ -64,7 +64,7 @@ class JsonObject:
         return rest + end
 
     def _next(self, text: str, place: int) -> tuple[str, int] | None:
-        """Return the next part to emit and the index after it; None if text is missing or has a syntax error."""
+        """Return the next part to emit and the index after it; None at a syntax error, or if more text is needed."""
         if self._in_string:
             return self._in_text(text, place)
         if not self._closers:

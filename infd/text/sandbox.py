@@ -4,9 +4,9 @@ A chat template is untrusted code that comes with the model. Jinja's immutable s
 denies templates access to Python's internals; fuel bounds their time and memory:
 `meter.py` makes each step burn fuel, `costs.py` computes how much.
 
-Fuel is proven to bound only the templates that `vetting.templates` accepts, so only
-these templates run in the daemon's process. Other templates run in this sandbox too,
-but in a worker process, which can be killed.
+Only for the templates that `vetting.templates` accepts does fuel bound the cost of
+every step, so only these run in the daemon's process. Other templates run in this
+sandbox too, but in a worker process, which can be killed.
 """
 
 from __future__ import annotations

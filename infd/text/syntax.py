@@ -229,7 +229,8 @@ def _written_call(template: ChatTemplate, id: str) -> str:
         return ""
     turn, header = text.rpartition(_QUESTION)[2], opened.rpartition(_QUESTION)[2]
     common = next((at for at, pair in enumerate(zip(turn, header, strict=False)) if pair[0] != pair[1]), len(header))
-    # If the texts differ, the mark of a call and that of a thought may follow, which may begin with equal characters.
+    # The texts may differ within two marks, of a call and of a thought, that begin with equal characters. So the common
+    # part ends with the last complete mark or line.
     if common < len(header):
         common = max(turn.rfind(end, 0, common) for end in ">\n") + 1
     return turn[common:]

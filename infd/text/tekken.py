@@ -2,8 +2,8 @@
 
 The file lists the bytes of each token, in the order of ranks. Byte-pair encoding always joins the pair of tokens whose
 joined bytes have the lowest rank. So the merges of the tokenizer.json are all splits of each token into two tokens, in
-the order of the token's rank. Special tokens have the first ids; the id of any other token is its rank plus their
-number.
+the order of the tokens' ranks. Special tokens have the first ids; the id of any other token is its rank plus the number
+of special tokens.
 """
 
 from __future__ import annotations

@@ -172,8 +172,7 @@ class Tokenizer:
     def load(cls, directory: str | Path, worker: Worker | None = None) -> Tokenizer:
         """Load the tokenizer of a checkpoint. Raises CheckpointError, naming the file.
 
-        worker  converts files other than tokenizer.json, and runs tokenizers that `vetting` objects to; None: all
-                tokenizers run in this process
+        worker  runs conversions by transformers, and tokenizers that `vetting` objects to; None: this process runs them
         """
         directory = Path(directory)
         files = TextFiles.read(directory)

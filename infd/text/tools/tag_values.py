@@ -219,7 +219,7 @@ class TagValuesParser(MarkedCalls):
     def _value_end(self, text: str) -> tuple[int, int | None]:
         """Return the index at which the value ends, and the index after its closing mark.
 
-        If the value may continue, the second is None, and the first ends the text that is certainly part of the value.
+        If the value may continue, the second is None, and the first is the end of the text that is certainly its part.
         """
         family = self._family
         mark = self._value_mark

@@ -1,7 +1,7 @@
-"""Allow-list of templates. In a listed template, `costs.py` or the template's length bounds the cost of every step.
+"""Allow-list of templates in which `costs.py` or the template's length bounds the cost of every step.
 
-Lists nodes of the syntax tree, and filters and tests with their arguments. Methods are not listed, because the sandbox
-meters or refuses each method at the call.
+Lists the allowed nodes of the syntax tree, and the allowed filters and tests with their arguments. Methods are not
+listed, because the sandbox meters or refuses each method when the template calls it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ LONGEST_MAPPED: Final = 64  # maximum bytes of a normalized form of one characte
 MOST_PIECES: Final = 2**20  # maximum size of a unigram vocabulary
 PIECE_CHARACTERS: Final = 2**23
 
-# For each normalizer, the maximum factor by which it lengthens a text; 1 for normalizers that are not listed
+# The maximum factor by which each of these normalizers lengthens a text
 _GROWTH: Final = {"NFKC": 18, "NFKD": 18, "NFC": 3, "NFD": 4, "BertNormalizer": 6, "ByteLevel": 4, "Lowercase": 3}
 
 
@@ -226,7 +226,7 @@ def _unigram_objection(model: _Model) -> str | None:
     """Return the objection to a unigram model, or None.
 
     At each character of a text, the library tries all pieces that begin there, so the longest piece bounds the time.
-    The library's trie of pieces has up to one node for each byte, so their total length bounds the memory.
+    The library's trie of pieces has up to one node for each byte, so the pieces' total length bounds the memory.
     """
     try:
         pieces = msgspec.json.decode(model.vocab, type=list[tuple[str, float]])
