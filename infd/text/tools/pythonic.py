@@ -68,7 +68,6 @@ class PythonicParser(MarkedCalls):
     def __init__(self, family: Pythonic) -> None:
         super().__init__(family.opens)
         self._family = family
-        self._several = False  # whether a call of the section was emitted
         self._arguments = 0  # number of arguments of the call so far
         self._literal = Literal()
         if family.bare:
