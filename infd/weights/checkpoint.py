@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # maps tensors to files of a sharded checkpoint
-MODELOPT = "hf_quant_config.json"  # what ModelOpt wrote before config.json had a place for it
-# Maximum size of a header: several times the largest real header. Parsing the format's maximum would take gigabytes.
+MODELOPT = "hf_quant_config.json"  # quantization config of older ModelOpt checkpoints, whose config.json has none
+# Maximum bytes of a header: several times the largest known header. Parsing the largest header that the format allows
+# would take gigabytes of memory.
 HEADER_BYTES = 2**25
 
 _COUNTED = re.compile(r"(\D*)(\d*)")
@@ -53,10 +54,13 @@ class _Entry(Struct):
 
 
 class TensorFile:
-    """An open safetensors file with a checked header; `tensors` in stored order."""
+    """An open safetensors file whose header has been checked. `tensors` are in stored order."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file and check its header. Raises CheckpointError, naming file and tensor."""
+        """Open the file and check its header.
+
+        Raises CheckpointError, which names the file and, if one tensor is at fault, the tensor.
+        """
         self.path = path
         self._descriptor = open_regular(path)
         try:
@@ -147,11 +151,11 @@ class Checkpoint:
     """An open checkpoint directory, and a context manager that closes it.
 
     config   content of config.json
-    tensors  tensors by name; an encoded matrix is one tensor, its stored tensors are left out
+    tensors  tensors by name; an encoded matrix is one EncodedTensor, which replaces its stored tensors
     """
 
     def __init__(self, directory: Path) -> None:
-        """Open every file and check its header. Raises CheckpointError."""
+        """Open every file and check its header; find the encoded matrices. Raises CheckpointError."""
         self.directory = directory
         self.config = read_config(directory)
         self._files: list[TensorFile] = []
@@ -182,7 +186,10 @@ class Checkpoint:
         return {file.path.name: file.stamp() for file in self._files}
 
     def stored_order(self) -> Iterator[StoredTensor | EncodedTensor]:
-        """Yield all tensors by file and offset, an encoded matrix at its first part: the disk is read sequentially."""
+        """Yield all tensors in order of file and offset, so that files are read sequentially where possible.
+
+        An encoded matrix takes the position of the first tensor of its `parts`.
+        """
         begins = {_first_part(tensor).name: tensor for tensor in self.tensors.values()}
         for file in self._files:
             yield from (begins[stored.name] for stored in file.tensors if stored.name in begins)
@@ -207,9 +214,10 @@ class Checkpoint:
 
 
 def locate(path: str, root: str) -> Path:
-    """Return the directory of a checkpoint named by an operator.
+    """Return the directory of the checkpoint at `path`, which an operator named.
 
-    root  directory that must contain the checkpoint and its files, links resolved; see model.weights_root and `Root`
+    root  directory that must contain the checkpoint and its files after symbolic links are resolved; see
+          model.weights_root and `Root`
 
     Raises CheckpointError.
     """
@@ -222,7 +230,7 @@ def locate(path: str, root: str) -> Path:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Return the content of config.json, with `quantization_config` of ModelOpt's file if it has none of its own.
+    """Return the content of config.json. If it has no `quantization_config`, the content of MODELOPT is added as one.
 
     Raises CheckpointError.
     """
@@ -235,7 +243,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 def indexed_files(path: Path) -> dict[str, str]:
     """Return the file name of each tensor, from the index at `path`.
 
-    Raises CheckpointError, also for a file name with a directory.
+    Raises CheckpointError, also if a file name includes a directory.
     """
     files = _read_object(path).get("weight_map")
     if not isinstance(files, dict) or not files:
@@ -258,7 +266,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _natural(name: str) -> list[tuple[str, int, str]]:
-    """Return a sort key that orders numbers in names by value: file 2 before file 10."""
+    """Return a sort key that compares the numbers in names by value, so that file 2 precedes file 10."""
     pieces = ((text, number.lstrip("0")) for text, number in _COUNTED.findall(name))
     return [(text, len(number), number) for text, number in pieces]
 

@@ -1,6 +1,6 @@
 """Fill a model's parameters from a checkpoint.
 
-All missing, unknown and misshapen tensors are reported in one error, before
+Missing, unknown and misshapen tensors are reported together in one error, before
 weights are read.
 """
 
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from infd.weights.parts import FilePart, Fill, Packing
     from infd.weights.stored import StoredTensor
 
-ALIGNMENT = 64  # bytes: a cache line and a CPU's widest load; suffices for GPU kernels
+ALIGNMENT = 64  # bytes; the size of a cache line and of a CPU's widest load, and sufficient for GPU kernels
 PROBLEMS_SHOWN = 20
 
-NO_WEIGHT = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")  # derived tables in old checkpoints
+# Tensors of old checkpoints that infd computes itself.
+NO_WEIGHT = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 
 class Arena(Protocol):
@@ -66,13 +67,13 @@ class Parameter(Protocol):
     def sources(self) -> Sequence[Source]: ...
 
     def rows(self, first: int, count: int) -> Tensor | None:
-        """Return a view of rows [first, first + count) that stores checkpoint rows unchanged; None: use `place`."""
+        """Return a view of rows [first, first + count), if checkpoint rows are stored unchanged; None: use `place`."""
 
     def packing(self, dtype: torch.dtype) -> Packing | None:
         """Return the packing by which native code stores rows of `dtype`; None: only `place` stores them."""
 
     def groups(self) -> Groups | None:
-        """Return the kind of integers with scales that `place_groups` stores unchanged; None: it stores none."""
+        """Return the integers and scales that `place_groups` can store unchanged; None: it can store none."""
 
     def place_groups(self, first: int, integers: Tensor, scales: Tensor) -> None:
         """Store integers [n, in] int8 and scales [n, groups], starting at row `first`."""
@@ -121,7 +122,10 @@ class _Place(NamedTuple):
             reader.read(stored, rows)
 
     def decode(self, reader: EncodedReader, stored: EncodedTensor) -> str:
-        """Read an encoded matrix. Returns how it is kept: as stored, or decoded, with the reason."""
+        """Read an encoded matrix. Return "kept" if its integers and scales are stored unchanged, else "decoded".
+
+        If the parameter can store integers, but not this matrix's, the reason follows "decoded".
+        """
         if (form := self.parameter.groups()) is None:
             self.read(reader, stored)
             return "decoded"
@@ -133,7 +137,7 @@ class _Place(NamedTuple):
         return "kept"
 
     def parts(self, stored: StoredTensor) -> list[FilePart] | None:
-        """Return the parts of the tensor for native code to fill, or None if only Python can fill it."""
+        """Return the parts of the tensor for native code to read; None if only Python can read the tensor."""
         first, count = self.source.row, self.source.shape[0] if self.source.shape else 1
         dtype = DTYPES[stored.dtype]
         if (rows := self.parameter.rows(first, count)) is not None:
@@ -158,10 +162,11 @@ def load(
     progress: Callable[[int, int], None] | None = None,
     natively: Fill | None = None,
 ) -> Counter[str]:
-    """Allocate every parameter in `arena` and read its values. Returns as `fill`.
+    """Allocate every parameter in `arena` and read its values. Returns what `fill` returns.
 
-    progress  called with (bytes read, bytes to read), before the first byte, then at least every second while reading
-    natively  native code that fills the tensors that it supports; None: Python fills all tensors
+    progress  called with (bytes read, bytes to read): before the first byte is read, then after each chunk; by native
+              code, at least every second
+    natively  native code that reads the tensors that it supports; None: Python reads all tensors
 
     Raises CheckpointError: before any allocation if the checkpoint does not match the model, later if a file was
     truncated.
@@ -173,7 +178,10 @@ def load(
 
 
 def check(model: Loadable, checkpoint: Checkpoint) -> Places:
-    """Return the destination of each checkpoint tensor. Raises CheckpointError, naming every mismatched tensor."""
+    """Return the destination of each checkpoint tensor.
+
+    Raises CheckpointError, which lists the mismatched tensors, at most PROBLEMS_SHOWN.
+    """
     places = {source.name: _Place(parameter, source) for parameter in model.parameters for source in parameter.sources}
     problems = list(_problems(model, places, checkpoint))
     if problems:
@@ -190,7 +198,7 @@ def fill(
 ) -> Counter[str]:
     """Read every tensor to its destination, replacing present values. Raises CheckpointError if a file is truncated.
 
-    Returns the number of encoded matrices, by encoding and by how they are kept.
+    Returns the numbers of encoded matrices by encoding and by result of `_Place.decode`.
     """
     total = sum(checkpoint.tensors[name].bytes for name in places)
     done = 0

@@ -30,9 +30,10 @@ class Packing(Protocol):
 class FilePart(NamedTuple):
     """Bytes of a file and their destination.
 
-    file   descriptor
-    pack   address of the function that packs [rows, inputs] into `place` from row `first` on; None: the bytes are
-           copied to the address `place`
+    file    file descriptor
+    offset  of the first byte, from the start of the file
+    pack    address of a function that packs [rows, inputs] into the matrix at address `place`, starting at row `first`;
+            None: the bytes are copied to address `place`
     """
 
     file: int
@@ -58,20 +59,21 @@ class Fill(Protocol):
 
 
 def copied(stored: StoredTensor, rows: Tensor) -> Iterator[FilePart]:
-    """Yield the parts of a tensor whose bytes are copied to `rows`, contiguous and with as many bytes."""
+    """Yield the parts of a tensor that is copied to `rows`, which is contiguous and has as many bytes as the tensor."""
     for start in range(0, stored.bytes, PART_BYTES):
         size = min(PART_BYTES, stored.bytes - start)
         yield FilePart(stored.file.descriptor, stored.offset + start, size, None, rows.data_ptr() + start)
 
 
 def packed(stored: StoredTensor, packing: Packing, first: int) -> Iterator[FilePart]:
-    """Yield the parts of a matrix [n, inputs] that is packed from row `first` of its destination on."""
+    """Yield the parts of a matrix [n, inputs] that is packed into its destination, starting at row `first`."""
     count = stored.shape[0]
     width = stored.bytes // max(count, 1)
     most = max(1, PART_BYTES // max(width * packing.step, 1)) * packing.step
     row = 0
     while row < count:
-        rows = min(most - (first + row) % packing.step, count - row)  # a later part begins at a multiple of `step`
+        # All parts but the first begin at a multiple of `step`.
+        rows = min(most - (first + row) % packing.step, count - row)
         yield FilePart(
             stored.file.descriptor,
             stored.offset + row * width,

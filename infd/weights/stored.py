@@ -1,6 +1,6 @@
-"""Tensors of a checkpoint: as they are stored, or encoded in several stored tensors.
+"""Tensors of a checkpoint: stored as such, or encoded in several stored tensors.
 
-Imports no torch: headers are checked before it is loaded.
+This module does not import torch, because checkpoints are checked before torch is imported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from infd.errors import CheckpointError
 
-ROWS: Final = 64  # matrices are read in multiples of ROWS rows; no form and no encoding packs rows in larger blocks
+# Matrices are read in multiples of ROWS rows: no form and no encoding packs more rows together.
+ROWS: Final = 64
 
 
 class WeightFile(Protocol):
@@ -38,27 +39,27 @@ class StoredTensor(Struct, frozen=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    offset: int  # offset of the first byte in the file
+    offset: int  # of the tensor's first byte, from the start of the file
     bytes: int
     file: WeightFile
 
     def read(self, buffer: memoryview, start: int = 0) -> None:
-        """Fill `buffer` with the tensor's bytes from offset `start`. Raises CheckpointError if truncated."""
+        """Fill `buffer` with the tensor's bytes from `start`. Raises CheckpointError if the file was truncated."""
         self.file.read(buffer, self.offset + start)
 
     def content(self) -> memoryview:
-        """Return all bytes of the tensor. Raises CheckpointError if truncated."""
+        """Return all bytes of the tensor. Raises CheckpointError if the file was truncated."""
         content = memoryview(bytearray(self.bytes))
         self.read(content)
         return content
 
 
 class Encoding(Protocol):
-    """How stored tensors make a matrix. `encodings/rows.py` computes its rows.
+    """How stored tensors represent a matrix. `encodings/rows.py` computes the matrix's rows.
 
-    label   for operators, such as "int4, groups of 128"
-    shape   of the matrix; its rows are all but the last dimension, flattened
-    parts   the stored tensors that make the matrix
+    label   description for operators, such as "int4, groups of 128"
+    shape   of the matrix; all dimensions but the last, flattened, are its rows
+    parts   the stored tensors that represent the matrix
     unused  stored tensors of the module that infd does not read, such as scales of activations
     """
 
@@ -73,7 +74,7 @@ class Encoding(Protocol):
 
 
 class EncodedTensor(Struct, frozen=True):
-    """A matrix that several stored tensors make. Its rows are read as float32."""
+    """A matrix that several stored tensors represent. `dtype` is the type of its decoded rows."""
 
     name: str
     encoding: Encoding
@@ -88,7 +89,7 @@ class EncodedTensor(Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """Return the bytes that are read."""
+        """Return the size in bytes of the stored tensors that are read."""
         return sum(part.bytes for part in self.encoding.parts)
 
     @property

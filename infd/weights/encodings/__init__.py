@@ -1,4 +1,4 @@
-"""Encodings of quantized matrices: which stored tensors make a matrix, and its rows as floats.
+"""Encodings of quantized matrices: which stored tensors represent a matrix, and how its rows are computed.
 
-`find.py` replaces each encoded module's tensors in a checkpoint by one EncodedTensor; a file each format.
+`find.py` replaces the stored tensors of each encoded matrix by one EncodedTensor. Each quantization format has a file.
 """

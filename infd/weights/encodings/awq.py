@@ -1,4 +1,4 @@
-"""AWQ, version "gemm": int4 words along the outputs of a transposed matrix, in an interleaved order."""
+"""AWQ, version "gemm": a transposed matrix of words, each with 4-bit integers of 8 consecutive outputs, interleaved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from infd.weights.encodings.module import Module
 
-EACH = 8  # numbers in a word
+EACH = 8  # 4-bit integers in a 32-bit word
 
 
 class Config(Struct, frozen=True):
@@ -28,13 +28,13 @@ class Config(Struct, frozen=True):
 
 
 class AWQ:
-    """The encodings of an AWQ checkpoint."""
+    """The AWQ format. Implements `Format` of find.py."""
 
     suffixes = (".weight", ".qweight", ".qzeros", ".scales")
     matrix = ".weight"
 
     def __init__(self, table: Mapping[str, Any]) -> None:
-        """Read the config. Raises CheckpointError."""
+        """Check `table`, a quantization_config. Raises CheckpointError."""
         config = convert(dict(table), Config)
         version = (config.checkpoint_format or config.format or config.version).lower()
         if version != "gemm":

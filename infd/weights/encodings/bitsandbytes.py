@@ -1,4 +1,4 @@
-"""bitsandbytes: 4-bit indices into a table, with a scale for each block of the flattened matrix; and int8 rows."""
+"""bitsandbytes: 4-bit indices into a table, with scales for blocks of the flattened matrix; or int8 with row scales."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from infd.weights.encodings.module import Module
     from infd.weights.stored import Encoding, StoredTensor
 
-INT8: Final = 7.874015718698502e-3  # bitsandbytes' 1 / 127
+INT8: Final = 7.874015718698502e-3  # 1 / 127 in float32, as bitsandbytes computes it
 STATES = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4")
 Count = Annotated[int, Meta(ge=1, le=2**24)]
 
 
 class State(Struct, frozen=True):
-    """The content of a quant_state tensor."""
+    """The JSON object in a quant_state tensor."""
 
     quant_type: Literal["nf4", "fp4"]
     blocksize: Count
@@ -36,10 +36,12 @@ class State(Struct, frozen=True):
 
 
 class Flat(Struct, frozen=True, kw_only=True):
-    """A matrix of 4-bit indices, high bits first, in blocks of the flattened matrix. Implements `Encoding`.
+    """A matrix of 4-bit indices into `table`, two in a byte, the first in the high bits. Implements `Encoding`.
 
-    absmax  a scale for each block; nested: an index into `codes`, times a scale for each `nested_size` blocks, plus
-            `offset`
+    size         numbers in a block; the flattened matrix is divided into blocks
+    absmax       the scale of each block; if `codes` is set, an index i for each block, whose scale is
+                 codes[i] * nested + offset
+    nested       one factor for each `nested_size` blocks
     """
 
     label: str
@@ -61,7 +63,7 @@ class Flat(Struct, frozen=True, kw_only=True):
 
 
 class BitsAndBytes:
-    """The encodings of a bitsandbytes checkpoint."""
+    """The bitsandbytes format. Implements `Format` of find.py."""
 
     suffixes = (
         ".weight",
@@ -76,7 +78,7 @@ class BitsAndBytes:
     matrix = ".weight"
 
     def __init__(self, table: Mapping[str, Any]) -> None:
-        """Read nothing of the config: each matrix has its own state."""
+        """Ignore `table`: the stored tensors describe how each matrix is encoded."""
 
     def encode(self, module: Module) -> Encoding | None:
         """See `Format.encode` in find.py."""

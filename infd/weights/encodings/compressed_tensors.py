@@ -1,6 +1,6 @@
 """compressed-tensors, the format of llm-compressor: a scheme for each group of modules.
 
-Activations that a scheme quantizes are computed unquantized; their scales are not read.
+A scheme may also quantize activations. infd computes activations unquantized and does not read their scales.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from infd.weights.encodings.module import Module, Shape
     from infd.weights.stored import StoredTensor
 
-CLASSES = ("Linear",)  # module classes that a target may name; others, such as attention, have no matrix
+CLASSES = ("Linear",)  # module classes that have a weight matrix, as `targets` name them
 DENSE = ("dense", "fakequant")
 ACTIVATIONS = (".input_scale", ".input_zero_point", ".input_global_scale")
 _SPARSE = "sparse weights are not supported"
@@ -39,7 +39,7 @@ class Weights(Struct, frozen=True):
     block_structure: tuple[Count, Count] | None = None
 
     def block(self) -> Shape:
-        """Return the rows and inputs that share a scale; 0: all."""
+        """Return the numbers of rows and inputs that share a scale; 0: all."""
         grouped = self.group_size is not None and self.group_size > 0
         match self.strategy or ("group" if grouped else "tensor"):
             case "tensor":
@@ -72,7 +72,7 @@ class Config(Struct, frozen=True):
 
 
 class CompressedTensors:
-    """The encodings of a compressed-tensors checkpoint."""
+    """The compressed-tensors format. Implements `Format` of find.py."""
 
     suffixes = (
         ".weight",
@@ -87,7 +87,7 @@ class CompressedTensors:
     matrix = ".weight"
 
     def __init__(self, table: Mapping[str, Any]) -> None:
-        """Read the config. Raises CheckpointError."""
+        """Check `table`, a quantization_config. Raises CheckpointError."""
         required(table, {"transform_config": "rotated weights (Hadamard transforms) are not supported"})
         sparsity = table.get("sparsity_config") or {}
         if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") not in DENSE:
@@ -98,7 +98,7 @@ class CompressedTensors:
             if group.weights is None:
                 if any(target in CLASSES for target in group.targets):
                     raise refusal(f"config_groups.{name} quantizes activations, but no weights: it is not supported")
-                continue  # attention, calibrated for the cache
+                continue  # quantizes only activations of modules without a weight matrix, such as attention
             written = _format(group, config)
             if written not in (*_ENCODE, *DENSE):
                 raise refusal(f"format {written!r} is not supported; supported: {', '.join(_ENCODE)}")
@@ -128,7 +128,7 @@ def _format(group: Group, config: Config) -> str:
 
 
 def _packed(module: Module, weights: Weights) -> Scaled:
-    """pack-quantized: integers of 2 to 8 bits in words of 32 bits."""
+    """pack-quantized: integers of 2 to 8 bits, packed in 32-bit words."""
     if weights.type != "int":
         raise refusal("pack-quantized holds integers, but weights.type is 'float'")
     bits = weights.num_bits
@@ -153,7 +153,7 @@ def _packed(module: Module, weights: Weights) -> Scaled:
 
 
 def _integers(module: Module, weights: Weights) -> Scaled:
-    """int-quantized: a byte for each weight."""
+    """int-quantized: one int8 for each weight."""
     if weights.type != "int":
         raise refusal("int-quantized holds integers, but weights.type is 'float'")
     words = module.take(".weight", ("I8",), (-1, -1))
@@ -195,7 +195,13 @@ def _mxfp8(module: Module, weights: Weights) -> Scaled:
 
 
 def mx(module: Module, suffix: str, refused: tuple[str, ...] = ()) -> Scaled:
-    """Return an encoding of MX: numbers of 4 or 8 bits in groups of 32 inputs, with an exponent as scale."""
+    """Return the encoding of an MX matrix: fp4 or fp8 numbers, with an exponent as the scale of each 32 inputs.
+
+    suffix   names the tensor that holds the numbers
+    refused  suffixes of tensors that the module must not have
+
+    Raises CheckpointError.
+    """
     four = module.dtype(suffix) == "U8"
     words = module.take(suffix, ("U8", "F8_E4M3"), (-1, -1))
     shape = words.shape[0], words.shape[1] * (2 if four else 1)
@@ -225,9 +231,14 @@ _ENCODE = {
 def scale_grid(
     module: Module, block: Shape, shape: Shape, dtypes: tuple[str, ...], name: str = ".weight_scale"
 ) -> Scales:
-    """Return the scales of a matrix of this shape, for blocks of [rows, inputs]; 0: all rows or inputs.
+    """Return the scales of a matrix, one for each block.
 
-    Raises CheckpointError unless they have a dtype of `dtypes`, and a shape for such blocks.
+    block   numbers of rows and inputs in a block; 0: all
+    shape   of the matrix, [rows, inputs]
+    dtypes  accepted dtypes of the scales
+    name    suffix of the tensor that holds the scales
+
+    Raises CheckpointError if that tensor is missing, or has another dtype or a shape that does not match the blocks.
     """
     outputs, inputs = shape
     height, width = block[0] or outputs, block[1] or inputs
@@ -239,7 +250,7 @@ def scale_grid(
 
 
 def _shapes(grid: tuple[int, int]) -> list[Shape]:
-    """Return the shapes in which writers store a grid of scales."""
+    """Return the shapes that the stored tensor of a grid of scales may have."""
     rows, inputs = grid
     return [grid, *([(rows,)] if inputs == 1 else []), *([()] if grid == (1, 1) else [])]
 
@@ -254,8 +265,9 @@ def _scaled(
     read: tuple[str, ...] = (),
 ) -> Scaled:
     groups = group_index(module, ".weight_g_idx", shape[1], scales)
+    # Older versions of compressed-tensors store zero points for symmetric schemes too.
     for points in module.present(".weight_zero_point") if zeros is None else ():
-        zero = ((1 << numbers.bits - 1) * 0x11 & 0xFF) if points.dtype == "I32" else 0  # older versions store them
+        zero = ((1 << numbers.bits - 1) * 0x11 & 0xFF) if points.dtype == "I32" else 0
         if set(points.content()) - {zero}:
             module.refuse(points, "the scheme is symmetric, but these zero points are not 0")
     kind = {"e4m3": "fp8", "e2m1": "nvfp4"}.get(numbers.type, f"int{numbers.bits}")
@@ -276,9 +288,9 @@ def _scaled(
 
 
 def group_index(module: Module, suffix: str, inputs: int, scales: Scales) -> StoredTensor | None:
-    """Return the group of each input, unless groups are consecutive inputs.
+    """Return the stored tensor with the group of each input; None if groups consist of consecutive inputs.
 
-    Raises CheckpointError for a group out of range.
+    Raises CheckpointError if a group is out of range.
     """
     if (stored := module.find(suffix, ("I32",), (inputs,))) is None:
         return None
@@ -289,7 +301,7 @@ def group_index(module: Module, suffix: str, inputs: int, scales: Scales) -> Sto
 
 
 def label(kind: str, scales: Scales, zeros: Numbers | None, groups: StoredTensor | None) -> str:
-    """Return a matrix's encoding in operators' words."""
+    """Return a description of a matrix's encoding for operators, such as "int4, groups of 128"."""
     rows, inputs = scales.block
     if scales.grid == (1, 1):
         shared = "one scale"

@@ -1,4 +1,4 @@
-"""Read quantization_config: types are checked, and errors name the key."""
+"""Check quantization_config. Errors name the key at fault."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ E = TypeVar("E")
 
 
 def convert(table: Any, kind: type[T]) -> T:
-    """Return `table` as a `kind`. Raises CheckpointError."""
+    """Return `table` as type `kind`. Raises CheckpointError if a value has the wrong type or is out of bounds."""
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
@@ -30,23 +30,28 @@ def refusal(reason: str) -> CheckpointError:
 
 
 def required(table: Mapping[str, Any], absent: Mapping[str, str]) -> None:
-    """Refuse keys that change what the weights mean, and that infd does not read. absent: reason by key."""
+    """Raise CheckpointError if `table` has a key of `absent`, which gives the reason for each key.
+
+    Such keys change the meaning of the weights in ways that infd does not support.
+    """
     for key, reason in absent.items():
         if table.get(key):
             raise refusal(f"{key}: {reason}")
 
 
 def few(schemes: Collection[object]) -> None:
-    """Refuse more schemes than any writer needs, since each module is compared with each."""
+    """Raise CheckpointError if there are more than MOST_SCHEMES: each module may be compared with every scheme."""
     if len(schemes) > MOST_SCHEMES:
         raise refusal(f"{len(schemes)} schemes; at most {MOST_SCHEMES} are read")
 
 
 def fitting(attempts: Iterable[Callable[[], E]]) -> E:
-    """Return the first encoding that the stored tensors fit. Raises the first attempt's CheckpointError if none does.
+    """Return the first encoding that fits a module's tensors; if none fits, raise the first attempt's CheckpointError.
 
-    Which scheme a module has is decided by its tensors, whose dtypes and shapes differ by scheme, not by the config's
-    patterns of module names: regular expressions of a checkpoint may take exponential time.
+    attempts  each returns an encoding by one scheme, or raises CheckpointError if the tensors do not fit the scheme
+
+    The dtypes and shapes of a module's tensors determine its scheme. The config's patterns of module names are not
+    used: to match a checkpoint's regular expressions may take exponential time.
     """
     refused: CheckpointError | None = None
     for attempt in attempts:

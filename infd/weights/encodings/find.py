@@ -1,7 +1,8 @@
-"""Find the encoded matrices of a checkpoint: quantization_config names the format, stored tensors say what is encoded.
+"""Find the encoded matrices of a checkpoint.
 
-A module whose weight is stored as plain numbers is plain, whatever the config's lists say; tensors that no encoding
-takes are left over, which loading refuses.
+quantization_config names the format; the stored tensors determine which matrices are encoded. A module whose only
+tensor is a floating-point weight is not encoded, even if the config lists the module as quantized. Tensors that belong
+to no encoding remain in the checkpoint, and loading reports them as left over.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ Contents = dict[str, "StoredTensor | EncodedTensor"]
 
 
 class Format(Protocol):
-    """The encodings of one quantization method.
+    """One quantization format.
 
-    suffixes  a module's tensors are named by the module's name and one of these
-    matrix    what follows a module's name in the name of its matrix
+    suffixes  endings of tensor names: a tensor's name is its module's name, followed by one of these
+    matrix    ending of a matrix's name: the model calls a module's matrix by the module's name, followed by this
     """
 
     @property
@@ -42,7 +43,7 @@ class Format(Protocol):
     def matrix(self) -> str: ...
 
     def encode(self, module: Module) -> Encoding | None:
-        """Return the encoding of a module's matrix; None if it is stored plainly. Raises CheckpointError."""
+        """Return the encoding of a module's matrix; None if the matrix is not encoded. Raises CheckpointError."""
 
 
 FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Format]] = MappingProxyType(
@@ -61,9 +62,9 @@ FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Format]] = MappingProxyType(
 
 
 def read_format(config: Mapping[str, Any]) -> Format | None:
-    """Return the format named by quantization_config; None without one. Raises CheckpointError.
+    """Return the format that quantization_config names; None if there is no quantization_config.
 
-    A multimodal config.json may have it in `text_config`.
+    In a multimodal config.json, `text_config` may contain the quantization_config. Raises CheckpointError.
     """
     text = config.get("text_config")
     table = config.get("quantization_config") or config.get("compression_config")
@@ -83,9 +84,9 @@ def read_format(config: Mapping[str, Any]) -> Format | None:
 
 
 def encoded(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Contents:
-    """Return the tensors with one EncodedTensor for each encoded matrix, in place of its parts.
+    """Return `tensors`, with the stored tensors of each encoded matrix replaced by one EncodedTensor.
 
-    Raises CheckpointError, naming file, tensor and reason.
+    Raises CheckpointError; an error about a tensor names the file, the tensor and the reason.
     """
     contents: Contents = dict(tensors)
     if (found := read_format(config)) is None:
@@ -116,7 +117,7 @@ def labels(contents: Mapping[str, StoredTensor | EncodedTensor]) -> Counter[str]
 
 
 def activation_scales(contents: Mapping[str, StoredTensor | EncodedTensor]) -> int:
-    """Return the number of stored scales of activations, which no product reads."""
+    """Return the number of stored activation scales of encoded matrices, which infd does not read."""
     encodings = [tensor.encoding for tensor in contents.values() if isinstance(tensor, EncodedTensor)]
     return sum(
         part.name.endswith((".input_scale", ".input_global_scale")) for each in encodings for part in each.unused

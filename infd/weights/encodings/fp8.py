@@ -1,7 +1,7 @@
-"""fp8 as DeepSeek and Qwen write it: blocks with a scale that multiplies, in spite of its name `weight_scale_inv`.
+"""fp8 as DeepSeek and Qwen store it: each block has a scale, which multiplies in spite of its name `weight_scale_inv`.
 
-Without blocks a matrix has one scale, as AutoFP8 writes it, or, as FBGEMM writes it, a scale for each row. Activations
-are computed unquantized.
+Without weight_block_size, a matrix has one scale (AutoFP8) or a scale for each row (FBGEMM). Activations are computed
+unquantized.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Config(Struct, frozen=True):
 
 
 class Float8:
-    """The encodings of an fp8 checkpoint."""
+    """The fp8 format. Implements `Format` of find.py."""
 
     suffixes = (".weight", ".weight_scale_inv", ".weight_scale", ".input_scale", ".activation_scale")
     matrix = ".weight"
 
     def __init__(self, table: Mapping[str, Any]) -> None:
-        """Read the config. Raises CheckpointError."""
+        """Check `table`, a quantization_config. Raises CheckpointError."""
         config = convert(dict(table), Config)
         rows = config.quant_method == "fbgemm_fp8"
         self._block = config.weight_block_size or ((1, 0) if rows else (0, 0))

@@ -1,4 +1,4 @@
-"""GPTQ, versions 1 and 2, with and without desc_act: words along the inputs of a transposed matrix."""
+"""GPTQ, versions 1 and 2, with or without desc_act: a transposed matrix of words, each of several consecutive inputs."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Override(Struct, frozen=True):
 
 
 class GPTQ:
-    """The encodings of a GPTQ checkpoint."""
+    """The GPTQ format. Implements `Format` of find.py."""
 
     suffixes = (".weight", ".qweight", ".qzeros", ".scales", ".g_idx")
     matrix = ".weight"
 
     def __init__(self, table: Mapping[str, Any]) -> None:
-        """Read the config. Raises CheckpointError."""
+        """Check `table`, a quantization_config. Raises CheckpointError."""
         config = convert(dict(table), Config)
         written = "marlin" if config.is_marlin_format else config.checkpoint_format
         if written not in ("gptq", "gptq_v2"):
@@ -69,7 +69,8 @@ def _encode(module: Module, config: Config) -> Scaled:
     if outputs % each:
         module.refuse(words, f"the zero points of {outputs} rows do not fill words of {each}")
     count = ceil_div(inputs, config.group_size) if config.group_size > 0 else 1
-    # Version 1 stores each word of zero points minus a word of ones, borrowing from field to field.
+    # In version 1, 1 was subtracted from each zero point. The subtraction was done on whole words, so that a zero point
+    # of 0 borrowed from the next field; adding the same word of ones restores all fields.
     ones = sum(1 << bits * at for at in range(each)) if config.checkpoint_format == "gptq" else 0
     zeros = Numbers(
         stored=module.take(".qzeros", ("I32",), (count, outputs // each)),

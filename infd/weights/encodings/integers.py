@@ -1,4 +1,4 @@
-"""Encoded matrices as they are: integers, and a scale for each group of inputs, for forms that keep both unchanged."""
+"""Read encoded matrices without decoding them, for forms of parameters that store integers and scales unchanged."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from infd.weights.stored import Encoding
 
 
-NARROWER = {torch.float32: (torch.bfloat16, torch.float16)}  # dtypes whose numbers a wider dtype has too
+NARROWER = {torch.float32: (torch.bfloat16, torch.float16)}  # by dtype, the narrower dtypes that it represents exactly
 
 
 def why_not(encoding: Encoding, bits: int, inputs: int, scales: torch.dtype) -> str:
-    """Return why a form cannot keep an encoded matrix unchanged; "" if it can.
+    """Return the reason that a parameter's form cannot store an encoded matrix unchanged; "" if the form can.
 
-    bits    of the form's integers
-    inputs  that share one of the form's scales
+    bits    bits of an integer in the form
+    inputs  number of inputs that share a scale in the form
     scales  dtype of the form's scales
     """
     if not isinstance(encoding, Scaled) or encoding.numbers.type not in ("uint", "int"):
@@ -48,9 +48,10 @@ def why_not(encoding: Encoding, bits: int, inputs: int, scales: torch.dtype) -> 
 
 
 def integers_of(encoding: Encoding, inputs: int) -> Callable[[int, int], tuple[Tensor, Tensor]]:
-    """Read the parts of a matrix that `why_not` accepts; return a function of (first row, rows), which returns
+    """Read the stored tensors of a matrix; return a function that returns some of the matrix's rows, not decoded.
 
-    integers [rows, inputs] int8, and scales [rows, groups of `inputs`] in the stored dtype.
+    The function's arguments are the first row and the number of rows n. It returns integers [n, in] int8, and scales
+    [n, groups of `inputs` inputs] in the stored dtype. The form must be one for which `why_not` returned "".
     Raises CheckpointError.
     """
     assert isinstance(encoding, Scaled)

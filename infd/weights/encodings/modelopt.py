@@ -1,7 +1,7 @@
-"""ModelOpt's checkpoints. Dtypes and shapes of the stored tensors say how a matrix is encoded.
+"""ModelOpt's checkpoints. The dtypes and shapes of the stored tensors determine how a matrix is encoded.
 
-NVFP4 multiplies by the overall scale, unlike compressed-tensors. `pre_quant_scale` scales a module's inputs: rows are
-multiplied by it. Activations are computed unquantized.
+With NVFP4 the overall scale multiplies; in compressed-tensors it divides. `pre_quant_scale` has a factor for each input
+of a module; infd multiplies each row of the matrix by these factors instead. Activations are computed unquantized.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ALGORITHMS = frozenset(
         "W8A8_SQ_PER_CHANNEL",
     }
 )
-SIDE = 128  # rows and inputs of a block of fp8
+SIDE = 128  # rows, and inputs, of an fp8 block
 
 
 class Algorithm(Struct, frozen=True):
@@ -49,17 +49,17 @@ class Algorithm(Struct, frozen=True):
 
 
 class Config(Algorithm, frozen=True):
-    quantization: Algorithm | None = None  # where hf_quant_config.json was read
+    quantization: Algorithm | None = None  # set in hf_quant_config.json, which nests the other fields here
 
 
 class ModelOpt:
-    """The encodings of a ModelOpt checkpoint."""
+    """The ModelOpt format. Implements `Format` of find.py."""
 
     suffixes = (".weight", ".weight_scale", ".weight_scale_2", ".pre_quant_scale", ".input_scale")
     matrix = ".weight"
 
     def __init__(self, table: Mapping[str, Any]) -> None:
-        """Read the config. Raises CheckpointError."""
+        """Check `table`, a quantization_config. Raises CheckpointError."""
         config = convert(dict(table), Config)
         stated = config.quantization or config
         layers = (stated.quantized_layers or {}).values()
@@ -124,7 +124,7 @@ def _nvfp4(module: Module) -> Scaled:
 
 
 def _int4(module: Module) -> Scaled:
-    """W4A16_AWQ: two rows in a byte."""
+    """W4A16_AWQ: each byte holds the integers of two consecutive rows."""
     words = module.take(".weight", ("U8",), (-1, -1))
     outputs, inputs = words.shape[0] * 2, words.shape[1]
     stored = module.take(".weight_scale", FLOATS, (outputs, -1))

@@ -1,4 +1,4 @@
-"""The stored tensors of one module, as an encoding takes them: each dtype and shape is checked."""
+"""The stored tensors of one module. A format takes them by suffix, and states the dtypes and shapes that it accepts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 class Module:
-    """The stored tensors of module `name`, by what follows the module's name in theirs."""
+    """The stored tensors of module `name`, by suffix: the rest of a tensor's name after the module's name."""
 
     def __init__(self, name: str, tensors: Mapping[str, StoredTensor]) -> None:
         self.name = name
@@ -29,7 +29,7 @@ class Module:
         return suffix in self._tensors
 
     def is_plain(self) -> bool:
-        """Return whether the weight is stored as floating-point numbers, without any scale."""
+        """Return whether the module's only tensor is a weight of floating-point numbers that are not encoded."""
         return self._tensors.keys() <= {".weight"} and (
             ".weight" not in self or self._tensors[".weight"].dtype in PLAIN
         )
@@ -39,9 +39,10 @@ class Module:
         return self._tensors[suffix].dtype if suffix in self._tensors else ""
 
     def take(self, suffix: str, dtypes: Sequence[str], *shapes: Shape) -> StoredTensor:
-        """Return a tensor of one of these dtypes, and of one of these shapes if any are named. Raises CheckpointError.
+        """Return the tensor with this suffix.
 
-        A shape names -1 for any size but 0.
+        Raises CheckpointError if it is missing, its dtype is not in `dtypes`, or it has none of `shapes`. In a shape,
+        -1 means any size except 0. Without `shapes`, every shape is accepted.
         """
         stored = self._tensors.get(suffix)
         if stored is None:
@@ -55,15 +56,18 @@ class Module:
         return stored
 
     def find(self, suffix: str, dtypes: Sequence[str], *shapes: Shape) -> StoredTensor | None:
-        """Return a tensor as `take` does; None if the module does not have the tensor."""
+        """Return the tensor as `take` does; None if the module does not have the tensor."""
         return self.take(suffix, dtypes, *shapes) if suffix in self._tensors else None
 
     def present(self, *suffixes: str) -> tuple[StoredTensor, ...]:
-        """Return the tensors of these names that the module has."""
+        """Return the tensors with these suffixes that the module has."""
         return tuple(self._tensors[suffix] for suffix in suffixes if suffix in self._tensors)
 
     def groups(self, count: int, size: int | None, what: StoredTensor) -> int:
-        """Return into how many groups of `size` `count` inputs are divided; None or -1: into one."""
+        """Return the number of groups of `size` inputs into which `count` inputs are divided; size None or -1: 1.
+
+        Raises CheckpointError, naming tensor `what`, if `count` exceeds `size` and is not a multiple of it.
+        """
         if size is None or size == -1:
             return 1
         if size < 1 or (count % size and count > size):

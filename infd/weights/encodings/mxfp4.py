@@ -1,4 +1,4 @@
-"""MXFP4 as gpt-oss writes it: the experts of a layer in one tensor, blocks of 16 bytes with an exponent each."""
+"""MXFP4 as gpt-oss stores it: one tensor for all experts of a layer, in blocks of 32 inputs that share an exponent."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
     from infd.weights.encodings.module import Module
 
-BLOCK = 32  # inputs with one exponent
+BLOCK = 32  # inputs that share an exponent
 
 
 class MXFP4:
-    """The encodings of a gpt-oss checkpoint: matrices [experts, rows, inputs]."""
+    """The format of gpt-oss, with matrices [experts, rows, inputs]. Implements `Format` of find.py."""
 
     suffixes = ("_blocks", "_scales")
     matrix = ""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
-        """Read nothing of the config: the tensors' names say what is encoded."""
+        """Ignore `table`: the names of the stored tensors determine which matrices are encoded."""
 
     def encode(self, module: Module) -> Scaled:
         """See `Format.encode` in find.py."""

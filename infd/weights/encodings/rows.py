@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from infd.weights.encodings.scaled import Numbers, Scales
     from infd.weights.stored import Encoding, StoredTensor
 
-    # Returns rows [first, first + count) of a matrix, float32 [count, inputs]; `first` is a multiple of ROWS.
+    # A function of (first, count) that returns rows [first, first + count) of a matrix, float32 [count, inputs].
+    # `first` must be a multiple of ROWS in stored.py.
     Rows = Callable[[int, int], Tensor]
 
 DTYPES = MappingProxyType(
@@ -43,7 +44,7 @@ _FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def rows_of(encoding: Encoding) -> Rows:
-    """Read the parts of an encoded matrix, and return a function that computes its rows. Raises CheckpointError."""
+    """Read the stored tensors of a matrix; return a function that computes the rows. Raises CheckpointError."""
     match encoding:
         case Scaled():
             return scaled_rows(encoding)
@@ -54,7 +55,7 @@ def rows_of(encoding: Encoding) -> Rows:
 
 
 def read(stored: StoredTensor) -> Tensor:
-    """Return a stored tensor. Raises CheckpointError if the file was truncated."""
+    """Read a stored tensor. Raises CheckpointError if the file was truncated."""
     content = torch.empty(stored.bytes, dtype=torch.uint8)
     stored.read(content.numpy().data)
     return content.view(DTYPES[stored.dtype]).view(stored.shape)
@@ -90,11 +91,13 @@ def scaled_rows(encoding: Scaled) -> Rows:
 
 
 def spread(blocks: Tensor, row_block: Tensor, group_of: Tensor, width: int, scattered: bool) -> Tensor:
-    """Return a number for each weight of some rows, [rows, inputs], or [rows, 1] if inputs share one.
+    """Return the value of each weight's block, for some rows: [rows, inputs], or [rows, 1] with one group of inputs.
 
-    blocks     [blocks of rows, groups of inputs]
+    blocks     values, [blocks of rows, groups of inputs]
     row_block  [rows] the block of each row
-    group_of   [inputs] the group of each input; `width` consecutive inputs each, unless `scattered`
+    group_of   [inputs] the group of each input
+    width      consecutive inputs in a group; ignored if `scattered`
+    scattered  whether `group_of` is arbitrary
     """
     chosen = blocks[row_block]
     if chosen.shape[1] == 1:
@@ -105,10 +108,10 @@ def spread(blocks: Tensor, row_block: Tensor, group_of: Tensor, width: int, scat
 
 
 def unpack(numbers: Numbers, words: Tensor, first: int, count: int, inputs: int) -> Tensor:
-    """Return rows [first, first + count) of a matrix of numbers, as float32 [count, inputs].
+    """Return rows [first, first + count) of a packed matrix, as float32 [count, inputs].
 
     words  the stored matrix
-    first  a multiple of the numbers of a word, if words hold numbers of several rows
+    first  if a word holds numbers of several rows, a multiple of their number
     """
     each = words.element_size() * 8 // numbers.bits if numbers.across else 1
     begin, end = first // each, ceil_div(first + count, each)
@@ -129,20 +132,20 @@ def unpack(numbers: Numbers, words: Tensor, first: int, count: int, inputs: int)
 
 
 def _along(numbers: Numbers, words: Tensor) -> Tensor:
-    """Return the fields of words [R, C] that each hold consecutive inputs, as uint8 [R, C']."""
+    """Unpack words [R, C], each of which holds consecutive inputs of one row. Return the fields as uint8 [R, C']."""
     content, bits, mask = words.contiguous().view(torch.uint8), numbers.bits, (1 << numbers.bits) - 1
     if bits == 8:
         return content
     if 8 % bits == 0:
         return (content.unsqueeze(-1) >> torch.arange(0, 8, bits, dtype=torch.uint8) & mask).flatten(-2)
-    begin = torch.arange(content.shape[-1] * 8 // bits) * bits  # fields cross bytes
+    begin = torch.arange(content.shape[-1] * 8 // bits) * bits  # a field may span two bytes
     wide = torch.nn.functional.pad(content, (0, 1)).int()
     pairs = wide[:, begin // 8] | wide[:, begin // 8 + 1] << 8
     return (pairs >> begin % 8 & mask).to(torch.uint8)
 
 
 def _across(numbers: Numbers, words: Tensor) -> Tensor:
-    """Return the fields of words [R, C] that each hold consecutive rows, as uint8 [R', C]."""
+    """Unpack words [R, C], each of which holds consecutive rows at one input. Return the fields as uint8 [R', C]."""
     bits, mask, each = numbers.bits, (1 << numbers.bits) - 1, words.element_size() * 8 // numbers.bits
     order = INTERLEAVED if numbers.interleaved else range(each)
     fields = torch.empty(len(words), each, words.shape[1], dtype=torch.uint8)
@@ -173,7 +176,7 @@ def flat_rows(encoding: Flat) -> Rows:
 
     def rows(first: int, count: int) -> Tensor:
         begin, end = first * inputs, (first + count) * inputs
-        words = indices[begin // 2 : ceil_div(end, 2)]  # `first` is even
+        words = indices[begin // 2 : ceil_div(end, 2)]  # `begin` is even, since `first` is a multiple of ROWS
         values = table[torch.stack((words >> 4, words & 15), -1).view(-1)[: end - begin].int()]
         blocks = torch.arange(begin, end) // encoding.size
         return values.mul_(scale[blocks]).view(count, inputs)

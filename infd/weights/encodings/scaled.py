@@ -1,9 +1,9 @@
-"""Matrices of small numbers, multiplied by a scale for each group: what most formats are, in other arrangements.
+"""Matrices of numbers of few bits, with a scale for each block of rows and inputs.
 
     weight[output, input] = (number - zero point) * scale
 
-Numbers and zero points are bit fields in stored words, or bytes; a group is a block of rows and inputs. Nothing here
-imports torch until rows are computed (`rows.py`).
+Most formats store such matrices, and differ in the arrangement of numbers, zero points and scales. Numbers and zero
+points are whole bytes or bit fields of words. This module does not import torch; `rows.py` computes rows with torch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ NumberType = Literal["uint", "int", "e2m1", "e4m3", "e5m2"]
 
 
 class Numbers(Struct, frozen=True, kw_only=True):
-    """Numbers of `bits` bits in the words of a stored matrix, consecutive inputs in ascending bits of ascending words.
+    """Numbers of `bits` bits, packed in the words of a stored matrix.
 
-    type         "uint" field minus `offset`; "int" two's complement; e2m1 and the 8-bit floats
-    turned       the stored matrix has its rows along the inputs (of zero points: along the groups of inputs)
-    across       a word holds numbers of consecutive rows, of one input
-    interleaved  the eight numbers of a word are in bits 0, 16, 4, 20, 8, 24, 12 and 28; only if `across`
-    added        added to each word before it is unpacked, without regard to its fields
+    By default, consecutive inputs of a row are in ascending bits of a word, then in the next word.
+
+    type         meaning of a field: "uint", unsigned minus `offset`; "int", two's complement; or a floating-point type
+    turned       whether the stored matrix is transposed: [inputs, rows]; for zero points [groups of inputs, rows]
+    across       whether a word holds numbers of consecutive rows at one input
+    interleaved  whether the eight numbers of a word begin at bits 0, 16, 4, 20, 8, 24, 12 and 28; only if `across`
+    added        integer added to each whole word before unpacking; carries between fields are intended
     """
 
     stored: StoredTensor
@@ -44,8 +46,8 @@ class Scales(Struct, frozen=True, kw_only=True):
     grid      (blocks of rows, blocks of inputs)
     block     rows and inputs of a block; the last blocks of a matrix may be smaller
     exponent  whether a scale is a biased exponent: 2 ** (stored - 127)
-    turned    the stored matrix has a row for each block of inputs
-    overall   one number for the matrix, which multiplies each scale, or divides it if `divides`
+    turned    whether the stored matrix is transposed: [blocks of inputs, blocks of rows]
+    overall   one number for the matrix, by which each scale is multiplied; if `divides`, divided
     factor    multiplies each weight, after the scale
     """
 
@@ -62,9 +64,9 @@ class Scales(Struct, frozen=True, kw_only=True):
 class Scaled(Struct, frozen=True, kw_only=True):
     """A matrix of scaled numbers. Implements `Encoding`.
 
-    zeros    zero points by the blocks of `scales`
-    groups   the group of each input; None: groups are consecutive inputs
-    columns  one factor for each input, after the scale
+    zeros    zero points, one for each block of `scales`
+    groups   the group of each input; None: groups consist of consecutive inputs
+    columns  one factor for each input, applied after the scale
     unused   see `Encoding`
     """
 

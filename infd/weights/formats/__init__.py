@@ -1,1 +1,1 @@
-"""Readers of checkpoint weight formats, one file per format."""
+"""Readers of checkpoint tensors: `plain.py` reads floating-point tensors, `encoded.py` reads encoded matrices."""

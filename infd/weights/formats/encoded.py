@@ -1,4 +1,4 @@
-"""Read encoded matrices, computing their rows in float32."""
+"""Read encoded matrices: decode them to float32, or return their integers and scales unchanged."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class Groups(Protocol):
 class EncodedReader:
     """A reader of encoded matrices, with the methods of PlainReader.
 
-    Besides the stored tensors of one matrix, about three chunks of CHUNK_BYTES are in memory.
+    Memory: the stored tensors of one matrix, and about three chunks of CHUNK_BYTES.
     """
 
     def __init__(self, progress: Callable[[int], None]) -> None:
-        """`progress` is called after each chunk; its arguments sum to the bytes read."""
+        """`progress` is called with a matrix's bytes once they are read, then with 0 after each computed chunk."""
         self._progress = progress
 
     def read(self, stored: EncodedTensor, destination: Tensor) -> None:
-        """Fill `destination`, of the matrix's shape. Raises CheckpointError."""
+        """Decode a matrix into `destination`, which has the matrix's shape. Raises CheckpointError."""
         rows = destination.view(-1, stored.shape[-1])
         for first, chunk in self.rows(stored):
             rows[first : first + len(chunk)].copy_(chunk)
 
     def rows(self, stored: EncodedTensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield the matrix in chunks: (index of the first row, float32 [rows, inputs]). Raises CheckpointError."""
+        """Decode a matrix in chunks: yield (index of the first row, float32 [rows, inputs]). Raises CheckpointError."""
         compute = rows_of(stored.encoding)
         self._progress(stored.bytes)
         for first, count in _chunks(stored):
@@ -55,13 +55,13 @@ class EncodedReader:
             self._progress(0)
 
     def why_not(self, stored: EncodedTensor, form: Groups) -> str:
-        """Return why `integers` cannot give the matrix unchanged; "" if it can."""
+        """Return the reason that `integers` cannot yield the matrix unchanged in `form`; "" if it can."""
         return why_not(stored.encoding, form.bits, form.inputs, form.scales)
 
     def integers(self, stored: EncodedTensor, form: Groups) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield the matrix in chunks: (index of the first row, integers [n, in] int8, scales [n, groups]).
+        """Yield a matrix in chunks, not decoded: (index of the first row, integers [n, in] int8, scales [n, groups]).
 
-        Raises CheckpointError.
+        `why_not` must have returned "". Raises CheckpointError.
         """
         compute = integers_of(stored.encoding, form.inputs)
         self._progress(stored.bytes)
@@ -72,7 +72,7 @@ class EncodedReader:
 
 
 def _chunks(stored: EncodedTensor) -> Iterator[tuple[int, int]]:
-    """Yield (first row, rows) of each chunk."""
+    """Yield (index of the first row, number of rows) of each chunk."""
     count = prod(stored.shape[:-1])
     most = max(ROWS, CHUNK_BYTES // (stored.shape[-1] * 4) // ROWS * ROWS)
     for first in range(0, count, most):

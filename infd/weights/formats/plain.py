@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 assert sys.byteorder == "little"  # safetensors is little-endian
 
 DTYPES = MappingProxyType({"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
-CHUNK_BYTES = 2**24  # size of the staging buffer and interval of progress; a multiple of every item size
+CHUNK_BYTES = 2**24  # size of the staging buffer, and bytes between calls of `progress`; a multiple of every item size
 
 
 class PlainReader:
     """A reader of stored tensors.
 
-    A CPU destination of the stored type is read into directly; other destinations are
-    filled through a staging buffer of CHUNK_BYTES, pinned for a GPU.
+    If the destination is in CPU memory and has the stored type, bytes are read directly
+    into it. Other destinations are filled through a staging buffer of CHUNK_BYTES, which
+    is pinned if the destination is on a GPU.
     """
 
     def __init__(self, progress: Callable[[int], None]) -> None:
@@ -37,7 +38,10 @@ class PlainReader:
         self._staging: Tensor | None = None
 
     def read(self, stored: StoredTensor, destination: Tensor) -> None:
-        """Fill `destination`, contiguous and of the stored tensor's shape. Raises CheckpointError if truncated."""
+        """Fill `destination`, which is contiguous and has the stored tensor's shape.
+
+        Raises CheckpointError if the file was truncated.
+        """
         flat, dtype = destination.view(-1), DTYPES[stored.dtype]
         direct = flat.dtype == dtype and flat.device.type == "cpu"
         for start in range(0, stored.bytes, CHUNK_BYTES):
@@ -52,7 +56,7 @@ class PlainReader:
     def rows(self, stored: StoredTensor) -> Iterator[tuple[int, Tensor]]:
         """Yield a matrix in chunks: (index of the first row, [rows, ...] in the stored type).
 
-        A chunk is valid until the next chunk is requested. Raises CheckpointError if truncated.
+        A chunk is valid until the next chunk is requested. Raises CheckpointError if the file was truncated.
         """
         dtype = DTYPES[stored.dtype]
         count, *shape = stored.shape or (1,)
