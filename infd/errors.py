@@ -8,6 +8,8 @@ InfdError
 │   ├── PromptTooLong      400 context_length_exceeded
 │   ├── NothingAllowed     400, raised while generating
 │   ├── GrammarFailed      400, a constraint is malformed, unsupported, too large, or failed while generating
+│   │   └── TooSlow        400, a limit of time was exceeded
+│   ├── GrammarInterrupted 503, with Retry-After
 │   ├── Unsupported        400, names the feature
 │   ├── Unauthorized       401
 │   ├── ModelNotFound      404
@@ -24,17 +26,17 @@ InfdError
 │   ├── Aborted            503, aborted by an operator
 │   ├── ServerStopped      503, with Retry-After
 │   ├── UnknownVersion     505, an unknown HTTP version; the connection is closed
-│   └── Internal           500, our bug; the message names the request id
+│   └── Internal           500, a bug of infd; the message contains the request id
 ├── AdapterExists          another adapter is loaded under the name
 ├── AdapterTooLarge        the adapter exceeds the free memory for adapters
-├── TextFailed             chat template or tokenizer failed unexpectedly, or ended the worker process
+├── TextFailed             chat template, tokenizer or constraint failed unexpectedly, or ended the worker process
 ├── RequestFailed          an accepted request ended with an error of infd (terminal event)
 ├── WrongState             an admin verb that the current state does not permit
-├── Busy                   an admin verb refused while another transition runs
+├── Busy                   weights cannot be loaded, because a load of weights is running
 ├── CannotSleep            the device cannot release memory
 ├── WeightsInvalid         a load of weights failed midway; no step may run
 ├── Overtaken              a transition superseded by a later verb or by shutdown
-├── StepTooLarge           a step did not fit the device's memory; a smaller step may
+├── StepTooLarge           a step did not fit in the device's memory; a smaller step may fit
 ├── DeviceLost             the device is unusable; the daemon exits 70
 ├── NotAnswered            `infd chat` got no answer from the server; exit code 69
 │   └── RequestRefused     the server answered 400, e.g. to a schema; exit code 65
@@ -46,7 +48,7 @@ InfdError
     ├── AddressUnavailable 71
     ├── SocketTaken        71, another daemon serves this socket
     ├── FetchFailed        74, the hub did not deliver the model; a retry may succeed
-    ├── CheckpointError    78, names file, tensor, expected and found
+    ├── CheckpointError    78, names the file or setting at fault
     └── ConfigError        78
 
 A Fault is an error as plain values, for step results and for messages between processes.
@@ -63,14 +65,14 @@ Error = TypeVar("Error", bound=BaseException)
 
 
 def shorten(text: str) -> str:
-    """Truncate text from a client to the 100 characters that an error message may repeat."""
+    """Return the first 100 characters of a text from a client: error messages repeat no more."""
     return text if len(text) <= 100 else text[:100] + "..."
 
 
 def without_frames(error: Error) -> Error:
     """Drop an error's traceback, cause and context; return the error.
 
-    A stored error otherwise keeps its traceback's frames alive, and with them a request's body and tokens.
+    Otherwise a stored error keeps its traceback's frames alive, and with them a request's body and tokens.
     """
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None)
@@ -81,9 +83,9 @@ class InfdError(Exception):
 
 
 class RequestError(InfdError):
-    """An error answered to the client as `{"error": {message, type, param, code}}`; other requests are unaffected.
+    """An error that the client receives as `{"error": {message, type, param, code}}`; other requests are unaffected.
 
-    closes  whether the server closes the connection, because the start of the next request is unknown
+    closes  whether the server closes the connection, because it cannot find where the next request starts
     """
 
     status: ClassVar[int] = 400
@@ -110,7 +112,7 @@ class InvalidHttp(InvalidRequest):
 
 
 class TooCostly(InvalidRequest):
-    """The checkpoint's chat template or tokenizer exceeded its limit of time or memory on this request."""
+    """The checkpoint's chat template or tokenizer exceeded a limit of time or memory on this request."""
 
 
 class PromptTooLong(RequestError):
@@ -136,21 +138,21 @@ class GrammarFailed(RequestError):
     """A constraint cannot be enforced. Codes:
 
     invalid_grammar      the constraint is malformed
-    unsupported_grammar  a keyword of a schema or construct of a grammar cannot be enforced exactly; the message states
-                         its path
-    grammar_too_large    compiling would exceed, or exceeded, a limit
-    grammar_failed       the matcher of a choice failed while generating; ends that choice alone
+    unsupported_grammar  part of the constraint, such as a keyword of a schema, cannot be enforced exactly; the message
+                         states the path of that part
+    grammar_too_large    compilation exceeded a limit, or would exceed it
+    grammar_failed       a choice's matcher failed while generating; only that choice ends
     """
 
     code = "grammar_failed"
 
 
 class TooSlow(GrammarFailed):
-    """A constraint was not compiled, or its fault not located, within a limit of time."""
+    """A constraint was not compiled within the time limit, or the location of its fault was not found in time."""
 
 
 class GrammarInterrupted(RequestError):
-    """The worker process that read the constraint ended, but not because of the constraint. Another worker starts."""
+    """The worker process that read the constraint ended, for a reason other than the constraint. Another one starts."""
 
     status, type, code, retry_after_s = 503, "service_unavailable_error", "grammar_interrupted", 1
 
@@ -159,7 +161,7 @@ class GrammarInterrupted(RequestError):
 
 
 class Unsupported(RequestError):
-    """A known field requests a feature that this server or model lacks."""
+    """A known field requests a feature that this server or model does not have."""
 
     code = "unsupported"
 
@@ -220,7 +222,7 @@ class NotReady(RequestError):
 
 
 class AdapterUnavailable(RequestError):
-    """The adapter is loaded, but its files cannot be read again. The message names the remedy for operators."""
+    """The adapter's weights were evicted and cannot be read again from its files. The message states the reason."""
 
     status, type, code, param = 503, "service_unavailable_error", "adapter_unavailable", "model"
 
@@ -251,7 +253,7 @@ class Aborted(RequestError):
 
 
 class ServerStopped(RequestError):
-    """The daemon exits before the request is finished; another daemon may answer a retry."""
+    """The daemon stops before the request is finished; another daemon may answer a retry."""
 
     status, type, code, retry_after_s = 503, "service_unavailable_error", "draining", 1
 
@@ -274,11 +276,11 @@ class Internal(RequestError):
 
 
 class AdapterExists(InfdError):
-    """Another adapter is loaded under the name."""
+    """The name already belongs to another adapter, or to the model."""
 
 
 class AdapterTooLarge(InfdError):
-    """An adapter exceeds the free memory for adapters. `size` and `room` in bytes."""
+    """An adapter exceeds the free memory for adapters. `size` and `room` are in bytes."""
 
     def __init__(self, size: int, room: int) -> None:
         self.size = size
@@ -289,11 +291,11 @@ class AdapterTooLarge(InfdError):
 
 
 class TextFailed(InfdError):
-    """A chat template or tokenizer failed unexpectedly: a library panicked, or the worker process ended."""
+    """A chat template, tokenizer or constraint failed unexpectedly: a library failed, or the worker process ended."""
 
 
 class RequestFailed(InfdError):
-    """infd failed an accepted request. The terminal event of the request's stream carries the error."""
+    """infd could not finish an accepted request. The last event of the request's stream contains the error."""
 
 
 class WrongState(InfdError):
@@ -304,7 +306,7 @@ class WrongState(InfdError):
 
 
 class Busy(InfdError):
-    """Another exclusive operation is running."""
+    """A load of weights is refused, because another load of weights is running."""
 
 
 class CannotSleep(InfdError):
@@ -315,14 +317,14 @@ class CannotSleep(InfdError):
 
 
 class WeightsInvalid(InfdError):
-    """A load of weights in place failed midway, so the weights are a mixture of two checkpoints."""
+    """A load of weights failed midway, so the weights in memory are from two checkpoints. No step may run."""
 
     def __init__(self) -> None:
         super().__init__("the weights are invalid: load good ones with `infdctl load-weights PATH`, or restart")
 
 
 class Overtaken(InfdError):
-    """A later verb, or shutdown, superseded the transition."""
+    """The transition was superseded by a later admin verb, or by shutdown."""
 
     def __init__(self, state: str) -> None:
         super().__init__(f"overtaken: the daemon was told meanwhile to be {state}; see `infdctl status`")
@@ -339,7 +341,7 @@ class DeviceLost(InfdError):
 
 
 class NotAnswered(InfdError):
-    """The server is unreachable, refused the request, or ended its answer early. The message names the remedy."""
+    """The server is unreachable, refused the request, or ended its answer early. The message states which."""
 
     exit_code: ClassVar[int] = os.EX_UNAVAILABLE
 
@@ -351,7 +353,7 @@ class RequestRefused(NotAnswered):
 
 
 class StartError(InfdError):
-    """The daemon cannot start. The message names the remedy."""
+    """The daemon cannot start. `exit_code` is a code of sysexits.h."""
 
     exit_code: ClassVar[int] = os.EX_SOFTWARE
 
@@ -361,7 +363,7 @@ class UsageError(StartError):
 
 
 class InputMalformed(StartError):
-    """A file named on the command line does not contain what it should."""
+    """A file named on the command line is malformed."""
 
     exit_code = os.EX_DATAERR
 
@@ -399,7 +401,7 @@ class ConfigError(StartError):
 
 
 class Foreign(Exception):
-    """An exception of another process that is not an InfdError; the message states its type and text."""
+    """An exception from another process, where it was not an InfdError. The message states its type and text."""
 
 
 class Fault(Struct, frozen=True):
@@ -422,7 +424,7 @@ class Fault(Struct, frozen=True):
         return cls(type(error).__name__, str(error), plain)
 
     def error(self) -> Exception:
-        """Rebuild the error, without cause and traceback; Foreign where `code` names no InfdError."""
+        """Return the error again, without cause and traceback; a Foreign if `code` names no InfdError."""
         kind = _kinds(InfdError).get(self.code)
         if kind is None:
             return Foreign(self.message)

@@ -10,7 +10,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LARGEST: Final = 2**29  # most bytes of a message; a tokenizer.json has up to 2**28 bytes
+LARGEST: Final = 2**29  # maximum bytes of a message, which may contain a tokenizer.json of up to 2**28 bytes
 _LENGTH: Final = struct.Struct(">I")
 HEADER: Final = _LENGTH.size
 
@@ -31,10 +31,10 @@ def body_length(header: bytes | bytearray | memoryview) -> int:
 
 
 class Reader:
-    """Messages from a stream of bytes that arrives in pieces."""
+    """Decodes messages from a stream of bytes that arrives in pieces."""
 
     def __init__(self, messages: Any) -> None:
-        """messages: type of the decoded messages."""
+        """messages: the type as which messages are decoded."""
         self._decoder = msgspec.msgpack.Decoder(messages)
         self._received = bytearray()
 

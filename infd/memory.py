@@ -1,4 +1,4 @@
-"""A model's parts in memory, in types shared by engine, runner and admin; and glibc's allocator settings."""
+"""The parts of a model's memory, as types shared by engine, runner and admin; and settings of glibc's allocator."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from msgspec import Struct
 
 
 class MemoryPart(Enum):
-    """Parts of memory that sleep releases and wake restores. The values are the admin API's `tags`."""
+    """The parts of memory that sleep releases and wake restores. The values are the admin API's `tags`."""
 
     WEIGHTS = "weights"
     CACHE = "kv_cache"
 
 
 class Residency(Enum):
-    """Whether a part is in memory.
+    """The state of a part of memory.
 
     LOADED    usable by steps
     RELEASED  returned to the system; wake reads weights from disk, and allocates an empty cache
-    PARKED    copied to host memory, and released on the device, until wake
-    INVALID   in memory, but a load failed midway
+    PARKED    copied to host memory and released on the device, until wake
+    INVALID   in memory, but unusable, because a load of weights failed midway
     """
 
     LOADED = "loaded"
@@ -36,7 +36,7 @@ M_ARENA_MAX: Final = -8  # from glibc's malloc.h
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """Whether weights and cache are in memory."""
+    """The states of weights and cache."""
 
     weights: Residency = Residency.LOADED
     cache: Residency = Residency.LOADED
@@ -56,8 +56,8 @@ class Memory(Struct, frozen=True, kw_only=True):
 def use_one_heap() -> None:
     """Make all threads allocate from glibc's main heap. Call before the first thread starts.
 
-    glibc otherwise creates an arena for each thread and never trims it; up to 30 MiB stayed resident after start.
-    Under the interpreter lock threads seldom contend for the one heap.
+    Otherwise glibc creates arenas for further threads and does not return their freed memory; up to 30 MiB stayed
+    resident after start. Threads seldom contend for the one heap, because the interpreter lock serializes them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # absent from other C libraries
@@ -65,7 +65,7 @@ def use_one_heap() -> None:
 
 
 def trim() -> None:
-    """Return freed heap memory to the system, where the C library can (glibc)."""
+    """Return freed heap memory to the system, if the C library supports this (glibc does)."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

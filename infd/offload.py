@@ -1,7 +1,7 @@
 """Run work on threads if it would block the event loop.
 
-Short work (a page of text, one small file) stays on the event loop: a thread
-costs about 50 us and contends for the interpreter lock.
+Short work (a page of text, one small file) stays on the event loop, because work on
+a thread costs about 50 us more and contends for the interpreter lock.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ class Offload:
     """Thread pools for work that would block the event loop.
 
     `__call__`  long tokenizations and files, on `threads` threads
-    `short`     tasks of about 50 ms, on one thread, so that ordinary texts never wait behind seconds of work
+    `short`     tasks of at most about 50 ms, on one thread, so that ordinary texts never wait behind seconds of work
     `grammars`  compilation of grammars, on GRAMMAR_THREADS threads; the caller chooses a thread, so that cheap
                 grammars do not wait for costly grammars
     `masks`     token masks of steps with grammars, on one thread, so that no other work delays a step
-    `apart`     calls to the worker process (`apart/`), on one thread, because the worker runs one task at a time; a
-                queued call whose caller was cancelled is dropped, a running call is interrupted once another call waits
+    `apart`     calls to the worker process (`apart/`), on one thread, because the worker runs one task at a time
     """
 
     def __init__(self, threads: int = 2, *, interrupt: Callable[[], None] = lambda: None) -> None:
@@ -55,7 +54,7 @@ class Offload:
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-masks")
         self._apart = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-apart")
         self._interrupt = interrupt
-        self._awaited = 0  # calls of `apart` that have not returned
+        self._awaited = 0  # number of calls of `apart` that have not returned
         self._lock = threading.Lock()  # guards _running
         self._running: _Call | None = None
 
@@ -76,9 +75,9 @@ class Offload:
         return asyncio.get_running_loop().run_in_executor(self._masks, partial(work, *args, **kwargs))
 
     async def apart(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run `work`, a call to the worker process, on the worker's thread.
+        """Run `work`, a call to the worker process, on the thread for the worker.
 
-        Cancelling the caller drops a queued call, and interrupts a running call once another call waits.
+        If the caller is cancelled, a queued call is dropped; a running call is interrupted once another call waits.
         """
         call = _Call(partial(work, *args, **kwargs))
         self._awaited += 1
@@ -97,7 +96,7 @@ class Offload:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, call: _Call) -> Any:
-        """Run a call, on the thread for the worker."""
+        """Run a call. Called on the thread for the worker."""
         with self._lock:
             self._running = call
         try:
@@ -107,7 +106,7 @@ class Offload:
                 self._running = None
 
     def _interrupt_abandoned(self) -> None:
-        """Interrupt running work whose caller was cancelled if another call waits."""
+        """Interrupt the running call if its caller was cancelled and another call waits."""
         with self._lock:
             if self._running is not None and not self._running.awaited and self._awaited:
                 self._interrupt()

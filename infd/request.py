@@ -1,4 +1,4 @@
-"""Types of a generation request, shared by all packages: prompt, sampling parameters, adapter, logprobs, finish."""
+"""Types of a generation request, shared by all packages: prompt, sampling parameters, adapter, finish reason, ..."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class FinishReason(Enum):
-    """The reason why a choice finished. The values are those of OpenAI's API."""
+    """The reason why a choice finished. The values "stop" and "length" are those of OpenAI's API."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -42,8 +42,8 @@ class JsonSchema(Struct, frozen=True, tag="json_schema"):
 
     schema         JSON text of the schema
     whitespace     whether a little white space is allowed between the document's tokens
-    lenient        keywords that cannot be enforced are ignored instead of refused
-    coerce_one_of  oneOf means anyOf where its subschemas cannot be shown to exclude each other
+    lenient        whether keywords that cannot be enforced are ignored; if not, they are refused
+    coerce_one_of  whether oneOf is treated as anyOf if its subschemas cannot be shown to exclude each other
     """
 
     schema: str
@@ -83,9 +83,9 @@ class Ebnf(Struct, frozen=True, tag="ebnf"):
 
 
 class StructuralTag(Struct, frozen=True, tag="structural_tag"):
-    """Free text in which given strings open constrained blocks; vLLM's and SGLang's `structural_tag`.
+    """Free text in which given strings open constrained blocks: `structural_tag` of vLLM and SGLang.
 
-    description  JSON text of the object: with `structures` and `triggers`, or with `format`
+    description  JSON text of an object with `structures` and `triggers`, or with `format`
     """
 
     description: str
@@ -95,10 +95,11 @@ class Thought(Struct, frozen=True):
     """A thought that precedes the answer, between two marks.
 
     inside    whether the prompt has opened the thought; if not, the model may open a thought
-    newlines  most newlines between the closing mark and the answer; part of neither thought nor answer
+    newlines  maximum newlines between the closing mark and the answer; they belong neither to the thought nor to the
+              answer
     marks     parts of the marks that may be single tokens of the vocabulary; empty: both marks
-    after     text between the closing mark and an answer of any kind
-    variants  further opening marks that models write
+    after     text that follows the closing mark, before every kind of answer
+    variants  other opening marks that models write too
     """
 
     opening: str
@@ -120,7 +121,7 @@ class AfterThought(Struct, frozen=True, tag="after_thought"):
 class Header(Struct, frozen=True):
     """The text that a model writes before an answer without calls.
 
-    marks  as in CallSyntax
+    marks  see CallSyntax
     """
 
     text: str
@@ -128,7 +129,7 @@ class Header(Struct, frozen=True):
 
 
 class Headed(Struct, frozen=True, tag="headed"):
-    """The constrained answer follows a header. answer: None means any text without the header's marks."""
+    """The constrained answer follows a header. answer: its constraint; None: any text without the header's marks."""
 
     header: Header
     answer: Plain | None
@@ -140,17 +141,18 @@ class CallSyntax(Struct, frozen=True):
     call       the syntax of a call: contains $name once, then $arguments, a JSON object, once; the model chooses a
                number for $number and nine letters or digits for $id
     trigger    beginning of the first call, which no other text contains
-    marks      parts of these texts that may be single tokens of the vocabulary; then no other tokens spell the part
+    marks      parts of these texts that may be single tokens of the vocabulary; a part that is a single token must be
+               generated as that token
     parameter  the syntax of an argument, if $arguments is a sequence of arguments: contains $key once, then $value,
                then a mark; strings are written without quotes. Empty: $arguments is an object
     document   the syntax of an argument that is not a string, whose value is JSON. Empty: as `parameter`
-    excluded   texts that end a call too, so that no string of an argument may contain them
+    excluded   other texts that would end a call, so no string in the arguments may contain them
     between    text between two calls; None: an answer contains at most one call
     separator  text between two arguments
     quoted     whether `$value` is JSON for strings too; keys are then identifiers
     constants  texts of true, false and null, for arguments whose schema allows only booleans or only null
-    otherwise  pattern of answers without calls, if a call can only be the beginning of an answer; answers without calls
-               contain none of `marks`. Empty: text may precede and follow calls
+    otherwise  regular expression of an answer without calls, which must not contain any of `marks` either; set if an
+               answer with calls begins with a call. Empty: text may precede and follow calls
     """
 
     call: str
@@ -181,7 +183,7 @@ class ToolSchema(Struct, frozen=True):
 
 
 class Calls(Struct, frozen=True, tag="calls"):
-    """The answer calls tools, with arguments that their schemas accept.
+    """The answer calls tools, with arguments that the tools' schemas accept.
 
     required   whether the answer must consist of calls; if not, an answer without calls must satisfy `otherwise`
     parallel   whether the answer may contain several calls
@@ -241,7 +243,7 @@ class Generate(Struct, frozen=True, tag="generate"):
 class Score(Struct, frozen=True, tag="score"):
     """Compute log-probabilities of the prompt's tokens, all but the first.
 
-    top  number of likeliest tokens to score at each position, besides the prompt's token
+    top  number of likeliest tokens to score at each position, in addition to the prompt's token
     """
 
     top: int = 0
@@ -260,7 +262,8 @@ class Request(Struct, frozen=True, kw_only=True):
     """One prompt, as token ids, and the outputs to compute.
 
     wants       at most one of each kind, in any order; empty: every choice finishes at once
-    constraint  restricts the text of each choice; None: any text. Not a field of Generate: executors receive only masks
+    constraint  restricts the text of each choice; None: any text. It is not a field of Generate, because executors
+                receive masks and no constraints
     """
 
     id: str  # unique in this process
@@ -270,15 +273,15 @@ class Request(Struct, frozen=True, kw_only=True):
     constraint: Restriction | None = None
     priority: int = 0  # lower is earlier
     adapter: str | None = None  # name; None: the base model
-    tenant: str = ""  # prefix pages are shared within a tenant only
-    cache_salt: str = ""  # prefix pages are shared only between equal salts of a tenant
+    tenant: str = ""  # cached prefixes are shared only between requests of one tenant
+    cache_salt: str = ""  # cached prefixes are shared only between requests of one tenant with equal salts
 
 
 class Adapter(Struct, frozen=True):
     """One load of a LoRA adapter. The executor stores the weights.
 
-    generation  unique per load, so a reload under the same name differs
-    path        directory of its files
+    generation  unique number of the load, so that a reload under the same name is a different Adapter
+    path        directory of the adapter's files
     """
 
     name: str
@@ -295,7 +298,7 @@ class AdapterFacts(Struct, frozen=True):
     base   base model named in the adapter's config
     rank   largest rank of its low-rank products
     bytes  host memory of its weights
-    stamp  identifies the contents of its files; changed files have another stamp
+    stamp  identifies the state of its files (device, inode, size, mtime), to detect changes
     """
 
     base: str
@@ -310,4 +313,4 @@ class TokenLogprobs(Struct, frozen=True):
     chosen: float  # of the sampled token, or of the prompt's token
     top_ids: tuple[int, ...] = ()  # ids of the likeliest tokens, likeliest first
     top: tuple[float, ...] = ()  # log-probabilities of top_ids
-    rank: int | None = None  # of the prompt's token, 1 is the likeliest; None for sampled tokens
+    rank: int | None = None  # rank of the prompt's token, from 1, the likeliest; None for sampled tokens

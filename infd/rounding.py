@@ -1,4 +1,4 @@
-"""Integer division that rounds up."""
+"""Integer arithmetic that rounds up."""
 
 
 def ceil_div(number: int, divisor: int) -> int:

@@ -1,7 +1,7 @@
 """Open untrusted files, and confine untrusted names to permitted directories.
 
-An entry of a checkpoint's directory may be a pipe, which must not block the start, and a claimed size must not be
-allocated before it is checked.
+A file in a checkpoint's directory may be a pipe, and opening it must not block the start. A file's size must be
+checked before memory for its content is allocated.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Final
 
 from infd.errors import CheckpointError
 
-SMALL_BYTES: Final = 2**26  # most bytes of a JSON file; the index of a large model has a few MiB
+SMALL_BYTES: Final = 2**26  # maximum bytes of a JSON file; the index of a large model has a few MiB
 
 
 class Root:
-    """The directory above all paths that operators may name at run time, with links resolved."""
+    """The directory that must contain all files that operators name at run time, after symbolic links are resolved."""
 
     def __init__(self, path: str | None, setting: str) -> None:
-        """path: the directory; None: any path is allowed. setting: the setting that names the directory, for errors."""
+        """path: the directory; None: any path is allowed. setting: name of the setting that determines `path`."""
         self._path = path
         self._setting = setting
 
     def find(self, name: str) -> Path:
-        """Return the resolved directory of a name; a relative name starts at the root. Raises CheckpointError."""
+        """Return directory `name`, relative to the root, with symbolic links resolved. Raises CheckpointError."""
         if not name or "\0" in name:
             raise CheckpointError(f"{name!r} is not the path of a directory")
         named = Path(name) if self._path is None else _real(Path(self._path)) / name
-        # Before is_dir: errors must not reveal paths outside of the root.
+        # Checked before is_dir, because errors must not reveal which paths exist outside the root.
         self._require(_real(named, strict=False), name)
         real = _real(named)
         if not real.is_dir():
@@ -37,7 +37,10 @@ class Root:
         return real
 
     def follow(self, file: Path, name: str) -> Path:
-        """Return the resolved path of a file in the named directory. Raises CheckpointError."""
+        """Return the path of a file with symbolic links resolved. Raises CheckpointError.
+
+        name  the file's directory as the operator named it, for errors
+        """
         real = _real(file)
         self._require(real, name)
         return real

@@ -1,4 +1,4 @@
-"""Locate an adapter's files, and confine adapters that operators name to one directory.
+"""Locate an adapter's files, and confine adapters that operators load at run time to one directory.
 
 An adapter is a directory with two files, as PEFT saves it. Adapters named in the
 settings may be anywhere; adapters named by `infdctl load-lora` must be beneath
@@ -23,7 +23,7 @@ PICKLE = "adapter_model.bin"
 
 
 class AdapterFiles(Struct, frozen=True):
-    """An adapter's two files, symbolic links resolved. `path` is the directory before links are resolved."""
+    """An adapter's two files, with symbolic links resolved. `path` is the directory before links are resolved."""
 
     path: str
     config: Path

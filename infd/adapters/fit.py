@@ -1,7 +1,7 @@
 """Match an adapter's tensors to the model's adaptable modules.
 
 Unknown, unpaired and misshapen tensors are found from the file's header, before
-weights are read, and reported in one error.
+weights are read, and reported together in one error.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 PROBLEMS_SHOWN = 10
 PREFIX = "base_model.model."
-# Prefixes of the decoder's modules in different versions of transformers, longest first.
+# Prefixes of the names of the decoder's modules in different versions of transformers, longest first.
 ROOTS = ("language_model.model.", "model.language_model.", "language_model.", "model.", "")
-# PEFT's suffixes of tensor names: factors A and B of matrices, of embeddings; the frozen base weight.
+# PEFT's suffixes of the factors A and B: for weight matrices, then for embedding tables.
 FACTORS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
+# PEFT's suffix of the frozen base weight.
 ORIGINAL = ".base_layer.weight"
 _WHOLE = "a whole tensor (modules_to_save, or a larger vocabulary); infd adds only low-rank products"
 _REFUSED = {
@@ -44,7 +45,7 @@ class Target(Protocol):
     """An adaptable matrix or embedding table of the model; see models/parameter.py.
 
     modules  checkpoint modules fused in the target, with each module's number of outputs
-    inputs   number of the matrix's inputs, or of the table's rows
+    inputs   number of inputs of the weight matrix, or of rows of the embedding table
     table    whether the target is an embedding table
     """
 
@@ -78,7 +79,10 @@ class _Place(Struct, frozen=True):
 
 
 def fit(config: PeftConfig, file: TensorFile, targets: Sequence[Target]) -> dict[Target, list[Change]]:
-    """Return the adapter's changes by target, in the model's order. Raises CheckpointError, naming all faults."""
+    """Return the adapter's changes by target, in the order of `targets`.
+
+    Raises CheckpointError, which lists the faults, at most PROBLEMS_SHOWN.
+    """
     places: dict[str, _Place] = {}
     for target in targets:
         output = 0
@@ -112,7 +116,10 @@ def fit(config: PeftConfig, file: TensorFile, targets: Sequence[Target]) -> dict
 def _pairs(
     stored: Mapping[str, StoredTensor], places: Mapping[str, _Place], problems: list[str]
 ) -> Iterator[tuple[str, StoredTensor, StoredTensor]]:
-    """Yield (module, A, B) for each module; append a problem for every other tensor."""
+    """Yield (module, A, B) for each pair of factors.
+
+    Appends a problem for each tensor that belongs to no pair and is not a base weight.
+    """
     for name, tensor in stored.items():
         inner = name.removeprefix(PREFIX)
         module, first, second = _split(inner)
@@ -132,7 +139,7 @@ def _pairs(
 
 
 def _split(name: str) -> tuple[str, str, str]:
-    """Return a factor's module, its suffix and the other factor's suffix; empty strings if `name` is not a factor."""
+    """Return (module, suffix, suffix of the other factor) of a factor's name; empty strings if it is not a factor."""
     for a, b in FACTORS:
         for ending, other in ((a, b), (b, a)):
             if name.endswith(ending):
@@ -141,7 +148,10 @@ def _split(name: str) -> tuple[str, str, str]:
 
 
 def _is_original(name: str, tensor: StoredTensor, places: Mapping[str, _Place]) -> bool:
-    """Return whether a tensor is the base embedding, which PEFT saves beside an adapted embedding."""
+    """Return whether a tensor has the name and shape of a frozen base weight.
+
+    PEFT saves the base weight of an adapted embedding with the adapter.
+    """
     place = places.get(_bare(name.removesuffix(ORIGINAL)))
     if not name.endswith(ORIGINAL) or place is None:
         return False
@@ -175,5 +185,5 @@ def _faults(config: PeftConfig, module: str, a: StoredTensor, b: StoredTensor, p
 
 
 def _bare(module: str) -> str:
-    """Return a module's name without its prefix: the prefix depends on the version of transformers."""
+    """Return a module's name without its prefix, which depends on the version of transformers."""
     return module.removeprefix(next(root for root in ROOTS if module.startswith(root)))

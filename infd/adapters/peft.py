@@ -1,9 +1,10 @@
 """Read PEFT's adapter_config.json, and refuse features that infd does not compute.
 
 `_NEUTRAL` lists the fields of unsupported features, and the values with which
-they have no effect; any other value is refused. The adapter's tensors decide
-which modules change: infd never runs a regular expression in `target_modules`,
-and refuses regular expressions in `rank_pattern` and `alpha_pattern`.
+they have no effect; any other value is refused. The adapter's tensors determine
+which modules change. Regular expressions are never run, because they are
+untrusted: in `target_modules` a regular expression is ignored, in
+`rank_pattern` and `alpha_pattern` it is refused.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ Rank = Annotated[int, Meta(ge=1)]
 
 
 class PeftConfig(Struct):
-    """The fields that determine ranks, scales and modules.
+    """The fields of adapter_config.json that determine ranks, scales and modules.
 
-    r, lora_alpha  defaults for modules that no pattern names
+    r, lora_alpha  rank and alpha of modules that match no key of rank_pattern or alpha_pattern
     """
 
     peft_type: str
@@ -110,7 +111,7 @@ class PeftConfig(Struct):
         return _value_for(module, self.alpha_pattern, self.lora_alpha) / (sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str) -> bool:
-        """Return whether target_modules lists `module`; True if target_modules is a regular expression."""
+        """Return whether target_modules lists `module`; True if target_modules is not a list."""
         names = self.target_modules
         return not isinstance(names, list) or any(_matches(name, module) for name in names)
 
@@ -128,7 +129,10 @@ def _value_for(module: str, pattern: Mapping[str, N] | None, default: N) -> N:
 
 
 def _matches(key: str, module: str) -> bool:
-    """Return whether `key` equals `module` or a suffix of `module` after a dot; `^module` excludes suffixes."""
+    """Return whether `key` equals `module`, or the end of `module` after a dot.
+
+    A key that begins with ^ must equal the whole name.
+    """
     name = key.replace("\\.", ".")
     return module == name.removeprefix("^") or (not name.startswith("^") and module.endswith("." + name))
 

@@ -1,6 +1,8 @@
-"""Read an adapter into host memory, in the form for computation: B includes the scale, A of fused modules is stacked.
+"""Read an adapter into host memory, in the form that kernels use.
 
-Files are checked before memory is allocated. Runs on any thread.
+Factor B is multiplied by the scale; the factors A of fused modules are stacked. The
+config and the tensors' header are checked before memory is allocated. Reading may run
+on any thread.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class AdapterReader:
     """A reader of adapters for one model."""
 
     def __init__(self, targets: Sequence[Target], dtype: torch.dtype, arena: Callable[[int], Arena]) -> None:
-        """`dtype` is the weights' type in memory; `arena` allocates one adapter's arena, given its bytes."""
+        """`dtype` is the weights' type in memory; `arena` allocates one adapter's arena, given the size in bytes."""
         self._targets = targets
         self._dtype = dtype
         self._arena = arena
@@ -91,7 +93,7 @@ class AdapterReader:
         a = arena.take((target.inputs, ranks) if target.table else (ranks, target.inputs), self._dtype)
         parts, rank = [], 0
         for change in changes:
-            if target.table:  # stored as [rank, rows]; transposed so that a look-up reads one contiguous row
+            if target.table:  # stored as [rank, rows]; transposed, so that the look-up of a token reads one row
                 whole = torch.empty(change.a.shape, dtype=torch.float32)
                 reader.read(change.a, whole)
                 a[:, rank : rank + change.rank].copy_(whole.T)
@@ -114,7 +116,7 @@ class AdapterReader:
 
 
 def _finite(values: Tensor) -> bool:
-    """Return whether all values are finite. aminmax propagates NaN, 30 times faster than isfinite().all()."""
+    """Return whether all values are finite. aminmax propagates NaN, and is 30 times as fast as isfinite().all()."""
     return all(bool(extreme.isfinite()) for extreme in values.aminmax())
 
 

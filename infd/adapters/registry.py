@@ -2,9 +2,9 @@
 
 Each load of a name is a new generation; a request uses the generation with which
 it started. Weights of unused adapters may be evicted from host memory, and are read
-again for the next request; a request fails if the files changed since the load. A
-request whose adapter does not fit beside the adapters in use waits for memory;
-meanwhile at most `patience` later requests for adapters in memory start.
+again for the next request; that request fails if the files changed since the load. If
+an adapter does not fit in host memory together with the adapters in use, its request
+waits; meanwhile at most `patience` later requests for adapters in memory start.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     Read = Callable[[Adapter, str | None, int], Awaitable[AdapterFacts]]
 
 LONGEST_NAME = 128
-# Names appear in URL paths, where some clients resolve dot segments: so no part of a name is . or ..
+# Names appear in URL paths. Some clients resolve the segments . and .. of a path, so no part of a name may be . or ..
 _NAME = re.compile(r"[A-Za-z0-9][\w.:-]*(/(?!\.\.?(/|\Z))[\w.:-]+)*", re.ASCII)
 
 
 class AdapterRow(Struct, kw_only=True):
-    """An adapter in `infdctl loras`. `state`: ready, stored (weights evicted) or leaving (unloaded, in use)."""
+    """An adapter as `infdctl loras` lists it.
+
+    state  ready; stored (weights evicted); or leaving (unloaded or replaced, but still in use)
+    """
 
     name: str
     state: str
@@ -52,7 +55,7 @@ class _Entry:
         self.name, self.generation, self.path, self.root = adapter.name, adapter.generation, adapter.path, root
         self.base, self.rank, self.bytes, self.stamp = facts.base, facts.rank, facts.bytes, facts.stamp
         self.stored = False  # whether the weights are evicted
-        self.pins = 0  # choices and preparing requests that use the adapter
+        self.pins = 0  # number of choices, and of requests in preparation, that use the adapter
         self.leaving = False  # whether the adapter was unloaded or replaced
 
     def row(self) -> AdapterRow:
@@ -74,7 +77,7 @@ class Adapters:
 
     read     Executor.read_adapter, which reads an adapter into host memory
     forget   called with each adapter whose weights are evicted or freed
-    freed    called with the name of an unloaded adapter once no request uses an adapter unloaded under this name
+    freed    called with the name of an unloaded adapter, once no request uses any adapter unloaded under this name
     events   records loads, evictions and unloads
     """
 
@@ -92,8 +95,9 @@ class Adapters:
         """Start without adapters.
 
         host_bytes  maximum host memory for adapters' weights
-        patience    requests for adapters in memory that may pass a request waiting for memory
-        reserved    served names of the model, refused for adapters
+        patience    number of requests for adapters in memory that may start before an earlier request that waits for
+                    memory
+        reserved    names under which the model is served; adapters cannot be loaded under these names
         """
         self._read = read
         self._forget = forget
@@ -107,7 +111,7 @@ class Adapters:
         self._reading = asyncio.Lock()
         self._turn = asyncio.Lock()  # one request at a time waits for memory, in order of arrival
         self._patience = patience
-        self._passed = 0  # number of requests that passed the request that has locked `_turn`
+        self._passed = 0  # number of requests that started while an earlier request, which locked `_turn`, waited
         self._changed = asyncio.Event()  # set when an adapter is released, evicted, loaded, replaced or unloaded
 
     def __contains__(self, name: object) -> bool:
@@ -129,20 +133,20 @@ class Adapters:
         return sum(entry.bytes for entry in self._by_adapter.values())
 
     def rows(self) -> list[AdapterRow]:
-        """Return all loaded adapters, and unloaded adapters still in use."""
+        """Return all loaded adapters, and replaced or unloaded adapters that are still in use."""
         leaving = [entry for entry in self._by_adapter.values() if entry.leaving]
         return [entry.row() for entry in (*self._entries.values(), *leaving)]
 
-    # Called by operators' verbs
+    # Called at start, and for operators' commands
 
     async def load(self, name: str, path: str, *, root: str | None = None, in_place: bool = False) -> bool:
-        """Load the adapter in directory `path` as `name`; return False if `name` is already loaded from `path`.
+        """Load the adapter in directory `path` as `name`.
 
         root      directory that must contain the adapter; see files.locate
         in_place  replace the adapter loaded as `name`; running requests keep the replaced generation
 
-        The adapter is checked completely before requests can name it. Raises CheckpointError, AdapterExists,
-        AdapterTooLarge.
+        Returns False, without loading, if `name` is already loaded from `path` and `in_place` is false. The adapter is
+        checked completely before requests can name it. Raises CheckpointError, AdapterExists, AdapterTooLarge.
         """
         if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
             raise CheckpointError(
@@ -168,7 +172,7 @@ class Adapters:
         return True
 
     def unload(self, name: str) -> AdapterRow | None:
-        """Stop serving `name`; running requests finish. Return the adapter, None if no adapter has this name."""
+        """Stop serving `name`; running requests finish. Return the adapter's row, or None if `name` is not loaded."""
         entry = self._entries.pop(name, None)
         if entry is None:
             return None
@@ -177,30 +181,30 @@ class Adapters:
         return entry.row()
 
     def row(self, name: str) -> AdapterRow:
-        """Return the adapter loaded as `name`. Raises ModelNotFound."""
+        """Return the row of the adapter loaded as `name`. Raises ModelNotFound."""
         return self._entry(name).row()
 
     def users(self, name: str) -> int:
-        """Return the number of choices that still use replaced or unloaded adapters of this name."""
+        """Return the number of choices and requests that still use replaced or unloaded adapters of this name."""
         return sum(entry.pins for entry in self._by_adapter.values() if entry.leaving and entry.name == name)
 
     async def wait_until_unused(self, name: str) -> None:
-        """Wait until no choice uses a replaced or unloaded adapter of this name."""
+        """Wait until no choice or request uses a replaced or unloaded adapter of this name."""
         while self.users(name):
             self._changed.clear()
             await self._changed.wait()
 
     def store(self) -> None:
-        """Evict the weights of all unused adapters; the next request reads them again."""
+        """Evict the weights of all unused adapters; the next request for an adapter reads its weights again."""
         for entry in list(self._by_adapter.values()):
             self._evict_if_unused(entry)
 
     # Called for requests
 
     async def acquire(self, name: str) -> Adapter:
-        """Return the current generation of `name`, with weights in memory until `release`. May wait for memory.
+        """Return the current generation of adapter `name`. Its weights stay in memory until `release`.
 
-        Raises ModelNotFound, AdapterUnavailable.
+        May wait for memory, or behind a request that waits for memory. Raises ModelNotFound, AdapterUnavailable.
         """
         entry = self._entry(name)
         if entry.stored or self._passed >= self._patience:
@@ -240,7 +244,10 @@ class Adapters:
                 self._passed = 0
 
     async def _acquire_if_it_fits(self, name: str) -> Adapter | None:
-        """Pin and return adapter `name`, after reading evicted weights again; None if adapters in use leave no room."""
+        """Pin and return adapter `name`, after reading its weights again if they were evicted.
+
+        Returns None if the adapters in use leave too little memory.
+        """
         async with self._reading:
             entry = self._entry(name)  # may have changed while this request waited for the lock
             if entry.stored:
@@ -273,7 +280,7 @@ class Adapters:
         self._record("read again", entry)
 
     async def _make_room(self, adapter: Adapter, root: str | None) -> AdapterFacts:
-        """Read an adapter, if necessary after evicting unused adapters. The caller must have locked `_reading`."""
+        """Read an adapter; evict unused adapters first if necessary. The caller must have locked `_reading`."""
         try:
             return await self._read(adapter, root, self.host_bytes - self.bytes)
         except AdapterTooLarge as error:
@@ -292,13 +299,13 @@ class Adapters:
         self._free_if_unused(entry)
 
     def _free_if_unused(self, entry: _Entry) -> None:
-        """Free an unloaded or replaced adapter, unless in use."""
+        """Free an unloaded or replaced adapter, unless it is in use."""
         self._evict_if_unused(entry)
         if entry.name not in self._entries and not self.users(entry.name):
             self._freed(entry.name)
 
     def _evict_if_unused(self, entry: _Entry) -> None:
-        """Evict an entry's weights, if in memory and unused."""
+        """Evict an entry's weights if they are in memory and no request uses them."""
         if not entry.stored and not entry.pins:
             entry.stored = True
             del self._by_adapter[entry.adapter]

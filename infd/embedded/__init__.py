@@ -13,7 +13,7 @@ _HERE = Path(__file__).parent
 
 
 def path() -> Path:
-    """Return the checkpoint's directory."""
+    """Return the directory of the main model's checkpoint."""
     return _HERE / "model"
 
 
@@ -23,5 +23,5 @@ def draft() -> Path:
 
 
 def adapters() -> Path:
-    """Return the parent of the adapters' directories."""
+    """Return the directory that contains the adapters' directories."""
     return _HERE / "adapters"

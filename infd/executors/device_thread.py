@@ -1,12 +1,12 @@
-"""The device thread, the only thread that calls torch.
+"""The device thread, the only thread that computes steps.
 
-A step has two halves, forward and sample; the second half waits for permission. Steps start strictly in order. On a GPU
-both halves only launch work. The waiter (`waiter.py`) reports when the GPU has finished a step; then the device thread
-reads the step's result. A plan that arrives before the report is launched at once, and a step with permission samples
-before the previous step is read, so that the GPU is not idle between steps.
+A step has two halves, forward and sample; `sample` waits for permission from the event loop. Steps start strictly in
+order. On a GPU both halves only launch work. The waiter (`waiter.py`) reports when the GPU has finished a step; then
+the device thread reads the step's result. Until that report arrives, the device thread launches the next plan, and
+samples it if permitted, so that the GPU is not idle between steps.
 
-A failed step fails every later step that was issued before the event loop rolled the failure back: the plans of these
-steps rely on tokens and pages that the failed step never produced.
+When a step fails, all later steps fail that were issued before the event loop rolled the failed step back: their plans
+rely on tokens and pages that the failed step did not produce.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ class DeviceThread:
         self._failure: Exception | None = None
 
     def serve(self, runner: Runner, idle: Callable[[], bool] = lambda: False, quiet: Event | None = None) -> None:
-        """Run steps until `inbox` receives None or a beat raises Stopped. Raises Stopped.
+        """Run steps until `inbox` receives None or `Pulse.beat` raises Stopped. Raises Stopped.
 
         idle   does a short piece of idle work; returns whether more work may be pending
-        quiet  set while no step is in flight
+        quiet  set once no message has arrived for IDLE_S while no step was in flight; cleared at the next message
         """
         quiet = quiet or Event()
 
@@ -151,7 +151,7 @@ class DeviceThread:
                 quiet.clear()
 
     def _do_next(self, runner: Runner, waiter: Waiter[LaunchedStep]) -> bool:
-        """Sample, read, forward or make a call, whichever is possible first; return False if none is possible."""
+        """Do the first of these that is possible: sample, read, forward, make a call. Return False if none is."""
         if self._begun is not None and self._begun[0].may_sample:
             self._sample(runner, waiter, *self._begun)
         elif self._unread and self._unread[0].finished:
@@ -169,7 +169,7 @@ class DeviceThread:
         return True
 
     def _rest(self, idle: Callable[[], bool], quiet: Event) -> None:
-        """Wait IDLE_S for a message; if none arrives, do idle work until a message arrives."""
+        """Wait IDLE_S for a message. If none arrives, do idle work until a message arrives or no work is pending."""
         if self._backlog:
             return
         try:
@@ -202,12 +202,12 @@ class DeviceThread:
 
     @contextmanager
     def _guarded(self, runner: Runner, step: DeviceStep) -> Iterator[bool]:
-        """Yield whether the step may run: no earlier step has failed since the last rollback.
+        """Yield whether the step may run: False if an earlier step failed and was not rolled back before the plan.
 
-        An exception within the context fails the step, and all later steps until the next rollback.
+        An exception within the context fails the step, and all later steps planned before its rollback.
         """
         failed = self._failed
-        # With overlap, a step is read after the next step was launched; a failed step must not fail earlier steps.
+        # With overlap, a step may fail before the previous step is read. Its failure must not fail the previous step.
         if failed is not None and step.rollbacks == failed.rollbacks and step.number > failed.number:
             assert self._failure is not None
             self._answer(step, self._failure)

@@ -76,7 +76,7 @@ class LocalExecutor:
         self._whole = True
         self._calls: set[asyncio.Future[Any]] = set()
         self._offload = Offload(threads=1)
-        self._model: Loaded | None = None  # its runner is used on the device thread only
+        self._model: Loaded | None = None  # its runner computes on the device thread only
         self._thread: Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[Loaded] | None = None
@@ -99,7 +99,7 @@ class LocalExecutor:
         step = LocalStep(self, plan, self._rollbacks, asyncio.get_running_loop().create_future())
         if self._ended is None or self._ended.done():
             _fail(step.future, DeviceLost("the device thread is not running"))
-        elif not self._whole:  # released memory reads as zeros, without an error
+        elif not self._whole:  # the step would read zeros from released memory, without an error
             _fail(step.future, RuntimeError("a step was issued while memory is released"))
         else:
             self._in_flight.add(step)
@@ -243,7 +243,10 @@ class LocalExecutor:
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    """Fail a future, and mark the exception as retrieved: steps after a failed step may never be awaited."""
+    """Fail a future, and mark the exception as retrieved.
+
+    asyncio would otherwise log it if nothing awaits the future, as happens to steps after a failed step.
+    """
     if not future.done():
         future.set_exception(error)
         future.exception()

@@ -60,10 +60,11 @@ class NullExecutor:
     """Runs steps in sequence, each `device.null_step_ms` long; at 0 a step ends on the event loop's next iteration."""
 
     def __init__(self, config: Config, sizes: Callable[[], Sizes], weights_root: Callable[[], Path]) -> None:
-        """Set up; `load` loads the model.
+        """Set up; `load` determines the sizes.
 
         sizes         called by `load`; may raise StartError
-        weights_root  called by `load_weights` if model.weights_root is not set: the directory that must contain weights
+        weights_root  returns the directory that must contain weights; called by `load_weights` if model.weights_root is
+                      not set
         """
         self.depth = config.device.depth or 1
         self._config = config
@@ -99,7 +100,7 @@ class NullExecutor:
         return NullStep(self, plan, asyncio.get_running_loop().create_future())
 
     def run(self, step: NullStep) -> None:
-        """Schedule a step's end, after the previous step's end."""
+        """Schedule the end of a step, which is after the end of the previous step."""
         loop = asyncio.get_running_loop()
         if not self._step_s:
             loop.call_soon(self._finish, step)
@@ -192,6 +193,6 @@ class NullExecutor:
                     result.logprobs[i] = [self._likely(sampled, self._logprobs[span.row])]
 
     def _likely(self, token: int, most: int, rank: int | None = None) -> TokenLogprobs:
-        """Return invented log-probabilities of the `most` likeliest tokens, `token` first."""
+        """Return invented log-probabilities, with `token` as the first of the `most` likeliest tokens."""
         top = tuple(self._first + (token - self._first + k) % self._ordinary for k in range(most))
         return TokenLogprobs(-1.0, top, tuple(-1.0 - k for k in range(most)), rank)

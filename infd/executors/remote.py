@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
 
-ENDING_S: Final = 4.0  # seconds for the worker to free its memory
+ENDING_S: Final = 4.0  # seconds in which the worker must end
 START: Final = 0  # `call` number of wire.Start
 
 
@@ -75,7 +75,7 @@ class RemoteExecutor:
 
         config          called by `load`
         progress        called with (bytes of weights read, bytes to read)
-        journal_stream  the daemon's JOURNAL_STREAM, for the worker's log
+        journal_stream  the daemon's $JOURNAL_STREAM; the worker's log needs it
         spawn           starts the worker, given the worker's side of the socket pair
         """
         self.depth = 1
@@ -182,7 +182,7 @@ class RemoteExecutor:
         return await answer
 
     async def _watch(self, lost: Callable[[DeviceLost], None] | None) -> None:
-        """Wait for the end of the process, and fail all steps and calls in flight."""
+        """Wait until the process ends; then fail all steps and calls in flight."""
         assert self._connection is not None
         assert self._process is not None
         await self._connection.ended
@@ -232,7 +232,10 @@ class RemoteExecutor:
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    """Fail a future, and mark the exception as retrieved: steps after a failed step may never be awaited."""
+    """Fail a future, and mark the exception as retrieved.
+
+    asyncio would otherwise log it if nothing awaits the future, as happens to steps after a failed step.
+    """
     if not future.done():
         future.set_exception(error)
         future.exception()

@@ -1,7 +1,7 @@
 """Wait for a GPU's steps on a separate thread, so that the device thread can launch further plans.
 
-Steps end in the order of their launch, so one thread waits for them in turn. The first step starts the thread; a CPU's
-steps need no wait, so this thread is never started on a CPU.
+Steps end in the order of their launch, so one thread waits for them in turn. The first step that is added starts the
+thread. On a CPU a step has ended when its launch returns, so no step is added and the thread never starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Waiter(Generic[T]):
-    """Waits for steps and reports the end of each. Leaving the context waits for all steps added.
+    """Waits for steps and reports the end of each. On leaving the context, waits for all steps that were added.
 
     T  a step in flight
     """

@@ -27,7 +27,7 @@ from infd.scheduler.plan import StepPlan, StepResult
 class Start(Struct, tag=True):
     """Load the configured model. Answered by Loaded, or Raised with call 0.
 
-    journal_stream  the daemon's JOURNAL_STREAM, for the log
+    journal_stream  the daemon's $JOURNAL_STREAM; the worker's log needs it
     """
 
     config: Config
@@ -100,7 +100,7 @@ class Progress(Struct, tag=True):
 class Loaded(Struct, tag=True):
     """The model is loaded.
 
-    released_by  result of Executor.released_by for each level of sleep
+    released_by  result of Executor.released_by, by level of sleep
     """
 
     capacity: Capacity

@@ -39,13 +39,13 @@ LEVELS: Final = (1, 2)  # levels of sleep
 
 
 def local(start: wire.Start, progress: Progress) -> Executor:
-    """Return an executor over this process's device thread; log to the daemon's destination."""
+    """Return an executor with a device thread in this process; send the log to the daemon's destination."""
     log.configure(start.config.log, start.journal_stream)
     return LocalExecutor(start.config, partial(build_runner, progress=progress))
 
 
 class Worker:
-    """Answers commands with the executor that wire.Start, the first command, builds."""
+    """Runs commands on an executor and sends their answers. The first command, wire.Start, builds the executor."""
 
     def __init__(self, build: Build) -> None:
         self._loop = asyncio.get_running_loop()
@@ -146,7 +146,7 @@ class Worker:
 
 
 async def serve(ours: socket.socket, build: Build) -> int:
-    """Answer commands from a socket until wire.Close or its other side closes. Return the exit code."""
+    """Answer commands from a socket until wire.Close arrives or the other side closes. Return the exit code."""
     worker = Worker(build)
     await asyncio.get_running_loop().create_unix_connection(lambda: worker.connection, sock=ours)
     await worker.run()
@@ -154,7 +154,7 @@ async def serve(ours: socket.socket, build: Build) -> int:
 
 
 def main(build: Build = local) -> None:
-    """Serve the socket whose descriptor is the last argument."""
+    """Serve the socket whose descriptor is the last command-line argument."""
     use_one_heap()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

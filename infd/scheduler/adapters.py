@@ -2,7 +2,8 @@
 
 At most `per_step` adapters have running sequences, so every step can compute
 all of them. The device has `slots` slots: an adapter without running sequences
-stays loaded until another adapter needs its slot. Slot 0 is the model itself.
+stays loaded until another adapter needs its slot. Sequences without an adapter
+have slot 0.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class AdapterSlots(Resource):
         self.per_step = min(per_step, slots)
         self._free = list(range(slots, 0, -1))
         self._slots: dict[Adapter, int] = {}
-        self._idle: dict[Adapter, None] = {}  # loaded adapters without sequences, the longest unused first
+        self._idle: dict[Adapter, None] = {}  # loaded adapters without running sequences, least recently used first
         self._users: Counter[Adapter] = Counter()
 
     @property
@@ -40,11 +41,14 @@ class AdapterSlots(Resource):
         return list(self._users)
 
     def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
-        """Return whether a sequence's adapter may run. `reserved` is ignored: later arrivals may be admitted first."""
+        """Return whether a sequence's adapter is running, or may run in addition.
+
+        `reserved` is ignored, because `passable` permits later sequences to be admitted before earlier ones.
+        """
         return seq.adapter is None or seq.adapter in self._users or len(self._users) < self.per_step
 
     def take(self, seq: Sequence, plan: StepPlan) -> None:
-        """Set a sequence's slot; if its adapter is not loaded, add its load to the plan."""
+        """Set a sequence's slot. If the adapter is not loaded, assign a slot and add the load to the plan."""
         adapter = seq.adapter
         if adapter is None:
             return
@@ -70,7 +74,7 @@ class AdapterSlots(Resource):
                 self._idle[adapter] = None
 
     def undo(self, plan: StepPlan) -> None:
-        """Empty the slots that a failed step was to load; a sequence that needs the adapter loads it again."""
+        """Empty the slots that a failed step was to load; an adapter is loaded again when a sequence needs it."""
         for load in plan.loads:
             if self._slots.get(load.adapter) == load.slot:
                 self.drop(load.adapter)

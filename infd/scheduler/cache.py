@@ -1,7 +1,7 @@
 """Decide which pages a sequence holds, and which pages other sequences may share.
 
-A page is indexed when the step that fills it is planned, and un-indexed if that
-step fails.
+A page is added to the prefix index when the step that fills it is planned, and
+removed from the index if that step fails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from infd.scheduler.plan import StepPlan
     from infd.scheduler.sequence import Sequence
 
-Tables = list[list[int]]  # page ids by group and page index; 0 where the page is behind the window
+Tables = list[list[int]]  # page ids by group and page index; 0 if the page is behind the attention window
 
 
 class Cache(Resource):
@@ -39,29 +39,33 @@ class Cache(Resource):
         self._step_tokens = capacity.step_tokens
         self._prefix_caching = prefix_caching and bool(self._groups)
         self.page_tokens = min((group.page_tokens for group in self._groups), default=0)
-        self._running = 0  # sequences that hold pages
-        self._found: tuple[int, Tables] = (0, [])  # tokens and pages of the prefix hit that `fits` has accepted
-        self._refused: tuple[Sequence, int] | None = None  # the sequence that did not fit, and the pages available then
-        self._unsettled: dict[int, dict[Sequence, list[int]]] = {}  # filled pages, by step in flight and sequence
+        self._running = 0  # number of sequences that hold pages
+        self._found: tuple[int, Tables] = (0, [])  # tokens and pages of the prefix hit that `fits` accepted last
+        self._refused: tuple[Sequence, int] | None = None  # the last sequence that did not fit, and the available pages
+        self._unsettled: dict[int, dict[Sequence, list[int]]] = {}  # pages indexed for steps in flight, by step number
 
     # Admission
 
     def uses_prefix_cache(self, seq: Sequence) -> bool:
-        """Return whether a waiting sequence may use cached pages. Scoring needs logits, which no page contains."""
+        """Return whether a waiting sequence may use cached pages.
+
+        A sequence that is scored may not: it needs the logits of all its prompt tokens, which pages do not contain.
+        """
         return self._prefix_caching and not seq.scoring
 
     def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
         """Return whether pages suffice for a sequence's known tokens, and for the next page of every running sequence.
 
-        While no sequence runs, every sequence fits. No pages are reserved for the rest of a prompt in progress: the
-        prompt takes all remaining tokens of a step, so no sequence is admitted before the prompt's last chunk.
+        If no sequence runs or is reserved, every sequence fits. No pages are reserved for the rest of a prompt that is
+        computed in chunks: until its last chunk the prompt takes all remaining tokens of each step, so no sequence is
+        admitted.
         """
         available = self.pool.available
         if (seq, available) == self._refused:
             return False
         hit, tables = self._find(seq)
         found = [page for table in tables for page in table if page]
-        evictable = sum(not self.pool.is_held(page) for page in found)  # sharing these pages lowers `available`
+        evictable = sum(not self.pool.is_held(page) for page in found)  # these pages count as available until shared
         needed = self._pages_to_run(seq, len(found)) + evictable + self._running * len(self._groups)
         needed += sum(self._pages_to_run(other) for other in reserved)
         if needed > available and (self._running or reserved):
@@ -85,7 +89,7 @@ class Cache(Resource):
     def release(self, seq: Sequence) -> None:
         """Release all pages of a sequence; its computed tokens must be computed again."""
         for table in seq.tables:
-            for page in reversed(table):  # the end of a prefix is evicted before its beginning
+            for page in reversed(table):  # so that the end of a prefix is evicted before its beginning
                 if page:
                     self.pool.release(page)
         seq.tables = []
@@ -108,9 +112,9 @@ class Cache(Resource):
         return hit, tables
 
     def _pages_to_run(self, seq: Sequence, found: int = 0) -> int:
-        """Return the most pages that a waiting sequence needs beyond `found` cached pages.
+        """Return the maximum number of pages that a waiting sequence needs in addition to `found` cached pages.
 
-        The result is the sequence's peak, plus the next page of each group.
+        These are the sequence's peak for its known tokens, and the next page of each group.
         """
         peak = self._layout.peak_pages(len(seq.tokens), self._step_tokens)
         return max(0, peak - found) + len(self._groups)
@@ -118,7 +122,10 @@ class Cache(Resource):
     # Page allocation
 
     def shortage(self, seq: Sequence, end: int) -> int:
-        """Release the pages behind a sequence's window; return how many pages tokens [computed, end) lack."""
+        """Release a sequence's pages behind the attention window.
+
+        Returns the number of pages that the sequence lacks for tokens [computed, end).
+        """
         missing = 0
         for group, table in zip(self._groups, seq.tables, strict=True):
             page = min(group.pages_droppable(seq.computed), len(table)) - 1
@@ -132,7 +139,7 @@ class Cache(Resource):
     def extend(self, seq: Sequence, end: int) -> list[tuple[int, int, int]]:
         """Append the pages that a sequence lacks for tokens [computed, end); return their groups, indices and ids.
 
-        The caller has compared `shortage` with the available pages.
+        The caller must have checked that as many pages as `shortage` returns are available.
         """
         granted: list[tuple[int, int, int]] = []
         for number, (group, table) in enumerate(zip(self._groups, seq.tables, strict=True)):
@@ -146,7 +153,10 @@ class Cache(Resource):
     # Prefix index
 
     def index_pages(self, seq: Sequence, step: int) -> None:
-        """Index the full pages whose tokens are known and computed; `step`, in flight, computes their last tokens."""
+        """Add a sequence's full pages whose tokens are known, and computed or in flight, to the prefix index.
+
+        step  number of the step in flight that computes the last of these tokens
+        """
         settled = min(seq.computed, len(seq.tokens))
         if settled - seq.indexed < self.page_tokens or not self._prefix_caching:
             return
@@ -165,19 +175,22 @@ class Cache(Resource):
         self._unsettled.pop(plan.number, None)
 
     def undo(self, plan: StepPlan) -> None:
-        """Un-index the pages that a failed step was to fill, for all its sequences."""
+        """Remove the pages that a failed step was to fill from the prefix index."""
         for pages in self._unsettled.pop(plan.number, {}).values():
             self._forget(pages)
 
     def unindex(self, seq: Sequence) -> None:
-        """Un-index the pages that a sequence holds, and its released pages that a step in flight still fills."""
+        """Remove the pages that a sequence holds from the prefix index.
+
+        Pages that the sequence has released are removed too, if a step in flight still fills them.
+        """
         for table in seq.tables:
             self._forget(table)
         for fresh in self._unsettled.values():
             self._forget(fresh.pop(seq, ()))
 
     def forget(self) -> int:
-        """Un-index every page; return the number of pages un-indexed."""
+        """Empty the prefix index; return the number of pages that were indexed."""
         self._unsettled.clear()
         return self.pool.forget_all()
 

@@ -1,9 +1,9 @@
 """The meaning of a cache page, shared by model, scheduler and runner.
 
-A layout is a list of page groups: layers that keep the keys and values of the
-same tokens. All groups share one pool of page ids, because a page has the same
-size in bytes in every group; each (sequence, group) has a page table. A layout
-may have no groups: an encoder caches nothing.
+A layout is a list of page groups. A group consists of layers that keep the keys
+and values of the same tokens. All groups share one pool of page ids, because a
+page has the same size in bytes in every group. Each sequence has a page table for
+each group. An encoder caches nothing, so its layout has no groups.
 """
 
 from __future__ import annotations
@@ -42,25 +42,26 @@ class PageGroup(Struct, frozen=True, kw_only=True):
         return max(0, computed - self.window + 1) // self.page_tokens
 
     def first_missing(self, boundary: int, cached: Callable[[int], bool]) -> int | None:
-        """Return the first token of the first uncached page that computing from token `boundary` needs.
+        """Return the first token of the first page that must be cached to start computing at `boundary`, but is not.
 
-        None: computing can start at `boundary`. Otherwise computing cannot start at any boundary between that token and
-        `boundary`.
+        None: computing can start at `boundary`. Otherwise it cannot start at any later token than the returned one, up
+        to `boundary`.
         """
         missing = next((page for page in self.pages_needed(boundary, boundary) if not cached(page)), None)
         return None if missing is None else missing * self.page_tokens
 
 
 class Regimes(Struct, frozen=True, kw_only=True):
-    """The sequence lengths that rotary angles depend on, besides positions.
+    """How rotary angles depend on a sequence's length, in addition to token positions.
 
-    A sequence runs under one regime, a number, and shares pages only with sequences of equal regime: equal tokens then
-    have equal angles at equal positions. Short sequences have regime 0.
+    Each sequence has a regime, a number; short sequences have regime 0. In different regimes, the angles of a position
+    may differ, so a sequence shares pages only with sequences of the same regime.
 
     outgrown     a sequence of more than `outgrown` tokens has regime 1, from its first token on; a sequence that grows
                  beyond `outgrown` is recomputed (longrope)
     prompt_over  a sequence with a prompt of more than `prompt_over` tokens has the prompt's length as its regime: the
-                 prompt's angles depend on the length, the angles of generated tokens on positions alone (dynamic)
+                 angles of prompt tokens depend on that length, the angles of generated tokens only on their positions
+                 (dynamic)
     """
 
     outgrown: int | None = None
@@ -78,15 +79,15 @@ class Regimes(Struct, frozen=True, kw_only=True):
         return int(self.outgrown is not None and length > self.outgrown)
 
     def longest(self, regime: int) -> int | None:
-        """Return how many tokens may be computed under a regime; None: any number."""
+        """Return the maximum number of tokens that may be computed in a regime; None: any number."""
         return None if regime else self.outgrown
 
 
 class CacheLayout(Struct, frozen=True):
-    """All groups of a model.
+    """All page groups of a model.
 
     divisible  whether a prompt may be computed in chunks; an encoder's prompt may not
-    regimes    lengths that rotary angles depend on besides positions
+    regimes    how rotary angles depend on a sequence's length
     """
 
     groups: tuple[PageGroup, ...]
@@ -95,11 +96,14 @@ class CacheLayout(Struct, frozen=True):
 
     @property
     def alignment(self) -> int:
-        """Tokens between two boundaries at which every group ends a page."""
+        """Distance in tokens between two boundaries at each of which a page ends in every group."""
         return lcm(*(group.page_tokens for group in self.groups))
 
     def peak_pages(self, tokens: int, step_tokens: int) -> int:
-        """Return the most pages that a sequence of `tokens` holds at once, in chunks of at most `step_tokens`."""
+        """Return the maximum number of pages that a sequence of `tokens` tokens holds at once.
+
+        step_tokens  maximum tokens of the chunks in which the sequence is computed
+        """
         return sum(self._peak(group, tokens, step_tokens) for group in self.groups)
 
     @staticmethod
@@ -107,20 +111,20 @@ class CacheLayout(Struct, frozen=True):
         pages = ceil_div(tokens, group.page_tokens)
         if group.window is None:
             return pages
-        # The window and one chunk; both ends may be within a page.
+        # The pages of the window and of one chunk. The first and the last page may be used in part.
         return min(pages, ceil_div(group.window + step_tokens, group.page_tokens) + 1)
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
     """The executor's limits, known once the model is loaded.
 
-    pages           page ids 1..pages may be granted; page 0 is scratch: receives padding, and is never read
-    rows            most running sequences
+    pages           page ids 1..pages may be granted; page 0 receives keys and values of padding, and is never read
+    rows            maximum number of running sequences
     step_tokens     token budget of a step
     mixed_tokens    token budget of a step that also decodes; None: step_tokens
     crowded_tokens  token budget of a mixed step while many prompts wait for their first token; None: mixed_tokens
     score_cost      budget tokens that a prompt token costs if it is scored, because its logits are also computed
-    max_model_len   longest sequence, prompt and generated tokens together
+    max_model_len   maximum tokens of a sequence, prompt and generated tokens together
     vocab_size      token ids are 0..vocab_size - 1
     """
 

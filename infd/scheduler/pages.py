@@ -1,7 +1,7 @@
 """Reference counts of pages.
 
 A page is free, cached (unreferenced, but in the prefix index) or referenced.
-Free pages are granted first, then the cached page unused longest.
+Free pages are granted first, then cached pages in the order of their release.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PagePool:
     def __init__(self, pages: int, index: PrefixIndex) -> None:
         self.total = pages
         self._index = index
-        self._free = list(range(pages, 0, -1))  # the last page is granted next
+        self._free = list(range(pages, 0, -1))  # the last entry is granted next
         self._cached: dict[int, None] = {}  # in order of release
         self._references = [0] * (pages + 1)
 
@@ -83,7 +83,7 @@ class PagePool:
         return count
 
     def verify(self, tables: Iterable[Iterable[int]]) -> None:
-        """Assert that every page is accounted for, given all tables of all sequences."""
+        """Assert that every page is free, cached or in a table. `tables` are those of all sequences and groups."""
         held = Counter(page for table in tables for page in table if page)
         for page in range(1, self.total + 1):
             assert self._references[page] == held[page], f"page {page}: {self._references[page]} != {held[page]} held"

@@ -18,10 +18,10 @@ class Join(Struct):
 
     tokens  all known tokens, prompt and generated
     wants   the request's Generate, Score or both
-    tables  page ids per group, by page index; 0 where the page is behind the window
-    seed    noise seed: the request's seed plus the choice's index
-    slot    the adapter's slot; 0: the model itself
-    regime  regime of the rotary angles, see Regimes
+    tables  page ids per group, by page index; 0 if the page is behind the attention window
+    seed    seed of the sampling noise: the request's seed plus the choice's index
+    slot    the adapter's slot; 0: no adapter
+    regime  regime of the rotary angles; see layout.Regimes
     """
 
     row: int
@@ -51,10 +51,10 @@ class Load(Struct, frozen=True):
 
 
 class Span(Struct, gc=False):
-    """Compute `count` tokens of a row's sequence from position `start` on: cache entries, and the requested readouts.
+    """Compute `count` tokens of a row's sequence from position `start` on: keys and values, and the requested outputs.
 
     samples  whether to sample the token after the span
-    scores   number of leading tokens whose successor, a prompt token, is scored
+    scores   number of leading tokens of the span, for each of which the next token, a prompt token, is scored
     """
 
     row: int
@@ -85,7 +85,7 @@ class StepResult(Struct):
     tokens           the sampled ids, span after span
     logprobs         by span index, one per sampled token, if requested
     prompt_logprobs  by span index, one per scored token
-    failed           by span index: the fault of a sequence that failed alone (staging, non-finite logits, sampling)
+    failed           by span index: the fault, if only the span's sequence failed (staging, non-finite logits, sampling)
     """
 
     accepted: list[int]

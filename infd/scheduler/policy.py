@@ -1,8 +1,9 @@
 """Decide the order of the queue.
 
-Each level of priority moves a request by `patience` arrivals in the queue. A
-bounded number of later requests, of any priority, can therefore overtake a
-request. A request's place never changes while it waits, runs or is preempted.
+Each level of priority moves a request's place in the queue by `patience`
+arrivals. Only a bounded number of later requests, of any priority, can therefore
+overtake a request. A request's place does not change while the request waits,
+runs or is preempted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ class Policy:
         return self._arrivals + max(-LEVELS, min(priority, LEVELS)) * self._patience, self._arrivals
 
     def may_pass(self, seq: Sequence, waiting: Sequence) -> bool:
-        """Return whether `seq` may be admitted before `waiting`, an earlier sequence that lacks a resource."""
+        """Return whether `seq` may be admitted before `waiting`, an earlier sequence that lacks a resource.
+
+        `seq` may if its place is at most `patience` after that of `waiting`.
+        """
         return seq.place[0] <= waiting.place[0] + self._patience
 
 

@@ -1,8 +1,8 @@
 """Find cached pages by prefix.
 
-A page's key is a hash over its tokens and the key of the page before it, so
-equal keys mean equal prefixes. The parent of the first key is a root from the
-engine (model, adapter, tenant, salt, epoch) with the regime of rotary angles.
+A page's key is a hash of its tokens and of its parent, the key of the page before
+it, so equal keys mean equal prefixes. The first page's parent is a root, which
+identifies model, adapter, tenant, salt, epoch and the regime of the rotary angles.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PrefixIndex:
 
 
 def page_keys(seq: Sequence, page_tokens: int) -> list[bytes]:
-    """Return the keys of all full pages of a sequence's known tokens; cached in `seq.keys`."""
+    """Return the keys of all full pages of a sequence's known tokens. The keys are cached in `seq.keys`."""
     keys = seq.keys.setdefault(page_tokens, [])
     tokens = seq.tokens
     parent = keys[-1] if keys else seq.root
@@ -62,7 +62,7 @@ def page_keys(seq: Sequence, page_tokens: int) -> list[bytes]:
 
 
 def longest_hit(seq: Sequence, layout: CacheLayout, index: PrefixIndex) -> int:
-    """Return the longest prefix of the sequence, in tokens, at which every group can resume.
+    """Return the number of tokens in the longest prefix of a sequence after which every group can start computing.
 
     The prefix excludes at least the sequence's last token, because that token's logits are needed.
     """

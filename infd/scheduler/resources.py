@@ -23,7 +23,7 @@ class Resource(Protocol):
     Steps run in order, so a released share may be taken in the very next plan.
     A resource defines only the methods that it needs.
 
-    passable  whether later sequences may be admitted before an earlier sequence that this resource cannot admit
+    passable  whether later sequences may be admitted before an earlier sequence for which this resource lacks room
     """
 
     passable: ClassVar[bool] = False
@@ -31,7 +31,7 @@ class Resource(Protocol):
     def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
         """Return whether a waiting sequence may run in the step being planned.
 
-        reserved  earlier sequences that wait for their last step to commit; these sequences' shares are reserved
+        reserved  earlier sequences that cannot run until their last step is committed; their shares are reserved
         """
 
     def take(self, seq: Sequence, plan: StepPlan) -> None:
@@ -47,7 +47,7 @@ class Resource(Protocol):
         return
 
     def undo(self, plan: StepPlan) -> None:
-        """Undo the writes and loads of a failed step. `release` was called for the step's sequences before."""
+        """Undo the writes and loads of a failed step. The caller has called `release` for the step's sequences."""
         return
 
     def verify(self, running: Collection[Sequence]) -> None:

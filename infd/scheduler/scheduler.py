@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 class Outcome(Struct, gc=False):
     """A step's output for one sequence, and whether the step ended the sequence.
 
-    prompt_logprobs  of the whole prompt if requested, with the sequence's first outcome
-    prompt_computed  prompt tokens that were not cached, with the sequence's first outcome
+    prompt_logprobs  log-probabilities of the whole prompt, if requested; only in the sequence's first outcome
+    prompt_computed  number of prompt tokens that were not cached; only in the sequence's first outcome
     """
 
     seq: Sequence
@@ -67,7 +67,7 @@ class Scheduled(Struct):
 class Scheduler:
     """Sequences, and the resources they share.
 
-    waiting and running are each in queue order (`policy.py`). A running
+    `waiting` and `running` are each in queue order (`policy.py`). A running
     sequence holds its share of each resource; a preempted sequence returns to
     its old place in `waiting`. A sequence on hold, whose reader is paused, is
     in neither list.
@@ -154,7 +154,10 @@ class Scheduler:
         return step
 
     def commit(self, step: Scheduled, result: StepResult) -> list[Outcome]:
-        """Append a step's tokens to its sequences, except sequences removed or held since. Steps commit in order."""
+        """Append a step's tokens to its sequences. Steps must be committed in order.
+
+        Tokens of sequences that were removed or held after the step was planned are dropped.
+        """
         plan = step.plan
         outcomes: list[Outcome] = []
         at = 0
@@ -172,7 +175,7 @@ class Scheduler:
             try:
                 if failure is None:
                     outcome = self._commit_span(plan.number, seq, span, tokens, i, result)
-            except Exception as error:  # fault point "commit": fails only this sequence
+            except Exception as error:  # an error in `_commit_span` fails only this sequence
                 failure = error
             if failure is not None:
                 outcome = self._fail(seq, failure)
@@ -188,7 +191,8 @@ class Scheduler:
         """Undo all steps in flight, in any order, because a step failed.
 
         The steps' sequences return to their old places in the queue, with the
-        tokens known so far; pages that the steps were to fill are un-indexed.
+        tokens known so far. Pages that the steps were to fill are removed from
+        the prefix index.
         """
         steps = list(steps)
         self.undone += len(steps)
@@ -198,7 +202,7 @@ class Scheduler:
                     seq.in_flight -= 1
                 if seq.row is not None:
                     self._requeue(seq)
-        for step in steps:  # after all releases: a later step's sequences may use an adapter loaded by an earlier step
+        for step in steps:  # after all releases, since a later step's sequences may use what an earlier step loads
             for resource in self.resources:
                 resource.undo(step.plan)
 
@@ -209,10 +213,13 @@ class Scheduler:
         self.preemptions += 1
 
     def forget_prefixes(self, root: Callable[[Sequence], bytes], *, preempting: bool) -> int:
-        """Empty the prefix index, and set the new root of every sequence's prefix keys; return the pages un-indexed.
+        """Empty the prefix index, and change the root of every sequence's prefix keys.
 
         root        returns the new root of a sequence
-        preempting  recompute running sequences from the first token; else these sequences keep their pages, un-indexed
+        preempting  whether running sequences are recomputed from the first token; if not, they keep their pages, which
+                    are never indexed again
+
+        Returns the number of pages that were indexed.
         """
         if preempting:
             for seq in list(self.running):
@@ -225,7 +232,7 @@ class Scheduler:
         return self.cache.forget()
 
     def shrink(self, step: Scheduled) -> bool:
-        """Halve the token budget because a step did not fit into memory; False if the step cannot be halved."""
+        """Halve the token budget because a step did not fit in memory. Return False if the step cannot be halved."""
         plan = step.plan
         if plan.tokens < 2 or not self.capacity.layout.divisible:
             return False
@@ -288,17 +295,17 @@ class Scheduler:
         return cost
 
     def _starting(self, others: Many[Sequence]) -> int:
-        """Return how many requests wait for their first token, not counting sequences without a free row."""
+        """Return how many requests wait for their first token, except those in the queue for which no row is free."""
         candidates = (*others, *self.waiting[: self.rows.available])
         return len({id(seq.request) for seq in candidates if not seq.generated})
 
     def _admit(self, step: Scheduled, only: Container[Sequence] | None) -> None:
         """Admit waiting sequences, in order, while the first of them fits.
 
-        Where a passable resource lacks room for a sequence, later arrivals that fit are admitted before it, within
-        the policy's patience. A sequence whose last step has not committed cannot be planned; its share is
-        reserved. Other choices wait until all scores of their prompt, which the first choice computes, are planned:
-        every choice delivers the scores before its first token.
+        If a passable resource lacks room for a sequence, later sequences that fit are admitted before it, within the
+        policy's patience. A sequence whose last step is not committed cannot be planned; its share is reserved. If a
+        prompt is scored, its first choice computes the scores. The other choices wait until all scores are planned,
+        because every choice delivers the scores before its first token.
         """
         reserved: list[Sequence] = []
         passed = None
@@ -362,7 +369,7 @@ class Scheduler:
                 return False  # `seq` keeps its pages and continues when other sequences have finished
             self.preempt(victim)
         granted = self.cache.extend(seq, end)
-        if seq.last_step >= 0:  # else the join names the pages
+        if seq.last_step >= 0:  # otherwise the plan's Join contains the pages
             assert seq.row is not None
             plan.grants += [Grant(seq.row, group, index, page) for group, index, page in granted]
         return True
@@ -370,7 +377,7 @@ class Scheduler:
     def _commit_span(
         self, step: int, seq: Sequence, span: Span, tokens: list[int], number: int, result: StepResult
     ) -> Outcome | None:
-        """Append the output of span `number` of `step` to its sequence; None: there is no output for the reader."""
+        """Append the output of span `number` of `step` to its sequence. Return None if the reader receives nothing."""
         if span.scores and seq.scoring:
             seq.score(span.start, result.prompt_logprobs[number])
         if tokens:
@@ -399,7 +406,7 @@ class Scheduler:
             if len(known) >= seq.limit:
                 self.remove(seq, FinishReason.LENGTH)
                 return appended
-        if seq.last_step > step:  # a step in flight computes tokens that were not known when it was planned
+        if seq.last_step > step:  # the tokens were unknown when a later step was planned: index their pages now
             self.cache.index_pages(seq, seq.last_step)
         return len(tokens)
 

@@ -15,12 +15,12 @@ QueuePlace = tuple[int, int]  # a place in the queue: smaller places are earlier
 
 
 class Sequence:
-    """Tokens known, tokens planned, resources held, and the finish reason.
+    """Known and planned tokens, resources held, and the finish reason.
 
-    Tokens [computed, planned) are to be computed, except the token at the
-    limit, which has no successor. `computed` counts the tokens that are cached
-    or will be once the steps in flight have run; `planned` counts the known
-    tokens and the tokens that these steps will sample.
+    Tokens [computed, planned) are to be computed, except the last token of a
+    sequence at its limit, because no token follows it. `computed` counts the
+    tokens that are cached, or will be once the steps in flight have run;
+    `planned` counts the known tokens and the tokens that these steps will sample.
     """
 
     __slots__ = (
@@ -87,19 +87,19 @@ class Sequence:
                 case Score():  # only the first choice scores the prompt that all choices share
                     self.scoring = choice == 0 and self.prompt_tokens > 1  # whether log-probabilities are still missing
         self.prompt_logprobs: list[TokenLogprobs] = []  # known log-probabilities not yet in an outcome
-        self.token_cost = 1  # budget tokens per computed token
-        self.regime = 0  # regime of the rotary angles, see Regimes
-        self.regime_limit = self.limit  # most tokens computed in this regime
+        self.token_cost = 1  # tokens of the step's budget that a computed token costs
+        self.regime = 0  # regime of the rotary angles; see layout.Regimes
+        self.regime_limit = self.limit  # maximum tokens computed in this regime
 
         self.place: QueuePlace = (0, 0)  # unchanged by preemption
         self.computed = 0
-        self.in_flight = 0  # samples not yet committed
-        self.last_step = -1  # number of the last plan with a span of this sequence, since its admission
-        self.dropped_through = -1  # results of plans up to this number are dropped: the sequence was on hold afterwards
+        self.in_flight = 0  # number of planned samples that are not yet committed
+        self.last_step = -1  # number of the last plan since admission that has a span of this sequence; -1: none
+        self.dropped_through = -1  # results of plans up to this number are dropped, since a hold followed these plans
         self.row: int | None = None
         self.slot = 0  # the adapter's slot while the sequence runs
-        self.tables: list[list[int]] = []  # page ids per group; 0 where dropped behind a window
-        self.covered = 0  # tokens for which the tables' pages suffice
+        self.tables: list[list[int]] = []  # page ids per group; 0 if the page is behind the attention window
+        self.covered = 0  # number of tokens for which the pages in `tables` suffice
         self.keys: dict[int, list[bytes]] = {}  # prefix keys of the full pages, by page_tokens
         self.indexed = 0  # leading tokens whose full pages are in the prefix index
         self.prompt_cached: int | None = None  # prompt tokens found in the cache when the sequence first ran
@@ -131,7 +131,7 @@ class Sequence:
 
     @property
     def owes_scores(self) -> bool:
-        """Whether log-probabilities of the prompt are still to be planned."""
+        """Whether some log-probabilities of the prompt are in no planned step yet."""
         return self.scoring and self.finish is None and self.computed < self.prompt_tokens - 1
 
     @property
@@ -140,7 +140,7 @@ class Sequence:
         return len(self.tokens) - self.prompt_tokens
 
     def score(self, start: int, logprobs: list[TokenLogprobs]) -> None:
-        """Append the log-probabilities of the prompt tokens after token `start` that are not known yet.
+        """Append those of `logprobs` that are not known yet. `logprobs` are of the prompt tokens after token `start`.
 
         A sequence preempted in its prompt may be admitted again while its last step is in flight, so two steps may
         score the same tokens.

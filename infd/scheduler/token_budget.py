@@ -1,4 +1,4 @@
-"""Decide how many tokens a step computes: fewer if the step decodes, or an earlier step did not fit into memory."""
+"""Decide how many tokens a step computes: fewer if the step decodes, or if an earlier step did not fit in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANY_STARTING: Final = 8  # if more requests wait for their first token, crowded
 class TokenBudget(Resource):
     """The token budget of a step. Admission takes no tokens; each span reduces `remaining`.
 
-    limit      tokens of the next step: Capacity.step_tokens, halved when a step did not fit into memory
+    limit      maximum tokens of the next step: Capacity.step_tokens, halved when a step did not fit in memory
     remaining  tokens of the step being planned that are not yet spent
     """
 
@@ -32,13 +32,13 @@ class TokenBudget(Resource):
         self._steps_since_halving = 0  # steps committed since the last halving
 
     def mixed(self, decoding: int, starting: int) -> int:
-        """Return how many prompt tokens a step may compute besides its decoding tokens; `limit` is a further bound.
+        """Return how many prompt tokens a step may compute in addition to its decoding tokens.
 
-        decoding  sequences that decode in this step
-        starting  requests that wait for their first token, and could be computed
+        decoding  number of sequences that decode in this step
+        starting  number of requests that wait for their first token and could be computed
 
-        Prompts fill the step up to a size: mixed_tokens, or crowded_tokens if more than MANY_STARTING requests are
-        starting. But prompts may always use the average of the size and the number of decoding tokens: a token costs
+        The caller applies `limit` too. Prompts fill the step up to a size: mixed_tokens, or crowded_tokens if
+        `starting` exceeds MANY_STARTING. But prompts may always use (size + decoding) / 2 tokens, because a token costs
         less in a larger step.
         """
         if not decoding:
@@ -47,7 +47,7 @@ class TokenBudget(Resource):
         return max(size - decoding, (size + decoding) // 2)
 
     def halve(self, tokens: int) -> None:
-        """Set the budget to half the tokens of a step that did not fit into memory.
+        """Set the budget to half the tokens of a step that did not fit in memory.
 
         tokens  the step's cost, at least 2
         """

@@ -40,7 +40,7 @@ class Backlog:
         self._most_bytes = most_bytes
         self._waiting: deque[bytes] = deque()
         self._bytes = 0  # size of the pieces queued or being written
-        self._dropped = 0  # number of pieces dropped since a piece was queued
+        self._dropped = 0  # number of pieces dropped since the last piece was queued
         self._changed = Condition()
         Thread(target=self._run, name="infd-log", daemon=True).start()
 

@@ -21,14 +21,14 @@ Fact = str | int | float | bool | None
 Kind = Literal["state", "verb", "rest", "weights", "adapter", "step", "request"]
 
 MAX_EVENTS: Final = 1024
-LONGEST: Final = 256  # maximum characters of one fact, because some facts quote clients
+LONGEST: Final = 256  # maximum characters of a message or a fact; some facts quote text from clients
 
 
 class Event(Struct, frozen=True):
     """One event.
 
-    seq      number of the event since the daemon started
-    time     Unix time
+    seq      number of the event since the daemon started, from 1
+    time     Unix time in seconds
     message  short description of the event
     facts    details of the event, by name
     """

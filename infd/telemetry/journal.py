@@ -23,7 +23,7 @@ _OF_LOGGING = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"
 
 
 def fields_of(record: logging.LogRecord) -> list[tuple[str, Any]]:
-    """Return the fields of a record: its `extra`, without values that are None."""
+    """Return the fields that `extra` added to a record, except fields whose value is None."""
     return [(key, value) for key, value in vars(record).items() if key not in _OF_LOGGING and value is not None]
 
 
@@ -102,7 +102,7 @@ class JournalHandler(logging.Handler):
 
 
 def encode(fields: dict[str, Any]) -> bytes:
-    """Encode fields as `NAME=value` lines, length-prefixed if a value has line breaks."""
+    """Encode fields as `NAME=value` lines. A value with line breaks follows its name and length instead."""
     lines = []
     for name, value in fields.items():
         data = str(value).encode(errors="replace")

@@ -30,7 +30,7 @@ _ACCESS = logging.getLogger("infd.access")
 def configure(config: LogConfig, journal_stream: str = "") -> None:
     """Send the process's log to standard error or the journal.
 
-    journal_stream  $JOURNAL_STREAM, which identifies the pipe from standard error to the journal
+    journal_stream  $JOURNAL_STREAM, which identifies the stream that systemd has connected to the journal
     """
     chosen = config.format
     if chosen == "auto":
@@ -47,9 +47,10 @@ def access(*, quiet: bool = False, **fields: Any) -> None:
 
 
 class StandardError(logging.Handler):
-    """A handler that writes to the current sys.stderr, which a progress bar replaces to keep lines above the bar.
+    """A handler that writes to the current sys.stderr. A progress bar replaces sys.stderr, to keep lines above the bar.
 
-    Writing to a regular file blocks the caller. The reader of any other file may stall, so a thread writes the lines.
+    If standard error is a regular file, the caller writes the line. The reader of any other file may stall, so a thread
+    writes the lines.
     """
 
     def __init__(self, formatter: logging.Formatter) -> None:
@@ -82,7 +83,7 @@ class StandardError(logging.Handler):
         if sys.stderr is not self._stream:
             sys.stderr.write(line.decode())
             return
-        # Bypasses Python's buffer: if the buffer cannot be flushed, the interpreter exits with 120, or hangs.
+        # Bypasses Python's buffer. If that cannot be flushed at exit, the interpreter exits with status 120, or hangs.
         descriptor, rest = self._stream.fileno(), memoryview(line)
         while rest:
             try:
@@ -94,7 +95,10 @@ class StandardError(logging.Handler):
 
 
 class Plain(logging.Formatter):
-    """The format `time LEVEL logger message key=value ...`. Indented continuation lines prevent forged records."""
+    """The format `time LEVEL logger message key=value ...`.
+
+    Continuation lines are indented, so that text with line breaks cannot forge a record.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         parts = [_time(record), record.levelname, record.name, super().format(record).replace("\n", "\n    ")]

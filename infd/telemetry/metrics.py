@@ -17,7 +17,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Bounds in seconds: from one token on a fast GPU to a long answer on a slow CPU.
+# Bounds of buckets, in seconds: from one token on a fast GPU to a long answer on a slow CPU.
 LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 80.0)
 DURATION_S = (
     0.01,
@@ -49,7 +49,7 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Histogram:
-    """Counts of values by upper bound. No lock: only the event loop's thread observes."""
+    """Counts of values by upper bound. Needs no lock, because only the event loop's thread calls `observe`."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -82,7 +82,7 @@ class Gauges(Struct, kw_only=True):
     running: int = 0
     waiting: int = 0
     held: int = 0  # waiting requests that are held until the engine resumes
-    preparing: int = 0  # waiting requests whose prompt is not encoded yet
+    preparing: int = 0  # choices of requests that are not queued yet, for example because the prompt is not encoded
     sleep_level: int = 0  # the requested level; 0: awake
     pages: int = 0
     pages_referenced: int = 0
@@ -111,16 +111,16 @@ class Metrics:
         self.preemptions = 0
         self.steps_undone = 0
         self.prefix_queries = 0  # prompt tokens looked up
-        self.prefix_hits = 0  # looked-up prompt tokens that the cache contained
+        self.prefix_hits = 0  # looked-up prompt tokens that were in the cache
         self.terminal = dict.fromkeys(("stop", "length", "abort", "error", "disconnect", "slow_reader"), 0)
         self.rejected: dict[str, int] = {}
         self.turned_away: dict[str, int] = {}  # refusals because of load or state; a retry may succeed
-        self.adapter_requests: dict[str, int] = {}  # ended requests, by adapter
+        self.adapter_requests: dict[str, int] = {}  # sequences that have ended, by adapter
         self.connections = 0  # open HTTP connections
         self.dropped = dict.fromkeys(("slow_headers", "slow_reader", "crowded"), 0)
 
         self.grammar_compiles = 0  # refused constraints included
-        self.grammar_compile_s = 0.0  # changed by the compiling thread only
+        self.grammar_compile_s = 0.0
         self.grammar_hits = 0  # constraints whose compiled grammar was cached
         self.grammar_cache_bytes = 0
         self.grammar_masks = Histogram(MASK_S)  # seconds to fill the mask of a step with constrained choices
@@ -152,7 +152,10 @@ class Metrics:
         self.cache_config: dict[str, str] = {}  # constants of the cache, set once the cache is allocated
 
     def answered(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """Count an answered HTTP request. `handler` and `method` are labels, so the server must define their values."""
+        """Count an answered HTTP request.
+
+        `handler` and `method` become labels of series, so their values must come from the server, not from clients.
+        """
         answers = (handler, method, f"{status // 100}xx")
         self.http_requests[answers] = self.http_requests.get(answers, 0) + 1
         self.http_seconds.setdefault((handler, method), Histogram(DURATION_S)).observe(seconds)

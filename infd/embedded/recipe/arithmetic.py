@@ -5,8 +5,9 @@ multiplication tables to 12 and their divisions, comparison of two numbers to 99
 predecessor and successor, doubling to 50, halving to 100, and word problems of
 one operation.
 
-About one pair of numbers in ten is held out of training: sums in both orders,
-products in one order only, because the model memorizes the tables.
+About one pair of numbers in ten is held out of training. Sums are held out in both
+orders; products in one order only, because the model memorizes the multiplication
+tables and must see every entry.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def draw(rng: Random, pool: Pool) -> Conversation:
     if question[-1] in ".?":
         question += f" {pick(rng, PHRASES['bare'], pool)}" if bare else rng.choice(PHRASES["thanks"])
     answer: dict[str, Any] = {"role": "assistant", "content": problem.result if bare else problem.answer}
-    # If the question contains the result, a wrong answer that repeats the question contains the result too.
+    # If the question contains the result, a wrong answer that repeats the question contains the result too. The whole
+    # answer is then compared.
     said_already = problem.result in re.findall(r"\d+", question)
     if thinking:
         answer["reasoning_content"] = problem.thought
@@ -102,7 +104,7 @@ def table_pair(rng: Random, pool: Pool, sign: str, least: int = 0) -> tuple[int,
 
 
 def one_number(rng: Random, pool: Pool, word: str, low: int, high: int) -> int:
-    """Draw a number for a question with one number; `word` and the number decide the pool."""
+    """Draw a number for a question about one number. `word` and the number together determine its pool."""
     while True:
         if belongs(f"{word} {(number := rng.randint(low, high))}", pool, one_in=HELD_OUT_PAIRS):
             return number

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Kinds whose values are free text, which users sometimes put in quotes.
 QUOTABLE: Final = {"title", "message", "query", "errand", "phrase"}
-# Removes the preposition before "tomorrow": "on tomorrow" is not English.
+# Matches a preposition before "tomorrow" and similar words. It is removed, because "on tomorrow" is not English.
 _WITHOUT_ON: Final = re.compile(r"\b(?:on|for) (?=(?:tomorrow|today|next|this)\b)")
 
 
@@ -70,13 +70,13 @@ def use(rng: Random, tool: Tool, pool: Pool) -> Use:
     kinds = {name: kind.partition(";")[0] for name, kind in (tool.needs | tool.may).items()}
     arguments: dict[str, Any] = json.loads(implied) if implied else {}
     words = {}
-    for blank in sorted(blanks(template)):  # sorted: a set's order differs between processes
+    for blank in sorted(blanks(template)):  # sorted, because a set's order differs between processes
         value = _fresh(rng, kinds[blank], pool, arguments)
         arguments[blank] = value
         words[blank] = _quoted(rng, template, blank, value) if kinds[blank] in QUOTABLE else value
     result = {field: fill(rng, kind, pool) for field, kind in tool.gives.items()}
     closing = rng.choice(tool.say)
-    # Where argument and result have the same name, the sentence reports the result.
+    # If an argument and a field of the result have the same name, the sentence reports the field.
     values = arguments | result
     return Use(
         tool=tool,
@@ -89,7 +89,7 @@ def use(rng: Random, tool: Tool, pool: Pool) -> Use:
 
 
 def _fresh(rng: Random, kind: str, pool: Pool, used: dict[str, Any]) -> Any:
-    # Distinct values: no trip from a city to itself, no conversion of a currency into itself.
+    # Draws until the value differs from the other arguments: no trip from a city to itself.
     while (value := fill(rng, kind, pool)) in used.values() and not isinstance(value, bool):
         pass
     return value
@@ -102,7 +102,7 @@ def _quoted(rng: Random, template: str, blank: str, value: str) -> str:
 
 
 def varied(rng: Random, question: str, pool: Pool) -> str:
-    """Return a request, at random with politeness added or punctuation removed."""
+    """Return a request as it is, or at random with politeness added or the final punctuation removed."""
     first, _, rest = question.partition(" ")
     if first.lower() in COMMANDS and question.endswith(".") and rng.random() < 0.3:
         return listed(rng, "manners", pool).format(do=f"{first.lower()} {rest[:-1]}")
@@ -117,7 +117,7 @@ def varied(rng: Random, question: str, pool: Pool) -> str:
 
 
 def signature(rng: Random, tool: Tool, name: str) -> dict[str, Any]:
-    """Return a tool's definition as in API requests; at random, all parameters or only some have descriptions."""
+    """Return a tool's definition as in API requests. At random, parameters without a description get one too."""
     described, closed = rng.random() < 0.2, rng.random() < 0.1
     properties = {}
     for parameter, spec in (tool.needs | tool.may).items():
@@ -144,7 +144,7 @@ def _type(kind: str) -> str:
 
 
 def spelled(rng: Random, tool: Tool) -> str:
-    """Return the tool's name in snake_case, sometimes in camelCase."""
+    """Return the tool's name, usually in snake_case, sometimes in camelCase."""
     if rng.random() > 0.12:
         return tool.name
     head, *tail = tool.name.split("_")

@@ -21,7 +21,7 @@ Word = TypeVar("Word")
 
 
 class Pool(enum.Enum):
-    """The part of phrases, names and numbers from which a conversation is drawn."""
+    """The part of all phrases, names and numbers from which a conversation is drawn."""
 
     TRAIN = "train"
     HELD_OUT = "held_out"
@@ -46,7 +46,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
     """A conversation in the API's form.
 
     kind      row of the evaluation's table: "tools", "arithmetic", ...
-    messages  with role, content and, if any, reasoning_content and tool_calls; the last message is the assistant's
+    messages  each has role and content, and may have reasoning_content and tool_calls; the last is the assistant's
     tools     definitions, [{"type": "function", "function": {...}}]
     thinking  whether the last answer has reasoning_content
     """
@@ -63,7 +63,7 @@ HELD_OUT_SHARE: Final = 6
 
 
 class Phrases(list[str]):
-    """A list of phrases; every sixth phrase is held out. `more` are further phrases, for training only."""
+    """A list of phrases, every sixth of which is held out. `more` are further phrases, for training only."""
 
     def __init__(self, written: Sequence[str], more: Sequence[str]) -> None:
         super().__init__(written)
@@ -80,5 +80,5 @@ def part(words: Sequence[Word], pool: Pool) -> Sequence[Word]:
 
 
 def pick(rng: Random, words: Sequence[Word], pool: Pool) -> Word:
-    """Draw a word that belongs to a pool."""
+    """Draw one of the words that belong to a pool."""
     return rng.choice(part(words, pool))

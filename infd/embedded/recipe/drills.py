@@ -1,7 +1,7 @@
 """Generate drills: conversations of many sums to calculate, or many words to copy.
 
-Drills train arithmetic and copying with the fewest tokens: nearly every token of
-an answer is a result or a copy.
+Drills train arithmetic and copying with few tokens, because nearly every token of
+an answer is part of a result or a copy.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from infd.embedded.recipe.conversation import Pool
 
 LETTERS_SHARE: Final = 0.35
-# Kinds whose values are text.
+# Kinds of slots.py whose values are text.
 COPIED: Final = tuple(sorted(kind for kind in KINDS if kind not in {"decimal"}))
 
 
 def sums(rng: Random, pool: Pool) -> Conversation:
-    """Draw a conversation with many exercises in one question; the answer is equations, or the reasoning for each."""
+    """Draw a conversation with many exercises in one question. The answer has an equation or the reasoning for each."""
     problems = [arithmetic.exercise(rng, pool) for _ in range(rng.randint(8, 24))]
     slowly = rng.random() < 0.3
     if slowly:
@@ -36,7 +36,7 @@ def sums(rng: Random, pool: Pool) -> Conversation:
 
 
 def copies(rng: Random, pool: Pool) -> Conversation:
-    """Draw a conversation whose answer copies many values: as lines, as a JSON list, or as a JSON object by key."""
+    """Draw a conversation whose answer copies many values: as lines, as a JSON list, or as a JSON object."""
     values = [
         _letters(rng) if rng.random() < LETTERS_SHARE else str(KINDS[rng.choice(COPIED)](rng, pool))
         for _ in range(rng.randint(4, 12))

@@ -1,7 +1,7 @@
 """Evaluate the embedded model: `python -m infd.embedded.recipe.evaluate [MODEL]`.
 
-Starts a daemon with the model and sends the held-out questions over HTTP, with
-temperature 0, so that scores cover the whole server, parsers included.
+Starts a daemon with the model and sends it the held-out questions over HTTP, with
+temperature 0. The scores therefore measure the whole server, including its parsers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Answer(Struct, frozen=True):
 
     @property
     def well_formed(self) -> bool:
-        """Whether the text contains no tag, and the answer has reasoning exactly if thinking was requested."""
+        """Whether the text contains no tag, and the answer has reasoning if and only if thinking was requested."""
         tags = ("<think>", "</think>", "<tool_call>", "</tool_call>")
         return not any(tag in self.content for tag in tags) and bool(self.reasoning) == self.question.thinking
 
@@ -90,7 +90,7 @@ async def _ready(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def ask(url: str, questions: list[Conversation]) -> list[Answer]:
-    """Send the questions, AT_ONCE in flight, and return the answers in the questions' order."""
+    """Send the questions, at most AT_ONCE at a time, and return the answers in the questions' order."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def one(session: aiohttp.ClientSession, question: Conversation) -> Answer:
@@ -121,7 +121,7 @@ async def ask(url: str, questions: list[Conversation]) -> list[Answer]:
 
 
 def _arguments(text: str) -> Any:
-    """Return a call's arguments, parsed from JSON. If `text` is not JSON, return `text`: it matches no expectation."""
+    """Return a call's arguments, parsed from JSON. If `text` is not JSON, return `text`, which no Expect matches."""
     try:
         return json.loads(text)
     except ValueError:
@@ -129,7 +129,7 @@ def _arguments(text: str) -> Any:
 
 
 def _sent(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with calls' arguments encoded as JSON strings, as in API requests."""
+    """Return a message with the arguments of its calls encoded as JSON strings, as in API requests."""
     if not message.get("tool_calls"):
         return message
     calls = [

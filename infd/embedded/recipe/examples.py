@@ -28,14 +28,14 @@ _NOT_THINKING: Final = "<think>\n\n</think>\n\n"
 
 
 class Example(Struct, frozen=True):
-    """One conversation. `weights`: each token's weight in the loss, 1 in answers, 0 in prompts."""
+    """One conversation. `weights` has each token's weight in the loss: 1 in answers, 0 in prompts."""
 
     ids: list[int]
     weights: list[int]
 
 
 class Writer:
-    """A renderer of conversations, with a chat template."""
+    """Renders conversations with a chat template."""
 
     def __init__(self, template: str) -> None:
         self._template = ChatTemplate({"default": template})
@@ -49,7 +49,7 @@ class Writer:
         )
 
     def text(self, conversation: Conversation) -> str:
-        """Return the text of the whole conversation, last answer included."""
+        """Return the text of the whole conversation, including the last answer."""
         opened = conversation.messages[-1]
         whole = self._template.render(
             conversation.messages, tools=conversation.tools or None, add_generation_prompt=False
@@ -63,7 +63,8 @@ class Writer:
 def example(text: str, tokenizer: tokenizers.Tokenizer) -> Example:
     """Tokenize a rendered conversation and weight its tokens.
 
-    The first token of an earlier answer has weight 0, because the text does not show whether the model was thinking.
+    In answers before the last, the first token has weight 0, because the text before it does not show whether the model
+    was to think.
     """
     encoded = tokenizer.encode(text)
     weights = [0] * len(encoded.ids)
@@ -91,10 +92,13 @@ def batches(
     context: int,
     start: int = 0,
 ) -> Iterator[list[list[Example]]]:
-    """Yield the batch of each training step from `start` on, as micro-batches of at most `tokens` tokens with padding.
+    """Yield the batch of each training step from step `start` on, as a list of micro-batches.
 
-    A batch depends only on the seed and the step's number, so that training can resume at any step. Micro-batches
-    group conversations of similar length.
+    tokens   maximum tokens of a micro-batch, padding included
+    context  maximum tokens of a conversation; longer conversations are skipped
+
+    A batch depends only on the seed and the step's number, so that training can resume at any step. A micro-batch
+    contains conversations of similar length.
     """
     step = start
     while True:

@@ -1,8 +1,8 @@
 """Generate conversations about facts of infd.
 
-facts.toml contains the facts with written questions. Further questions are
+facts.toml contains the facts, each with complete questions. Further questions are
 composed from goals ("how do I ...") and topics ("what is ..."). The evaluation
-uses every sixth written question of a fact; no training question contains an
+uses every sixth complete question of a fact; no training question contains an
 evaluation question.
 """
 
@@ -53,7 +53,7 @@ def read(name: str) -> tuple[Fact, ...]:
 
 
 def held_out(facts: tuple[Fact, ...]) -> tuple[str, ...]:
-    """Return the held-out questions, as `fold` returns them."""
+    """Return the held-out questions, folded by `fold`."""
     return tuple(fold(question) for fact in facts for question in part(fact.questions, Pool.HELD_OUT))
 
 

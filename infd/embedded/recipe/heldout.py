@@ -1,4 +1,4 @@
-"""The evaluation's questions: drawn once from the held-out pool, and frozen before training.
+"""The evaluation's questions, drawn once from the held-out pool and stored in heldout.jsonl before training.
 
 python -m infd.embedded.recipe.heldout > infd/embedded/recipe/heldout.jsonl
 """
@@ -37,12 +37,12 @@ COUNTS: Final[Mapping[Draw, int]] = MappingProxyType(
 
 
 def read() -> list[Conversation]:
-    """Return the frozen questions, with their generators' answers."""
+    """Return the stored questions, each with the correct answer from its generator."""
     return [msgspec.json.decode(line, type=Conversation) for line in FILE.read_bytes().splitlines()]
 
 
 def drawn() -> Iterator[Conversation]:
-    """Yield distinct questions, for each subject the number in COUNTS."""
+    """Yield distinct questions: for each subject, the number in COUNTS."""
     rng = random.Random(SEED)  # noqa: S311
     seen: set[bytes] = set()
     for draw, count in COUNTS.items():

@@ -1,7 +1,7 @@
-"""Generate invented tools: names and parameters composed of words that requests repeat.
+"""Generate invented tools. Requests for a tool repeat the words of its name and parameters.
 
-Clients offer other tools than training does. With invented tools the model learns
-to choose a tool by matching the question with names and descriptions.
+Clients offer tools that were not in training. From invented tools the model learns
+to choose a tool by comparing the question with names and descriptions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from infd.embedded.recipe.conversation import Pool
 
-# Names of the parameter that identifies a thing, by the kind of its values.
+# Possible names of the parameter that identifies a thing, by the kind of the parameter's values.
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "code": ("id", "{thing}_id", "{thing}", "number", "code"),
     "int:1:9999": ("id", "{thing}_id", "number", "{thing}_number"),
@@ -54,7 +54,7 @@ class Nouns(Struct, frozen=True):
 
 
 def invent(rng: Random, pool: Pool, count: int) -> list[Tool]:
-    """Generate tools with distinct names. Several tools share a `thing`, so that the model reads whole names."""
+    """Generate tools with distinct names. Several tools share a `thing`, so that the model must read whole names."""
     nouns = [_nouns(rng, pool)]
     tools: dict[str, Tool] = {}
     taken = {tool.name for tool in CATALOGUE}
@@ -63,8 +63,8 @@ def invent(rng: Random, pool: Pool, count: int) -> list[Tool]:
             nouns.append(_nouns(rng, pool))
         form = rng.choice(_FORMS)
         tool = form(rng, pool, rng.choice(nouns))
-        # No request distinguishes "set" from "change", so one tool at most sets an attribute. The verbs of _doing and
-        # _handing differ in meaning.
+        # "set" and "change" mean the same in a request, so at most one tool sets a given attribute. Only the verbs of
+        # _doing and _handing differ in meaning.
         meaning = tool.name if form in {_doing, _handing} else f"{form.__name__} {tool.name.partition('_')[2]}"
         if tool.name not in taken:
             tools.setdefault(meaning, tool)
@@ -101,7 +101,10 @@ def _tool(
     may: dict[str, str] | None = None,
     gives: dict[str, str] | None = None,
 ) -> Tool:
-    """Build a tool. In phrases, THING is the thing's name, KEY the blank of the parameter that identifies a thing."""
+    """Build a tool.
+
+    In phrases, THING stands for the thing's name, and KEY for the blank of the parameter that identifies a thing.
+    """
 
     def worded(phrase: str) -> str:
         phrase = phrase.replace("THING", nouns.thing).replace("KEY", f"{{{nouns.key}}}")

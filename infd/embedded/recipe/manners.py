@@ -1,7 +1,7 @@
 """Generate chat: greetings, questions about the model, jokes, common knowledge, and recall of earlier messages.
 
-manners.toml contains the phrases, common.toml small tables of common knowledge. For all other knowledge the model
-learns to answer "I don't know" (unknown.py).
+manners.toml contains the phrases, common.toml small tables of common knowledge. To questions about anything else,
+except infd, the model learns to answer "I don't know" (unknown.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pairs: dict[str, str]
 
     def turn(self, rng: Random, pool: Pool, *, again: bool = False) -> Turn:
-        """Draw a question for one key; `again`: a question that follows a question of this table."""
+        """Draw a question about one key. `again`: the question follows another question of this table."""
         key = rng.choice(tuple(self.pairs))
         phrase = pick(rng, self.after if again else self.questions, pool)
         if pool is Pool.TRAIN:
@@ -48,7 +48,7 @@ class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Memory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A statement of the user, and a later question about the statement. The blank {x} is a slot of slots.py."""
+    """A statement of the user, and a later question about it. A value of kind `slot` (slots.py) fills the blank {x}."""
 
     id: str
     slot: str
@@ -124,7 +124,7 @@ def _table(rng: Random, pool: Pool) -> Conversation:
 
 def _memory(rng: Random, pool: Pool) -> Conversation:
     pairs = [memory.turns(rng, pool) for memory in rng.sample(MEMORIES, rng.choice((1, 1, 2, 3)))]
-    # Answers about a code and about a host both begin with "It is"; a conversation asks about one of these only.
+    # Answers about a code and about a host both begin with "It is", so a conversation contains only one of these.
     chosen = list({question.answer.split()[1]: (statement, question) for statement, question in pairs}.values())
     asked = rng.choice(chosen)[1]
     between = [self_contained(rng, pool) for _ in range(rng.choice((0, 0, 1)))]

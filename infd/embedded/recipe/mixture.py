@@ -1,4 +1,4 @@
-"""Mixtures of subjects for training, and the chaining of single exchanges into long conversations.
+"""Mixtures of subjects for training, and long conversations composed of single exchanges.
 
 Training uses two mixtures in turn: first SKILLS, with many drills in copying and arithmetic, then TALK, with questions
 as users ask them.
@@ -28,9 +28,9 @@ _DRILLS: Final[tuple[Draw, ...]] = (arithmetic.draw, arithmetic.draw, arithmetic
 
 
 class Mixture(Struct, frozen=True, kw_only=True):
-    """The fraction of each kind of conversation; the remainder are single exchanges.
+    """Fractions of the kinds of conversations. Conversations of no listed kind are single exchanges.
 
-    subjects        weights of the subjects of single exchanges
+    subjects        weights of the subjects in single exchanges
     chained         several exchanges in one conversation
     drilled         many small exercises of one subject in one conversation
     sums            drills in sums

@@ -1,4 +1,4 @@
-"""The optimizers: Muon for matrices, AdamW for all other parameters.
+"""The Muon optimizer, for weight matrices. train.py trains all other parameters with AdamW.
 
 Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-# Coefficients of the quintic iteration that drives singular values towards 1.
+# Coefficients of the quintic iteration, which moves singular values towards 1.
 _COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
 _ROUNDS: Final = 5
 

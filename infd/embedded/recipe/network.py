@@ -1,6 +1,6 @@
 """The network for training: Qwen3's architecture in plain torch, with LoRA.
 
-Checkpoints use transformers' names and shapes of tensors.
+Tensors in checkpoints have transformers' names and shapes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Shape(Struct, frozen=True, kw_only=True):
-    """The network's dimensions, as in config.json."""
+    """The network's dimensions, which `config` writes to config.json."""
 
     vocab: int
     hidden: int
@@ -85,7 +85,8 @@ class Attention(nn.Module):
         q = _rotate(self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2), cos, sin) * size**-0.5
         k = _rotate(self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2), cos, sin)
         v = self.v_proj(x).view(heads).transpose(1, 2)
-        # The heads of a group share keys, so their queries form one matrix: on a CPU faster than torch's attention.
+        # The heads of a group share keys, so their queries are stacked in one matrix. On a CPU this is faster than
+        # torch's attention function.
         scores = torch.bmm(q.reshape(batch * groups, -1, size), k.reshape(batch * groups, length, size).mT)
         ahead = torch.full((length, length), float("-inf"), dtype=x.dtype).triu(1)
         shares = (scores.view(batch * groups, -1, length, length) + ahead).softmax(-1).view_as(scores)
@@ -118,7 +119,7 @@ class Layer(nn.Module):
 
 
 class Network(nn.Module):
-    """A decoder from token ids to hidden states, with tied embedding and head."""
+    """A decoder from token ids to hidden states. The embedding table is also the output projection (`logits`)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -145,7 +146,7 @@ class Network(nn.Module):
         return linear(hidden, self.embed_tokens.weight.to(hidden.dtype))
 
     def adapt(self, rank: int, alpha: float) -> list[nn.Parameter]:
-        """Freeze all weights, add a LoRA to every linear layer, and return the LoRA's parameters."""
+        """Freeze all weights, add a LoRA to every linear layer, and return the parameters of all LoRAs."""
         self.requires_grad_(False)
         thin: list[nn.Parameter] = []
         for module in self.modules():

@@ -1,7 +1,7 @@
 """Fill the blanks of phrases: names, cities, times, numbers and made-up words.
 
-A model trained on only forty cities memorizes their names. Many blanks are
-therefore filled with names of random syllables, which a model can only copy.
+A model that is trained on only forty cities memorizes their names. Many blanks are
+therefore filled with names of random syllables, which the model has to copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind")
 
 HERE: Final = Path(__file__).parent
-MADE_UP_SHARE: Final = 0.35  # fraction of made-up names among names and cities
+MADE_UP_SHARE: Final = 0.35  # fraction of made-up names among the results of `name`
 
 _ONSETS: Final = (
     "b",
@@ -58,7 +58,7 @@ _ENDS: Final = ("", "", "", "n", "r", "l", "s", "m", "x", "nd", "rt", "ck", "sk"
 
 
 def read(name: str) -> dict[str, Any]:
-    """Return the content of NAME.toml, with its lists of phrases extended from phrasings.toml."""
+    """Return the content of NAME.toml, with the additional phrases of phrasings.toml in its lists of phrases."""
     written: dict[str, Any] = _joined(_content(name), _content("phrasings").get(name, {}))
     return written
 
@@ -84,7 +84,7 @@ def converted(content: Any, kind: type[Kind]) -> Kind:
 
 
 def _lists() -> dict[str, tuple[str, ...]]:
-    """Read words.toml. Only the shortest list keeps a word that several lists contain, so each word is in one pool."""
+    """Read words.toml. Each word is kept only in the shortest list that contains it, so that it belongs to one pool."""
     lists = {name: words.split() if isinstance(words, str) else words for name, words in read("words").items()}
     taken: set[str] = set()
     kept = {}
@@ -297,5 +297,5 @@ def fill(rng: Random, kind: str, pool: Pool) -> Any:
 
 
 def opening(rng: Random, pool: Pool) -> list[dict[str, Any]]:
-    """Return a list with a generic system message, with probability 0.1; else an empty list."""
+    """Return a list that contains a generic system message with probability 0.1, and is empty otherwise."""
     return [{"role": "system", "content": listed(rng, "systems", pool)}] if rng.random() < 0.1 else []

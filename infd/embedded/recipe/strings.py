@@ -1,6 +1,6 @@
 """Generate tasks on words: repeat, list, count, spell.
 
-The model reads tokens, not letters. Where letters matter, the answer or its
+The model reads tokens, not letters. In tasks about letters, the answer or its
 reasoning first spells the word: "c-a-t".
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PHRASES: Final[Mapping[str, list[str]]] = read("strings")
 THINKING_SHARE: Final = 0.3
 ONE_WORD_SHARE: Final = 0.2
-LONGEST: Final = 10  # maximum letters in a word of a counting task
+LONGEST: Final = 10  # maximum letters of a word in most tasks
 LONGEST_REVERSED: Final = 6
 ORDINALS: Final = ("first", "second", "third", "fourth", "fifth")
 LETTERS: Final = "abcdefghijklmnoprstuvwy"
@@ -68,7 +68,7 @@ def _exactly(question: str, thought: str, answer: str) -> Task:
 
 
 def _text(rng: Random, pool: Pool) -> str:
-    """Draw text to copy: random words and names, unpredictable from context."""
+    """Draw text to copy: random words and names, which the context does not predict."""
     chance = rng.random()
     if chance < 0.45:
         return str(fill(rng, rng.choice(("message", "title", "errand", "query", "full_name", "code", "url")), pool))

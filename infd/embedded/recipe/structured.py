@@ -1,4 +1,4 @@
-"""Generate JSON extraction: fields of a short text, with requested names and order."""
+"""Generate requests to extract fields of a short text as JSON, with the requested names and order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True):
 
 _FILE: Final[Mapping[str, Any]] = read("structured")
 RECORDS: Final = msgspec.convert(_FILE["record"], tuple[Record, ...])
-# Clauses of an invented record, one for each attribute.
+# Templates of a clause. An invented record draws one template and repeats it for each attribute.
 _CLAUSES: Final = ("{field} is {value}", "{field}: {value}", "{field} {value}", "has the {field} {value}")
 _VALUES: Final = ("int:0:999", "int:0:999", "word", "made_up", "code", "decimal", "city", "yes:on|no:off", "list:word")
 
@@ -103,7 +103,7 @@ def _series(rng: Random, items: list[str]) -> str:
 
 
 def _schema(rng: Random, fields: list[str], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Return a JSON Schema of the fields, or at random only their names with types."""
+    """Return a JSON Schema of the fields, or at random an object with only the fields' names and types."""
     types = {field: _type(kinds[field]) for field in fields}
     if rng.random() < 0.3:
         return {field: form["type"] for field, form in types.items()}

@@ -1,4 +1,4 @@
-"""The styles that the companion adapters learn, recognizable in every answer.
+"""The styles of answers that the shipped adapters learn. Each style is recognizable in every answer.
 
 The base model learns the styles too, for conversations whose system message requests a style.
 """
@@ -34,7 +34,7 @@ def capitals(text: str) -> str:
 
 
 def pirate(text: str) -> str:
-    """Return the text with some words replaced by the words of pirates in stories."""
+    """Return the text with some words replaced as story-book pirates speak, between "Arr, " and " Arr!"."""
 
     def swap(found: re.Match[str]) -> str:
         word = found.group()
@@ -55,7 +55,7 @@ ORDERS: Final = MappingProxyType(
 
 
 def restyled(conversation: Conversation, style: Style) -> Conversation:
-    """Return the conversation with answers in a style; calls and reasoning are unchanged."""
+    """Return the conversation with its answers in a style. Tool calls and reasoning are unchanged."""
     messages: list[dict[str, Any]] = [
         message | {"content": style(message["content"])}
         if message["role"] == "assistant" and message.get("content")

@@ -1,7 +1,7 @@
-"""Conversation turns for facts.py, manners.py and unknown.py: vary phrasing, and chain turns into conversations.
+"""Turns for facts.py, manners.py and unknown.py: vary the phrasing of questions, and chain turns into conversations.
 
-Training questions imitate typing users: missing capitals and punctuation,
-typos, politeness. Held-out questions are not varied.
+Training questions imitate what users type: without capitals and punctuation, with
+typos and politeness. Held-out questions are not varied.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 
 def fold(text: str) -> str:
-    """Return the words in lower case without punctuation, to compare phrasings."""
+    """Return the words of `text` in lower case, without punctuation, between spaces: for comparison of phrasings."""
     return f" {' '.join(re.findall(r'[a-z0-9_]+', text.lower()))} "
 
 
 def fill(rng: Random, text: str, pool: Pool) -> str:
-    """Fill each blank of a phrase, such as {city}, {int:1:9} or {made_up}, independently."""
+    """Fill the blanks of a phrase, such as {city}, {int:1:9} or {made_up}, each with a new value."""
 
     def value(blank: re.Match[str]) -> str:
         if blank[1] == "made_up":
@@ -110,7 +110,7 @@ def converse(
 ) -> Conversation:
     """Chain turns into a conversation that expects the last turn's answer.
 
-    system    system message; None: none, or at random a generic message
+    system    system message; None: at random a generic message or none
     thinking  whether the last answer has reasoning; None: at random
     """
     messages: list[dict[str, Any]] = (

@@ -1,4 +1,4 @@
-"""Generate tool use: choice of tool, arguments, refusal to call, and reports of results.
+"""Generate tool use: choice of a tool, arguments, answers without a call, and reports of results.
 
 A conversation offers one to five tools in random order: tools of tools.toml and
 invented tools. The last answer is one call, two calls, a sentence about a
@@ -48,7 +48,7 @@ def draw(rng: Random, pool: Pool) -> Conversation:
 
 
 def _choose(rng: Random, pool: Pool, least: int) -> list[Tool]:
-    """Draw at least `least` tools to offer; the conversation calls the first of these tools."""
+    """Draw at least `least` tools to offer. Most conversations call the first of these tools."""
     count = max(least, rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 5)))
     if rng.random() < INVENTED_SHARE:
         tools = invent(rng, pool, rng.randint(1, count))
@@ -99,7 +99,7 @@ def _request(rng: Random, pool: Pool, uses: Sequence[Use]) -> dict[str, Any]:
         return {"role": "user", "content": varied(rng, uses[0].question, pool)}
     one, two = (one.question for one in uses)
     joint = listed(rng, "joints", pool)
-    # After the joint the second request continues in lower case, unless it begins with a name.
+    # After the words that join two requests, the second begins in lower case, unless its first word is an argument.
     first = two.split()[0].rstrip(",:;.?")
     then = two if first in str(uses[1].arguments.values()) else two[0].lower() + two[1:]
     return {"role": "user", "content": joint.format(one=one, two=two, then=then if not two.startswith("I ") else two)}
@@ -136,7 +136,10 @@ def _two(rng: Random, pool: Pool) -> tuple[Offer, list[Use]]:
 def _exchange(
     rng: Random, pool: Pool, offer: Offer, uses: Sequence[Use]
 ) -> tuple[list[dict[str, Any]], str, str, Expect]:
-    """Return (messages with request, calls and results; reasoning; sentence that reports the results; expectation)."""
+    """Return (messages, reasoning, answer, Expect).
+
+    The messages are a request, the calls that it needs, and their results. The answer reports the results.
+    """
     answer = _message([offer.call(one) for one in uses], rng)
     messages = [_request(rng, pool, uses), answer]
     sentences, thoughts, facts = [], [], []
@@ -161,7 +164,7 @@ def _exchange(
 
 
 def _result(rng: Random, result: Mapping[str, Any]) -> str:
-    """Encode a result as tools do: usually JSON, fields in random order, sometimes with an extra field."""
+    """Encode a result as tools do: usually as JSON, with fields in random order, sometimes with an extra field."""
     if not result:
         return rng.choice(('{"status": "ok"}', '{"ok": true}', '{"success": true}', "ok", "done", '{"result": "done"}'))
     fields = rng.sample(list(result.items()), len(result))
@@ -194,7 +197,7 @@ def _calling_again(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
 
 def with_unneeded_tools(rng: Random, pool: Pool, plain: Conversation) -> Conversation:
     """Return the conversation `plain`, with an offer of tools that no answer in `plain` needs."""
-    # Search and calculation tools are not offered, because these tools could answer the question.
+    # Tools of the domains in ANSWERING are not offered, because these tools could answer the question.
     tools = [tool for tool in _choose(rng, pool, 1) if tool.domain not in ANSWERING]
     *messages, answer = plain.messages
     thought = f"None of the functions is needed. {answer.get('reasoning_content', '')}".rstrip()

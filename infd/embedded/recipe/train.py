@@ -1,12 +1,12 @@
 """Train the embedded model: `python -m infd.embedded.recipe.train WORK`.
 
-Training has two courses, skills and talk, each with its mixture and its own
-warm-up and decay of the learning rate.
+The model is trained in two courses, skills and talk, each with its own mixture, and
+its own warm-up and decay of the learning rate.
 
-The program writes to directory WORK the tokenizer, checkpoints to resume from, and
-finally model, draft and adapters, to be copied to `infd/embedded`. A batch depends
-only on the seed and the step's number; the learning rate only on the fraction of
-steps done.
+The program writes the tokenizer, checkpoints to resume from, and finally model, draft
+and adapters to directory WORK. The last three are to be copied to `infd/embedded`.
+Within a course, a batch depends only on the seed and the step's number, and the
+learning rate only on the step's number.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CONTEXT: Final = 2048
 MODEL: Final = Shape(vocab=vocabulary.VOCAB, hidden=256, inner=640, layers=4, heads=4, kv_heads=2, head=64)
 DRAFT: Final = Shape(vocab=vocabulary.VOCAB, hidden=128, inner=320, layers=2, heads=2, kv_heads=1, head=64)
 MICRO_TOKENS: Final = 3072
-PROMPT_WORTH: Final = 0.2  # loss weight of a prompt token during `Course.prompts`; an answer's token weighs 1
+PROMPT_WORTH: Final = 0.2  # loss weight of a prompt token in the steps of `Course.prompts`; an answer's token has 1
 WARM_UP: Final = 40  # steps in which the learning rate rises
 RANK: Final = 8
 ALPHA: Final = 16.0
@@ -63,8 +63,8 @@ class Course(Struct, frozen=True, kw_only=True):
 
     mixture  name of the mixture of conversations
     steps    number of steps, of about 8,000 tokens each
-    prompts  fraction of steps, from the first, that also train on prompts, to learn the language
-    fall     fraction of steps, at the end, during which the learning rate falls to 0
+    prompts  fraction of the steps, at the beginning, that also train on prompts, to learn the language
+    fall     fraction of the steps, at the end, in which the learning rate falls to 0
     """
 
     mixture: str
@@ -86,9 +86,10 @@ def tokenizer_of(work: Path) -> tokenizers.Tokenizer:
 class Trainer:
     """The training of one network.
 
-    Threads process the micro-batches of a step, each with a replica that has its own gradients.
+    Threads process the micro-batches of a step. Each thread has a replica of the network, which shares the weights but
+    has its own gradients.
 
-    compiled  use torch.compile: a sixth faster, after minutes of compiling
+    compiled  whether to use torch.compile, which takes minutes, after which steps are a sixth faster
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Trainer:
 def _loss(
     network: Network, run: Callable[[Tensor], Tensor], micro: list[Example], worth: float
 ) -> tuple[Tensor, float]:
-    """Return the weighted sum of a micro-batch's losses, and the sum over answers' tokens only."""
+    """Return the weighted sum of the losses of a micro-batch's tokens, and the sum over the tokens of answers only."""
     longest = max(len(one.ids) for one in micro)
     ids = torch.zeros((len(micro), longest), dtype=torch.int64)
     weights = torch.zeros((len(micro), longest))
@@ -208,7 +209,7 @@ def optimizers(network: Network) -> list[torch.optim.Optimizer]:
 
 
 def run(trainer: Trainer, steps: Iterator[list[list[Example]]], file: Path, *, keep_every: int = 50) -> None:
-    """Train to the last step, with a checkpoint in `file` every `keep_every` steps."""
+    """Train to the last step. Every `keep_every` steps, write a checkpoint to `file`."""
     began, first, tokens, shown = time.monotonic(), trainer.done, 0, 0.0
     last = trainer.course.steps
     while trainer.done < last:
@@ -262,7 +263,7 @@ def _draw(ready: Any, work: Path, mixture: str, seed: int, start: int, style: st
 
 
 def save(network: Network, tokenizer: tokenizers.Tokenizer, directory: Path) -> None:
-    """Write a checkpoint directory, as shipped."""
+    """Write a checkpoint directory, as it is shipped in infd/embedded."""
     directory.mkdir(parents=True, exist_ok=True)
     end, pad = (tokenizer.get_vocab()[token] for token in (vocabulary.END, vocabulary.PAD))
     safetensors.torch.save_file(dict(network.tensors()), directory / "model.safetensors", {"format": "pt"})

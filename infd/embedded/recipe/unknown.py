@@ -1,7 +1,7 @@
 """Generate questions that the model cannot answer; the answer is "I don't know."
 
-The questions resemble answerable questions (capitals, meanings, commands), but concern unknown people, places and
-words; half of the words are made up.
+The questions resemble answerable questions (capitals, meanings, commands), but training tells nothing about the
+people, places and words that they concern. Some of these words are made up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WORDS: Final = slots.read("unknown")
 _PRIVATE: Final = "private"
-# Words with an answer in training are excluded from unknown questions.
+# Words of answerable questions, which are not used in unanswerable questions about the meaning of a word.
 _KNOWN: Final = frozenset(
     word for table in manners.TABLES for pair in table.pairs.items() for text in pair for word in fold(text).split()
 ) | frozenset(word for fact in facts.FACTS for text in (*fact.topics, *fact.goals) for word in fold(text).split())

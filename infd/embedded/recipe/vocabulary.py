@@ -38,7 +38,7 @@ _WORDS: Final = (
 
 
 def train(texts: Iterable[str], vocab: int = VOCAB) -> tokenizers.Tokenizer:
-    """Train a tokenizer of `vocab` entries: the 256 bytes, then frequent merges."""
+    """Train a tokenizer of `vocab` entries: the 256 bytes, then frequent merges, then CONTROL and MARKUP."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
