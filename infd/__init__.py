@@ -1,3 +1,3 @@
-"""infd: one long-running process that serves a language model."""
+"""infd: a daemon that serves a language model."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m infd` runs `infd`."""
+"""Make `python -m infd` run the command `infd`."""
 
 from infd.cli import main
 

@@ -27,10 +27,10 @@ InfdError
 │   ├── ServerStopped      503, with Retry-After
 │   ├── UnknownVersion     505, an unknown HTTP version; the connection is closed
 │   └── Internal           500, a bug of infd; the message contains the request id
-├── AdapterExists          another adapter is loaded under the name
+├── AdapterExists          the name belongs to another adapter, or to the model
 ├── AdapterTooLarge        the adapter exceeds the free memory for adapters
 ├── TextFailed             chat template, tokenizer or constraint failed unexpectedly, or ended the worker process
-├── RequestFailed          an accepted request ended with an error of infd (terminal event)
+├── RequestFailed          infd could not finish an accepted request; sent as the last event of its stream
 ├── WrongState             an admin verb that the current state does not permit
 ├── Busy                   weights cannot be loaded, because a load of weights is running
 ├── CannotSleep            the device cannot release memory
@@ -48,7 +48,7 @@ InfdError
     ├── AddressUnavailable 71
     ├── SocketTaken        71, another daemon serves this socket
     ├── FetchFailed        74, the hub did not deliver the model; a retry may succeed
-    ├── CheckpointError    78, names the file or setting at fault
+    ├── CheckpointError    78, a checkpoint or an adapter cannot be used
     └── ConfigError        78
 
 A Fault is an error as plain values, for step results and for messages between processes.
@@ -65,7 +65,7 @@ Error = TypeVar("Error", bound=BaseException)
 
 
 def shorten(text: str) -> str:
-    """Return the first 100 characters of a text from a client: error messages repeat no more."""
+    """Shorten text from a client to 100 characters, because error messages repeat no more of it."""
     return text if len(text) <= 100 else text[:100] + "..."
 
 

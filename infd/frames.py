@@ -26,7 +26,7 @@ def frame(message: Any) -> bytes:
 
 
 def body_length(header: bytes | bytearray | memoryview) -> int:
-    """Return the length that a frame's first HEADER bytes state. Raises FrameTooLarge."""
+    """Return the length of a frame's message, which the frame's first HEADER bytes state. Raises FrameTooLarge."""
     return _checked(_LENGTH.unpack_from(header)[0])
 
 

@@ -1,4 +1,4 @@
-"""Types of a generation request, shared by all packages: prompt, sampling parameters, adapter, finish reason, ..."""
+"""Types of a generation request, shared by all packages: sampling, constraints, adapter, log-probabilities."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class Calls(Struct, frozen=True, tag="calls"):
 
 
 class Continuation(Struct, frozen=True, tag="continuation"):
-    """The constrained answer continues the prompt's text: decoding drops no space at the answer's start."""
+    """The constrained answer continues the prompt's text, so decoding must not drop a space at the answer's start."""
 
     answer: Plain | Calls | Headed | AfterThought
 
@@ -208,7 +208,7 @@ Constraint = Plain | Calls | Headed | AfterThought | Continuation
 
 
 class ThoughtBudget(Struct, frozen=True, tag="thought_budget"):
-    """The thought has at most `tokens` tokens between its marks; then one of the texts `forced` follows.
+    """The thought has at most `tokens` tokens between its marks. At that limit, one of the texts `forced` must follow.
 
     openings  marks, one of which opens a thought: at the answer's beginning, or anywhere if `again`
     closings  marks that end a thought
@@ -296,7 +296,7 @@ class AdapterFacts(Struct, frozen=True):
     """Properties of an adapter that an executor has read.
 
     base   base model named in the adapter's config
-    rank   largest rank of its low-rank products
+    rank   largest rank of its low-rank updates
     bytes  host memory of its weights
     stamp  identifies the state of its files (device, inode, size, mtime), to detect changes
     """

@@ -41,7 +41,8 @@ class AdapterFiles(Struct, frozen=True):
 def locate(path: str, root: str | None = None) -> AdapterFiles:
     """Return the files of the adapter in directory `path`.
 
-    root  directory that must contain the files, and to which `path` may be relative; None: any directory
+    root  directory that must contain the files; a relative `path` is relative to it. None: any directory may contain
+          the files
 
     Raises CheckpointError.
     """

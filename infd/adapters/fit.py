@@ -61,7 +61,7 @@ class Change(Struct, frozen=True):
     """An adapter's low-rank update of one module: W + scale * b @ a.
 
     a, b    stored factors, [rank, inputs] and [outputs, rank]
-    output  first output of the module in its target
+    output  index of the module's first output in the target
     """
 
     module: str

@@ -89,7 +89,7 @@ class LaunchedStep:
     """A step whose two halves are launched.
 
     finished  whether the device has finished the step
-    error     raised while the waiter waited for the step
+    error     exception that was raised while the waiter waited for the step
     """
 
     __slots__ = ("error", "finished", "pending", "step")

@@ -113,7 +113,8 @@ class LocalExecutor:
     def between(self, work: Callable[[Loaded], R]) -> asyncio.Future[R]:
         """Run `work` on the device thread after the steps issued so far and before any later step.
 
-        Returns a future of the result, resolved on the event loop. An exception of `work` fails the future and no step.
+        Returns a future of the result, resolved on the event loop. If `work` raises an exception, only the future
+        fails; steps continue.
         """
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         if self._model is None or self._ended is None or self._ended.done():

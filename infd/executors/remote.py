@@ -173,7 +173,10 @@ class RemoteExecutor:
             await self._watching
 
     async def _call(self, command: Callable[[int], wire.Command]) -> Any:
-        """Send a command with a `call` number. Return the value of wire.Returned; raise the fault of wire.Raised."""
+        """Send a command with a `call` number, and wait for the answer.
+
+        Returns the value of wire.Returned, or wire.Loaded itself. Raises the fault of wire.Raised.
+        """
         if self._connection is None or self._lost is not None:
             raise self._lost or DeviceLost("the device's process is not running")
         call = next(self._numbers)

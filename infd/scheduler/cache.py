@@ -153,7 +153,7 @@ class Cache(Resource):
     # Prefix index
 
     def index_pages(self, seq: Sequence, step: int) -> None:
-        """Add a sequence's full pages whose tokens are known, and computed or in flight, to the prefix index.
+        """Add full pages of a sequence to the prefix index: those whose tokens are known, and computed or in flight.
 
         step  number of the step in flight that computes the last of these tokens
         """
@@ -175,12 +175,12 @@ class Cache(Resource):
         self._unsettled.pop(plan.number, None)
 
     def undo(self, plan: StepPlan) -> None:
-        """Remove the pages that a failed step was to fill from the prefix index."""
+        """Remove from the prefix index the pages that a failed step was to fill."""
         for pages in self._unsettled.pop(plan.number, {}).values():
             self._forget(pages)
 
     def unindex(self, seq: Sequence) -> None:
-        """Remove the pages that a sequence holds from the prefix index.
+        """Remove from the prefix index the pages that a sequence holds.
 
         Pages that the sequence has released are removed too, if a step in flight still fills them.
         """

@@ -117,7 +117,7 @@ class Scheduler:
         self._dequeue(seq)
 
     def hold(self, seq: Sequence) -> None:
-        """Compute nothing more for a sequence until `resume`, and release its row and pages.
+        """Compute nothing more for a sequence until `resume`, and release its share of every resource.
 
         Tokens that steps in flight still compute for it are dropped, and computed again after `resume`.
         """
@@ -411,7 +411,10 @@ class Scheduler:
         return len(tokens)
 
     def _fail(self, seq: Sequence, failure: Exception) -> Outcome:
-        """End a sequence with an error, even if it has just finished for another reason, and un-index its pages."""
+        """End a sequence with an error, even if it has just finished for another reason.
+
+        Its pages are removed from the prefix index.
+        """
         self.cache.unindex(seq)
         self.remove(seq, FinishReason.ERROR, failure)
         seq.finish, seq.failure = FinishReason.ERROR, failure

@@ -140,7 +140,7 @@ class Sequence:
         return len(self.tokens) - self.prompt_tokens
 
     def score(self, start: int, logprobs: list[TokenLogprobs]) -> None:
-        """Append those of `logprobs` that are not known yet. `logprobs` are of the prompt tokens after token `start`.
+        """Append the log-probabilities that are not known yet. `logprobs` are those of the prompt after token `start`.
 
         A sequence preempted in its prompt may be admitted again while its last step is in flight, so two steps may
         score the same tokens.

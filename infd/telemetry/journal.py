@@ -102,7 +102,7 @@ class JournalHandler(logging.Handler):
 
 
 def encode(fields: dict[str, Any]) -> bytes:
-    """Encode fields as `NAME=value` lines. A value with line breaks follows its name and length instead."""
+    """Encode fields as `NAME=value` lines; if a value has line breaks, as name, length of the value and value."""
     lines = []
     for name, value in fields.items():
         data = str(value).encode(errors="replace")

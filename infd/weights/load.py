@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ALIGNMENT = 64  # bytes; the size of a cache line and of a CPU's widest load, and sufficient for GPU kernels
 PROBLEMS_SHOWN = 20
 
-# Tensors of old checkpoints that infd computes itself.
+# Tables that old checkpoints contain, and that infd computes itself.
 NO_WEIGHT = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 
@@ -73,7 +73,7 @@ class Parameter(Protocol):
         """Return the packing by which native code stores rows of `dtype`; None: only `place` stores them."""
 
     def groups(self) -> Groups | None:
-        """Return the integers and scales that `place_groups` can store unchanged; None: it can store none."""
+        """Return which integers and scales `place_groups` can store unchanged; None: it can store none."""
 
     def place_groups(self, first: int, integers: Tensor, scales: Tensor) -> None:
         """Store integers [n, in] int8 and scales [n, groups], starting at row `first`."""

@@ -121,7 +121,7 @@ def adding(a: int, b: int) -> str:
 
 
 def subtracting(a: int, b: int) -> str:
-    """Return the reasoning for a difference: ones, borrow, tens; the smaller number from the larger."""
+    """Return the reasoning for a difference: ones, borrow, tens. The smaller number is subtracted from the larger."""
     if a < b:
         return f"{a} is less than {b}, so the result is negative. {subtracting(b, a)} So {a} - {b} = {a - b}."
     borrow = a % 10 < b % 10
@@ -134,7 +134,7 @@ def subtracting(a: int, b: int) -> str:
 
 
 def multiplying(a: int, b: int) -> str:
-    """Return the reasoning for a product: split ten or five off the first factor."""
+    """Return the reasoning for a product. A first factor above 10, or of 6 to 9, is split into 10 or 5 and the rest."""
     split = 10 if a > 10 else 5 if 5 < a < 10 else 0
     if not split:
         return f"So {a} × {b} = {a * b}."
@@ -146,7 +146,7 @@ def multiplying(a: int, b: int) -> str:
 
 
 def dividing(product: int, by: int) -> str:
-    """Return the reasoning for a division: the matching product of the table."""
+    """Return the reasoning for a division: the product in the multiplication table that equals the dividend."""
     return f"{by} × {product // by} = {product}. So {product} ÷ {by} = {product // by}."
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of common knowledge: keys and their values.
 
-    after  phrases that ask for a further key
+    after  phrases that ask for another key of the table, after an earlier question
     """
 
     id: str

@@ -28,7 +28,7 @@ _DRILLS: Final[tuple[Draw, ...]] = (arithmetic.draw, arithmetic.draw, arithmetic
 
 
 class Mixture(Struct, frozen=True, kw_only=True):
-    """Fractions of the kinds of conversations. Conversations of no listed kind are single exchanges.
+    """Fractions of the kinds of conversations. All other conversations are single exchanges.
 
     subjects        weights of the subjects in single exchanges
     chained         several exchanges in one conversation

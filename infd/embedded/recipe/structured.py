@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 THINKING_SHARE: Final = 0.2
 INVENTED_SHARE: Final = 0.4
 SCHEMA_SHARE: Final = 0.35
-SYSTEM_SHARE: Final = 0.2  # fraction of requests with the format in the system message
+SYSTEM_SHARE: Final = 0.2  # fraction of conversations whose system message states the request
 
 
 class Record(Struct, frozen=True, forbid_unknown_fields=True):

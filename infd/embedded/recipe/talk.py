@@ -37,7 +37,7 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 
 def fold(text: str) -> str:
-    """Return the words of `text` in lower case, without punctuation, between spaces: for comparison of phrasings."""
+    """Return the words of `text` in lower case, without punctuation, with a space before and after, for comparison."""
     return f" {' '.join(re.findall(r'[a-z0-9_]+', text.lower()))} "
 
 
@@ -108,7 +108,7 @@ def converse(
     system: str | None = None,
     thinking: bool | None = None,
 ) -> Conversation:
-    """Chain turns into a conversation that expects the last turn's answer.
+    """Chain turns into a conversation with the Expect of the last turn.
 
     system    system message; None: at random a generic message or none
     thinking  whether the last answer has reasoning; None: at random

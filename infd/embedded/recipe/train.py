@@ -232,7 +232,7 @@ def drawn_in_advance(
 ) -> Iterator[list[list[Example]]]:
     """Yield each step's batch; another process draws the batches in advance.
 
-    style  style of all answers; None: the mixture's answers
+    style  style of all answers; None: answers as drawn from the mixture
     """
     context = multiprocessing.get_context("spawn")
     ready: Any = context.Queue(maxsize=4)
@@ -347,7 +347,8 @@ def main(
     """Train tokenizer, model, draft and adapters in WORK, resuming an earlier run."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)  # Trainer's threads provide the parallelism
-    torch._dynamo.config.recompile_limit = 64  # one compilation for each specialized length and count
+    # torch compiles again for each sequence length and batch size that it specializes.
+    torch._dynamo.config.recompile_limit = 64
     work.mkdir(parents=True, exist_ok=True)
     tokenizer_of(work)
     courses = (

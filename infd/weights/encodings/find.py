@@ -1,8 +1,8 @@
 """Find the encoded matrices of a checkpoint.
 
 quantization_config names the format; the stored tensors determine which matrices are encoded. A module whose only
-tensor is a floating-point weight is not encoded, even if the config lists the module as quantized. Tensors that belong
-to no encoding remain in the checkpoint, and loading reports them as left over.
+tensor is a floating-point weight is not encoded, even if the config lists the module as quantized. If a tensor belongs
+to no encoding and the model does not use it, loading refuses the checkpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Format(Protocol):
     """One quantization format.
 
     suffixes  endings of tensor names: a tensor's name is its module's name, followed by one of these
-    matrix    ending of a matrix's name: the model calls a module's matrix by the module's name, followed by this
+    matrix    ending of a matrix's name: the name is the module's name, followed by this
     """
 
     @property
@@ -117,7 +117,10 @@ def labels(contents: Mapping[str, StoredTensor | EncodedTensor]) -> Counter[str]
 
 
 def activation_scales(contents: Mapping[str, StoredTensor | EncodedTensor]) -> int:
-    """Return the number of stored activation scales of encoded matrices, which infd does not read."""
+    """Return how many activation scales are stored with encoded matrices as `.input_scale` or `.input_global_scale`.
+
+    infd does not read activation scales.
+    """
     encodings = [tensor.encoding for tensor in contents.values() if isinstance(tensor, EncodedTensor)]
     return sum(
         part.name.endswith((".input_scale", ".input_global_scale")) for each in encodings for part in each.unused
