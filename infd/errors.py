@@ -18,7 +18,7 @@ InfdError
 │   ├── MethodNotAllowed   405
 │   ├── BodyTooLarge       413
 │   ├── UnknownExpectation 417
-│   ├── Overloaded         429, with Retry-After
+│   ├── Overloaded         429, with Retry-After; a limit of load is reached
 │   ├── NotReady           503, with Retry-After
 │   ├── AdapterUnavailable 503, the adapter's files are missing, changed, or now too large
 │   ├── QueueTimeout       503, with Retry-After
@@ -206,7 +206,7 @@ class UnknownExpectation(RequestError):
 
 
 class Overloaded(RequestError):
-    """The queue is full. Raised before any work on the request."""
+    """A limit of load is reached, such as the length of the queue. Raised before the request is queued."""
 
     status, type, code, retry_after_s = 429, "overloaded_error", "queue_full", 1
 

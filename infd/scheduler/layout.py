@@ -118,7 +118,7 @@ class CacheLayout(Struct, frozen=True):
 class Capacity(Struct, frozen=True, kw_only=True):
     """The executor's limits, known once the model is loaded.
 
-    pages           page ids 1..pages may be granted; page 0 receives keys and values of padding, and is never read
+    pages           page ids 1..pages may be granted; page 0 is reserved for padding
     rows            maximum number of running sequences
     step_tokens     token budget of a step
     mixed_tokens    token budget of a step that also decodes; None: step_tokens

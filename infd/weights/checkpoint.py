@@ -1,8 +1,8 @@
 """Read a checkpoint directory without trusting its files.
 
 Safetensors headers are parsed and checked completely (sizes, offsets, overlaps,
-holes) before weights are read. No file is mapped or unpickled; tensors are read
-with preadv, in stored order.
+gaps) before weights are read. No file is mapped or unpickled; tensors are read
+into buffers, in stored order.
 """
 
 from __future__ import annotations
