@@ -139,7 +139,7 @@ def _pairs(
 
 
 def _split(name: str) -> tuple[str, str, str]:
-    """Return (module, suffix, suffix of the other factor) of a factor's name; empty strings if it is not a factor."""
+    """Return (module, suffix, suffix of the other factor) for the name of a factor; empty strings for other names."""
     for a, b in FACTORS:
         for ending, other in ((a, b), (b, a)):
             if name.endswith(ending):

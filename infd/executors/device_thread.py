@@ -2,7 +2,7 @@
 
 A step has two halves, forward and sample; `sample` waits for permission from the event loop. Steps start strictly in
 order. On a GPU both halves only launch work. The waiter (`waiter.py`) reports when the GPU has finished a step; then
-the device thread reads the step's result. Until that report arrives, the device thread launches the next plan, and
+the device thread reads the step's result. Until that report arrives, the device thread launches the next step, and
 samples it if permitted, so that the GPU is not idle between steps.
 
 When a step fails, all later steps fail that were issued before the event loop rolled the failed step back: their plans

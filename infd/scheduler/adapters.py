@@ -41,7 +41,7 @@ class AdapterSlots(Resource):
         return list(self._users)
 
     def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
-        """Return whether a sequence's adapter is running, or may run in addition.
+        """Return whether running sequences already use a sequence's adapter, or another adapter may be added.
 
         `reserved` is ignored, because `passable` permits later sequences to be admitted before earlier ones.
         """

@@ -131,7 +131,7 @@ class Sequence:
 
     @property
     def owes_scores(self) -> bool:
-        """Whether some log-probabilities of the prompt are in no planned step yet."""
+        """Whether steps that score part of the prompt have yet to be planned."""
         return self.scoring and self.finish is None and self.computed < self.prompt_tokens - 1
 
     @property

@@ -31,7 +31,7 @@ STATES = ("starting", "ready", "draining", "paused", "sleeping", "failed")
 
 
 def expose(metrics: Metrics) -> bytes:
-    """Return all series in Prometheus' text format. Takes about 10 ms, so it is called on a thread."""
+    """Return all series in Prometheus' text format. Takes about 10 ms, so call it on a thread."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Scrape(metrics))
     ProcessCollector(registry=registry)

@@ -230,9 +230,10 @@ def locate(path: str, root: str) -> Path:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Return the content of config.json. If it has no `quantization_config`, the content of MODELOPT is added as one.
+    """Return the content of config.json.
 
-    Raises CheckpointError.
+    If it lacks `quantization_config`, the content of file MODELOPT becomes `quantization_config`. Raises
+    CheckpointError.
     """
     config = _read_object(directory / "config.json")
     if config.get("quantization_config") is None and (beside := directory / MODELOPT).exists():

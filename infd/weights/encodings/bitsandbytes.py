@@ -38,7 +38,7 @@ class State(Struct, frozen=True):
 class Flat(Struct, frozen=True, kw_only=True):
     """A matrix of 4-bit indices into `table`, two in a byte, the first in the high bits. Implements `Encoding`.
 
-    size    numbers in a block; the flattened matrix is divided into blocks
+    size    elements in a block; the flattened matrix is divided into blocks
     absmax  the scale of each block; if `codes` is set, an index i for each block, whose scale is
             codes[i] * nested + offset
     nested  one factor for each `nested_size` blocks

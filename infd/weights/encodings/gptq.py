@@ -1,4 +1,4 @@
-"""GPTQ, versions 1 and 2, with or without desc_act: a transposed matrix of words, each with consecutive inputs."""
+"""GPTQ, versions 1 and 2, with or without desc_act: a transposed matrix of words that hold consecutive inputs."""
 
 from __future__ import annotations
 
