@@ -1,6 +1,7 @@
 """Bound the queue: the choices and the prompt tokens that may wait.
 
-A request's reservation is made before its body is read, and exchanged for its real size when the request is queued.
+A request's reservation is estimated from the size of its body, and replaced by the real token counts when the request
+is queued.
 """
 
 from __future__ import annotations

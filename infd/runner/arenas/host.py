@@ -139,7 +139,7 @@ class Collapsing:
         """Start the thread.
 
         collapse  moves a piece; returns whether pieces remain
-        quiet     set while no step is in flight
+        quiet     set once the device thread has been idle for IDLE_S (device_thread.py)
         """
         self.ended = False
         self._collapse = collapse

@@ -52,7 +52,7 @@ class Residence:
     memory    residency of weights and cache; may be read on any thread
     refusal   why memory cannot be released; empty if it can
     resident  while memory is released: the bytes that stayed allocated, by use
-    quiet     set by the device thread while no step is in flight
+    quiet     set by the device thread once it has been idle for IDLE_S; cleared at the next message
     stored    number of the checkpoint's encoded matrices, by encoding and form in memory
     """
 

@@ -59,6 +59,7 @@ FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Format]] = MappingProxyType(
         "mxfp4": MXFP4,
     }
 )
+_ACTIVATION_SCALES = (".input_scale", ".input_global_scale", ".activation_scale")
 
 
 def read_format(config: Mapping[str, Any]) -> Format | None:
@@ -117,11 +118,6 @@ def labels(contents: Mapping[str, StoredTensor | EncodedTensor]) -> Counter[str]
 
 
 def activation_scales(contents: Mapping[str, StoredTensor | EncodedTensor]) -> int:
-    """Return how many activation scales are stored with encoded matrices as `.input_scale` or `.input_global_scale`.
-
-    infd does not read activation scales.
-    """
+    """Return how many activation scales are stored with encoded matrices. infd does not read activation scales."""
     encodings = [tensor.encoding for tensor in contents.values() if isinstance(tensor, EncodedTensor)]
-    return sum(
-        part.name.endswith((".input_scale", ".input_global_scale")) for each in encodings for part in each.unused
-    )
+    return sum(part.name.endswith(_ACTIVATION_SCALES) for each in encodings for part in each.unused)
