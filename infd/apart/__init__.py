@@ -2,5 +2,5 @@
 
 `Worker`, in the daemon, starts the process with the first task. A process killed
 at a task's limit is replaced for the next task. `serve` is the process's loop.
-`text/apart.py` and `text/worker.py` define the tasks.
+`text/worker.py`, `grammar/trial.py` and `grammar/xgrammar_trial.py` run the tasks.
 """

@@ -2,8 +2,8 @@
 
 The kernel kills this process at a task's limit (SIGALRM), when the daemon exits or closes this process's standard input
 (SIGIO), and before any other process if memory runs out. Neither signal has a handler, so no task can delay a signal.
-(PR_SET_PDEATHSIG would kill this process when the thread that started the process ends. SIGIO is not enabled on the
-connection, because the kernel may signal a message after this process has read the message.)
+(PR_SET_PDEATHSIG would kill this process when the daemon's thread that started it ends. SIGIO is not enabled on the
+connection, because the kernel may send SIGIO for a message after this process has read the message.)
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from infd.errors import Fault, InfdError, TextFailed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Bytes of private writable memory (RLIMIT_DATA). RLIMIT_AS would count reserved address space.
+# Bytes of private writable memory (RLIMIT_DATA). RLIMIT_AS would also count address space that is only reserved.
 MEMORY: Final = 4 * 2**30
 MAX_CHARACTERS: Final = 500  # limit on the message of an unexpected error
 
 
 def serve(tasks: Any, run: Callable[[Any], Any]) -> None:
-    """Run the parent process's tasks, of msgspec type `tasks`, received over the descriptor in the first argument."""
+    """Run the daemon's tasks, of msgspec type `tasks`. The program's first argument is the connection's descriptor."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     _signal_at_end_of_input()
     for limit, value in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_CORE, 0)):
@@ -64,10 +64,13 @@ def _signal_at_end_of_input() -> None:
 def _run(
     message: wire.TaskMessage, decoder: msgspec.msgpack.Decoder[Any], run: Callable[[Any], Any]
 ) -> tuple[wire.Reply, bool]:
-    """Return the reply, and whether this process may run more tasks: a panic may leave a library in a broken state."""
+    """Return the reply, and whether this process may run more tasks.
+
+    After an unexpected error it may not: a panic, for example, may leave a library in a broken state.
+    """
     try:
         return wire.Reply(msgspec.Raw(msgspec.msgpack.encode(run(decoder.decode(message.task))))), True
-    except BaseException as error:  # a Rust library's panic derives from BaseException alone
+    except BaseException as error:  # the exception of a Rust panic derives from BaseException, not Exception
         fault = Fault.of(error)
         if isinstance(error, InfdError) and not isinstance(error, TextFailed):
             return wire.Reply(fault=fault), True

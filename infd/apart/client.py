@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# The daemon kills the process this long after a task's limit. The kernel usually kills the process at the limit, but
-# not while the process starts or is stopped by a signal.
+# The daemon kills the process this long after a task's limit. Usually the kernel has killed the process at the limit,
+# but the kernel cannot while the process starts or is stopped by a signal.
 PATIENCE_S: Final = 60.0
 _LOG: Final = logging.getLogger("infd.apart")
 
@@ -31,11 +31,11 @@ _LOG: Final = logging.getLogger("infd.apart")
 class Worker:
     """A worker process that runs one task at a time. `ask` blocks, so the event loop's thread must not call `ask`.
 
-    reasons  components (tokenizer, chat templates) that run in the process, each with the reason, for operators
+    reasons  component (tokenizer, chat template) -> reason why it runs in the process, for operators
     """
 
     def __init__(self, module: str) -> None:
-        """`module` is the program of the process; the program calls `child.serve`."""
+        """module: the program of the process, which calls `child.serve`."""
         self._module = module
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -46,7 +46,7 @@ class Worker:
         self.reasons: dict[str, str] = {}
 
     def start(self) -> None:
-        """Start the process before its first task, unless it runs. Takes milliseconds. Raises TextFailed if closed."""
+        """Start the process, unless it runs, before its first task. Takes milliseconds. Raises TextFailed if closed."""
         with self._lock:
             if self._process is None:
                 self._start()
@@ -54,8 +54,8 @@ class Worker:
     def ask(self, task: Struct, reply: type[R], *, seconds: float) -> R:
         """Run a task, for at most `seconds`, and return the result.
 
-        Raises the task's InvalidRequest or CheckpointError, TooCostly after `seconds`, TextFailed for other errors of
-        the task and if the process ends.
+        Raises InvalidRequest or CheckpointError if the task raises that error, TooCostly after `seconds`, TextFailed
+        if the task raises another error or the process ends.
         """
         message = wire.TaskMessage(msgspec.Raw(msgspec.msgpack.encode(task)), seconds)
         with self._lock:
@@ -66,7 +66,7 @@ class Worker:
             return msgspec.msgpack.decode(self._run(message), type=reply)
 
     def keep(self, task: Struct, reply: type[R], *, seconds: float) -> R:
-        """Run a task that later tasks need, now and in each new process. Replaces the previous task of its type."""
+        """Run a task on which later tasks depend, now and in each new process. Replaces the kept task of its type."""
         result = self.ask(task, reply, seconds=seconds)
         with self._lock:
             self._repeated[type(task)] = wire.TaskMessage(msgspec.Raw(msgspec.msgpack.encode(task)), seconds)
@@ -124,10 +124,10 @@ class Worker:
             raise TooCostly(f"took more than {message.seconds:g} s") from None
         except (wire.Closed, FrameTooLarge, msgspec.MsgspecError):
             code = self._end()
-            if code in (-signal.SIGALRM, -signal.SIGPROF):  # timers: of the kernel's clock, of processor time
+            if code in (-signal.SIGALRM, -signal.SIGPROF):  # timers of wall-clock time and of processor time
                 raise TooCostly(f"took more than {message.seconds:g} s") from None
             raise TextFailed(f"a checkpoint's text ended its worker ({_named(code)})") from None
-        except BaseException:  # in a reused process the next task would receive this task's reply
+        except BaseException:  # end the process: otherwise the next task would receive this task's reply
             self._end()
             raise
         if reply.fault is not None:
@@ -149,7 +149,7 @@ class Worker:
         code = process.poll()
         if code is None:
             try:
-                code = process.wait(0.1)  # if the process ends by itself, its exit code names the cause
+                code = process.wait(0.1)  # wait: if the process is ending by itself, its exit code shows the cause
             except subprocess.TimeoutExpired:
                 process.kill()
                 code = process.wait()

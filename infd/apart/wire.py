@@ -18,7 +18,7 @@ M = TypeVar("M", bound=Struct)
 
 
 class TaskMessage(Struct):
-    """A task, and the seconds after which the kernel kills the worker."""
+    """A task, and its limit in seconds, at which the kernel kills the worker."""
 
     task: Raw
     seconds: float

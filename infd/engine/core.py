@@ -1,4 +1,4 @@
-"""Compute requests: the model's scheduler, step loop and choices in flight."""
+"""Compute requests with the model's scheduler and step loop, and keep the choices in flight."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOTHING: Final = Capacity(
 class EngineCore:
     """Computes requests. `load` rebuilds all parts for the loaded model.
 
-    loaded     whether a model is loaded; until then the scheduler admits no sequence
+    loaded     whether a model is loaded; before, the scheduler admits no sequence
     capacity   the executor's limits: pages, rows, tokens of a step
     scheduler  decides what each step computes
     in_flight  every choice that is queued and has not ended
@@ -97,7 +97,7 @@ class EngineCore:
         return capacity
 
     def check(self, request: Request) -> None:
-        """Check a request's token ids against the model. Raises InvalidRequest, PromptTooLong."""
+        """Check the length and the token ids of a request's prompt. Raises InvalidRequest, PromptTooLong."""
         tokens, limit = len(request.prompt), self.capacity.max_model_len
         if not tokens:
             raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
@@ -109,7 +109,7 @@ class EngineCore:
     def forget_prefixes(self, *, preempting: bool) -> tuple[int, int]:
         """Empty the prefix cache; return the numbers of pages forgotten and of sequences preempted.
 
-        preempting  running sequences are recomputed; otherwise they continue with their pages
+        preempting  whether running sequences are recomputed; otherwise they continue with their pages
         """
         self._roots.renew()
         preempted = len(self.scheduler.running) if preempting else 0

@@ -36,7 +36,7 @@ log = logging.getLogger("infd.engine")
 
 
 class Engine:
-    """The interface of HTTP and admin servers to the model. Builds the parts, none of which refers to the engine.
+    """The interface through which the HTTP and admin servers use the model. No part refers to the engine.
 
     metrics    counters and histograms
     events     recent events
@@ -94,7 +94,7 @@ class Engine:
 
     @property
     def weights_generation(self) -> int:
-        """The number of times that operators have replaced the weights."""
+        """The number of times that operators have replaced the weights; a failed load counts too."""
         return self._memory.weights_generation
 
     @property
@@ -102,7 +102,7 @@ class Engine:
         return self.core.loaded
 
     async def run(self) -> None:
-        """Serve until `stop`. Loads the model unless it is loaded. Raises StartError, DeviceLost."""
+        """Serve until `stop`, after loading the model if it is not loaded yet. Raises StartError, DeviceLost."""
         if not self.loaded:
             await self.load()
         if self.lifecycle.state is State.STARTING:
@@ -124,9 +124,9 @@ class Engine:
             self._running.cancel()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait until every reader has left; False after `timeout_s`.
+        """Refuse new requests and wait until every reader has left. Return False if `timeout_s` passes first.
 
-        Frozen requests fail at once, because they would never finish.
+        Frozen requests fail at once, because no step would finish them.
         """
         if self.lifecycle.state is not State.DRAINING:
             self.lifecycle.enter(State.DRAINING)
@@ -141,7 +141,7 @@ class Engine:
         return True
 
     def fail_all(self, error: Exception) -> None:
-        """End every stream with one error event; refuse requests not queued yet, and stop lifecycle transitions."""
+        """End every stream with one error event, refuse requests not queued yet, and stop lifecycle transitions."""
         self.admission.close()
         self.control.stop()
         self.core.in_flight.fail_all(error)
@@ -159,7 +159,7 @@ class Engine:
 
     @asynccontextmanager
     async def admit(self, choices: int, body_bytes: int) -> AsyncIterator[Ticket]:
-        """Reserve places in the queue. Leaving the block, for any reason, ends the request's unfinished choices.
+        """Reserve places in the queue. Leaving the block for any reason ends the request's unfinished choices.
 
         Raises NotReady or Overloaded before any work is done. May wait while the engine is paused or wakes.
         """
@@ -176,7 +176,7 @@ class Engine:
         self.admission.require_room()
 
     def abort(self, request_id: str) -> bool:
-        """End a request with "abort". False if no request has this id."""
+        """End a request with "abort"; return False if no request has this id."""
         ticket = self.admission.find(request_id)
         if ticket is None:
             return False

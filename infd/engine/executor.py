@@ -1,8 +1,8 @@
 """The interface between the engine and the device.
 
 An executor runs plans strictly in the order given. A step has two halves,
-`forward` and `sample`, so that a mask that depends on the previous step can be
-computed during the forward pass; a result arrives only after `sample`.
+`forward` and `sample`. So a mask that depends on the previous step can be
+computed during the forward pass. The result arrives only after `sample`.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Executor(Protocol):
         """Issue a step without waiting for it. Never raises: errors are set on the future of `Step.sample`."""
 
     def released_by(self, level: int) -> frozenset[MemoryPart]:
-        """Return the parts that a sleep of this level releases."""
+        """Return the parts of memory that a sleep of this level releases."""
 
     async def sleep(self, level: int) -> int:
-        """Release the cache's memory after the steps issued so far; at level 2 also the weights' memory.
+        """Release the cache's memory once the steps issued so far have run; at level 2 also the weights' memory.
 
         At level 1 a GPU's weights move to host memory, if they fit. Returns the bytes freed: of device memory or, on a
         CPU, of the process's memory.
@@ -88,7 +88,7 @@ class Executor(Protocol):
         """
 
     def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:
-        """Free an adapter that no later step names, and its slot, after the steps issued so far."""
+        """Free an adapter and its slot once the steps issued so far have run. No later step may name the adapter."""
 
     def describe(self) -> dict[str, Any]:
         """Return facts for operators.
@@ -96,13 +96,13 @@ class Executor(Protocol):
         device, weights_bytes, cache_bytes, threads, load_s
         dtype         of activations
         quantization  the form of the weights
-        stored        number of matrices that the checkpoint encodes, by encoding
+        stored        number of encoded matrices in the checkpoint, by encoding
         vocabulary    the form of embedding and head, if it differs from `quantization`
         cache_dtype   of cached keys and values
-        ops           the kernel selection: {family, chosen, refused: {name: reason}} each
+        ops           the selected kernels: a dict {family, chosen, refused: {name: reason}} for each family
         kernels       on a GPU: numbers of kernels compiled, and read from the cache of compiled kernels
         graphs        on a GPU: the captured sizes of decoding steps
-        resident      while memory is released: bytes that stayed on the device, by use
+        resident      while memory is released: bytes that remain on the device, by use
         """
 
     def pulse(self) -> int:

@@ -1,4 +1,4 @@
-"""Check the argument schemas of tools against the limits, each schema and all together; rewrite them for the engine."""
+"""Check the argument schemas of tools against the limits, one by one and together, and rewrite the schemas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def named(tool: ToolSchema) -> Iterator[None]:
-    """Set the `param` of errors raised in the block to the request field of a tool's schema."""
+    """Set the `param` of a GrammarFailed raised in the block to the request field of the tool's schema."""
     try:
         yield
     except GrammarFailed as error:
@@ -28,7 +28,7 @@ def named(tool: ToolSchema) -> Iterator[None]:
 
 
 def prepared(tools: Sequence[ToolSchema], limits: Limits, prepare: Callable[[Any, Limits], Any]) -> list[Any]:
-    """Return the argument schemas of tools, rewritten. Raises GrammarFailed with the `param` of the tool at fault.
+    """Return the argument schemas of tools, rewritten. Raises GrammarFailed with a tool's `param`.
 
     prepare  rewrites a schema into a schema that the engine enforces exactly
     """
@@ -53,5 +53,6 @@ def parsed(tools: Sequence[ToolSchema], limits: Limits) -> list[Any]:
                 raise GrammarFailed("the arguments of a tool are an object", code="invalid_grammar")
             bounds.check_schema(schema, limits)
             found.append({**schema, "type": "object"} if isinstance(schema, dict) else schema)
-    bounds.check_schema(found, replace(limits, depth=limits.depth + 1))  # one grammar contains all schemas
+    # One grammar contains all schemas. The list around them adds a level of nesting.
+    bounds.check_schema(found, replace(limits, depth=limits.depth + 1))
     return found

@@ -1,8 +1,8 @@
 """Finite automata over characters, for engines whose grammars have neither intersections nor complements.
 
-A `Regular` is a syntax tree. `automaton` turns it into a nondeterministic automaton and then, by subset construction,
-into a deterministic automaton. An anchor is an edge without a character that is passable only at the beginning or the
-end of the text, so an expression may contain anchors anywhere.
+A `Regular` is a syntax tree. `automaton` turns a tree into a nondeterministic automaton and then, by subset
+construction, into a deterministic automaton. An anchor becomes an edge without a character, passable only at the
+beginning or only at the end of the text. So an expression may contain anchors anywhere.
 A construction counts its steps, and raises GrammarFailed after about half a second.
 """
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 State = TypeVar("State", bound="Hashable")
 
-STATES: Final = 2000  # most states of one automaton; an engine computes masks for each state
+# Most states of an automaton, except an automaton of listed texts: an engine computes masks for each state.
+STATES: Final = 2000
 _NODES: Final = 20_000  # most nodes of a nondeterministic automaton
 _WORK: Final = 400_000  # most steps of one construction, about half a second
 
@@ -47,7 +48,7 @@ class Set(Struct, frozen=True):
 
 
 class Anchor(Struct, frozen=True):
-    """The empty text at the beginning of the whole text or, if `end`, at its end."""
+    """The empty text at the beginning of the whole text or, if `end`, at the end of the whole text."""
 
     end: bool
 
@@ -80,7 +81,8 @@ def literal(text: str) -> Regular:
 class Automaton(Struct, frozen=True, eq=False):
     """A deterministic automaton that starts in state 0. Every state, except perhaps 0, leads to an accepting state.
 
-    edges      for each state its edges, sorted: first and last character, next state; other characters are rejected
+    edges      for each state its edges (first character, last character, next state), sorted; a character without an
+               edge is rejected
     accepting  for each state, whether a text may end in the state
     """
 
@@ -113,8 +115,8 @@ class Automaton(Struct, frozen=True, eq=False):
     def rules(self, prefix: str, spell: Callable[[Ranges], Expression], end: Expression = EMPTY) -> Rules:
         """Return the automaton as rules `prefix0`, `prefix1`, ..., numbered by state.
 
-        The start has a rule, and each state that several states precede, from which several states follow, or in which
-        a text may end and may go on. The rules of these states include the remaining states.
+        The start has a rule, and so has each state with several predecessors, with several successors, or in which a
+        text may end or continue. Every other state is part of the rules of the states before it.
 
         spell  returns the expression of one character of a set
         end    expression after each accepted text
@@ -171,16 +173,16 @@ def automaton_of(texts: Iterable[str]) -> Automaton:
 
 
 class Positions:
-    """A nondeterministic automaton: nodes, edges with characters, and edges without a character, perhaps anchors.
+    """A nondeterministic automaton: nodes, edges with a set of characters, and edges without a character.
 
-    start  nodes before the first character
+    start  nodes in which the automaton may be before the first character
     """
 
     def __init__(self, regular: Regular, nodes: int = _NODES) -> None:
         """Build the automaton. Raises GrammarFailed if it has more than `nodes` nodes."""
         self._most = nodes
         self.steps: list[list[tuple[Ranges, int]]] = []
-        self.empty: list[list[tuple[int, bool | None]]] = []  # next node; `end` of the anchor, None: no anchor
+        self.empty: list[list[tuple[int, bool | None]]] = []  # next node; the anchor's `end`, None: no anchor
         self.first = self._node()
         self.last = self._add(regular, self.first)
         self.start = self.closure([self.first], begin=True, end=False)
@@ -240,7 +242,7 @@ class Positions:
         return frozenset(found)
 
     def after(self, nodes: frozenset[int], code: int) -> frozenset[int]:
-        """Return the nodes after a character, without nodes from which no match follows."""
+        """Return the nodes reached by one more character, without nodes from which no text leads to a match."""
         found = [
             after
             for node in nodes
@@ -250,7 +252,7 @@ class Positions:
         return self.closure(found, begin=False, end=False) & self._live
 
     def accepts(self, nodes: frozenset[int], *, begin: bool = False) -> bool:
-        """Return whether the text that led to the nodes matches. begin: whether it has no character."""
+        """Return whether the text that led to the nodes matches. begin: whether this text is empty."""
         return self.last in self.closure(nodes, begin=begin, end=True)
 
     def matches(self, text: str) -> bool:
@@ -261,7 +263,7 @@ class Positions:
 
     @cached_property
     def _live(self) -> frozenset[int]:
-        """The nodes from which some text, behind a first character, leads to a match."""
+        """The nodes from which some text leads to a match if at least one character precedes."""
         before: list[list[int]] = [[] for _ in self.steps]
         for node, (steps, empty) in enumerate(zip(self.steps, self.empty, strict=True)):
             for after in [*(after for _, after in steps), *(after for after, anchor in empty if anchor is not False)]:
@@ -276,11 +278,15 @@ class Positions:
 
 
 def disjoint(automata: Iterable[Positions], afford: Callable[[int], bool]) -> bool:
-    """Return whether no text matches all expressions; False if the proof takes more steps than `afford` grants."""
+    """Return whether no text matches all expressions.
+
+    afford  takes a number of further steps; returns whether the proof may take them. If not, the result is False.
+    """
     several = list(automata)
     ranges = [of for each in several for steps in each.steps for of, _ in steps]
     ends = {end for of in ranges for low, high in of for end in (low, high + 1)}
-    letters = [0, *(end for end in ends if end <= LAST)]  # one of each set of characters that all edges treat alike
+    # The first character of each range that every edge contains or excludes as a whole.
+    letters = [0, *(end for end in ends if end <= LAST)]
     first = tuple(each.start for each in several)
     if all(each.accepts(nodes, begin=True) for each, nodes in zip(several, first, strict=True)):
         return False
@@ -368,7 +374,7 @@ def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool
 
     accept  returns whether the product accepts a text, given whether `one` and `two` accept the text
 
-    In state -1 of `two`, `two` has rejected the text; a difference follows `one` further.
+    State -1 of `two` means that `two` has rejected the text. A difference then continues with `one` alone.
     """
     numbers = {(0, 0): 0}
     order = [(0, 0)]
@@ -406,7 +412,7 @@ def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool
 
 
 def _minimal(edges: list[list[tuple[int, int, int]]], accepting: list[bool], states: int = STATES) -> Automaton:
-    """Remove states from which no accepting state is reachable, and merge equivalent states, by partition refinement.
+    """Remove states from which no accepting state is reachable; merge equivalent states by partition refinement.
 
     states  most states of the result
     """
@@ -441,7 +447,7 @@ def _minimal(edges: list[list[tuple[int, int, int]]], accepting: list[bool], sta
         groups = refined
         if len(keys) == count:
             break
-        if work > 5 * _WORK:  # merge no states: the automaton is larger, but correct
+        if work > 5 * _WORK:  # merge no states: the result is larger, but correct
             groups = {state: number for number, state in enumerate(order)}
             break
         count = len(keys)
@@ -472,7 +478,7 @@ def _renumbered(
 
 
 def text_of(text: str, spell: Callable[[Ranges], Expression]) -> Expression:
-    """Return the expression of a text whose characters `spell` writes. Adjacent plain characters become one Text."""
+    """Return the expression of a text, each character as `spell` writes it; adjacent Texts become one Text."""
     items: list[Expression] = []
     for each in text:
         one = spell(((ord(each), ord(each)),))

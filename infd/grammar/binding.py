@@ -1,10 +1,10 @@
 """llguidance's C interface, which its Python wheel exports.
 
-llguidance's Python interface holds the GIL while it builds a vocabulary, a second for 150,000 tokens, and calls Python
+llguidance's Python interface holds the GIL while it builds a vocabulary (a second for 150,000 tokens), and calls Python
 while it fills masks. ctypes releases the GIL during calls, and the C interface never calls Python.
 
 Signatures and structures are copied from llguidance.h. `Library` compares the defaults that the library writes with
-`_DEFAULTS`, so that a library with another layout of the structures is refused instead of misread.
+`_DEFAULTS`, so that a library whose structures have another layout is refused.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _TokenizerInit(ctypes.Structure):
     )
 
 
-_DEFAULTS = {  # of llguidance 1.x; if the values read differ, the layout of the struct has changed
+_DEFAULTS = {  # of llguidance 1.x; other values show that the layout of the structure differs
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -142,7 +142,7 @@ class Library:
             tok_eos=end_ids[0] if end_ids else NO_TOKEN,
             token_lens=ctypes.cast(lengths, c_void_p),
             token_bytes=ctypes.cast(c_char_p(content), c_void_p),
-            use_approximate_greedy_tokenize_fn=True,  # required, but unused without forced tokens
+            use_approximate_greedy_tokenize_fn=True,  # a tokenizer is required, but only forced tokens use it
             tok_eos_extra=extra if len(end_ids) > 1 else None,
             tok_eos_extra_count=len(end_ids) if len(end_ids) > 1 else 0,
         )
@@ -153,7 +153,7 @@ class Library:
         return Handle(pointer, self.functions.llg_free_tokenizer)
 
     def matcher(self, vocabulary: Handle, grammar: bytes, limits: dict[str, int]) -> Handle:
-        """Compile grammars, given as one JSON text. For an invalid grammar `error_of` returns the matcher's error."""
+        """Compile grammars, given as one JSON text. For an invalid grammar the matcher has an error: see `error_of`."""
         init = self._init(vocabulary.pointer)
         init.log_buffer_level = init.log_stderr_level = 0
         init.limits.verbose_errors = False  # errors would repeat the grammar and the tokens
@@ -164,7 +164,7 @@ class Library:
 
 
 class Handle:
-    """A pointer to memory of the library, which is freed when this object is deleted."""
+    """A pointer to memory of the library. Deleting this object frees the memory."""
 
     __slots__ = ("_free", "pointer")
 
@@ -177,7 +177,7 @@ class Handle:
 
 
 def error_of(functions: Any, matcher: Handle) -> str | None:
-    """Return the error of a matcher of the library; None without one."""
+    """Return the error of one of the library's matchers; None if there is no error."""
     if not functions.llg_matcher_is_error(matcher.pointer):
         return None
     message: bytes | None = functions.llg_matcher_get_error(matcher.pointer)

@@ -1,7 +1,7 @@
 """Check a constraint's size before it is compiled, because compilation cannot be interrupted.
 
-llguidance's fuel bounds the automata of regular expressions and the items of the parser. The fuel bounds neither the
-time to read a grammar nor the time for optional properties, which grows with the square of their number.
+llguidance's fuel bounds the automata of regular expressions and the items of the parser. The fuel does not bound the
+time to read a grammar. Nor does it bound the time for optional properties, which grows with the square of their number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NESTING = re.compile(r"\\.|[()\[\]{}]", re.DOTALL)
 
 def check_text(text: str, limits: Limits) -> None:
     """Raise GrammarFailed for a text of more than `limits.text_bytes`, or with an unpaired surrogate."""
-    if len(text) > limits.text_bytes:  # so that only short texts are encoded
+    if len(text) > limits.text_bytes:  # checked first, so that no long text is encoded
         _too_large("bytes", len(text), limits.text_bytes)
     _check_unicode(text)
     if (size := len(text.encode())) > limits.text_bytes:
@@ -31,7 +31,7 @@ def check_text(text: str, limits: Limits) -> None:
 def check_nesting(text: str, limits: Limits) -> None:
     """Raise GrammarFailed if brackets of a regular expression or a grammar nest deeper than `limits.depth`.
 
-    Brackets in strings and character classes count too, so a text with many unpaired brackets may be refused.
+    Brackets in strings and character classes count as well, so a text with many unpaired brackets may be refused.
     """
     depth = 0
     for match in _NESTING.finditer(text):
@@ -54,12 +54,12 @@ def read_json(text: str, limits: Limits) -> Any:
         return json.loads(text, parse_constant=_not_json)
     except RecursionError as error:
         raise GrammarFailed(f"more than {limits.depth} levels of nesting", code="grammar_too_large") from error
-    except ValueError as error:  # also raised for an integer of thousands of digits
+    except ValueError as error:  # json raises ValueError for integers of thousands of digits too
         raise GrammarFailed(f"not JSON: {error}", code="invalid_grammar") from error
 
 
 def check_schema(schema: Any, limits: Limits) -> None:
-    """Raise GrammarFailed for a schema that exceeds a limit, or has an unpaired surrogate. Counts without recursion."""
+    """Raise GrammarFailed for a schema that exceeds a limit, or has an unpaired surrogate. Uses no recursion."""
     properties = enumerated = 0
     todo = [(schema, 1)]
     while todo:

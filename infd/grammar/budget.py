@@ -1,12 +1,14 @@
 """Limit the tokens of a thought: at the limit, a matcher allows only the tokens that end the thought.
 
-The matcher searches the bytes of an answer for the thought's marks, as the parser of the answer searches its text. So
-the matcher also finds marks of several tokens, and marks within a token. A matcher of a grammar may constrain the same
-answer: while the thought is ended, both matchers must allow a token, unless the grammar allows no token that ends the
-thought, as within a character.
+The matcher searches the bytes of an answer for the marks of a thought, as the answer's parser searches the text. So the
+matcher also finds a mark that consists of several tokens, and a mark inside a token.
 
-`unmasked` is the number of tokens that may be sampled before the next mask, so a long budget costs no time until the
-budget may be exhausted.
+A grammar may constrain the same answer. While a thought is being ended, only tokens that both the forced texts and the
+grammar allow may follow. If there is no such token, every token that the grammar allows may follow: for example, the
+token that completes a character of which the first bytes are generated.
+
+Without a grammar, `BudgetMatcher.unmasked` is the number of tokens, from the beginning of the answer, that precede any
+mask. So a long budget costs no time until it may be exhausted.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ if TYPE_CHECKING:
     from infd.grammar.protocol import Compiler, Grammar, Matcher, Vocabulary
     from infd.request import ThoughtBudget
 
-_MOST_LEADING_SPACE: Final = 256  # bytes of white space before an opening mark; no model writes more
+_MOST_LEADING_SPACE: Final = 256  # bytes of white space in which an opening mark is awaited; models write fewer
 _FOREVER: Final = sys.maxsize
 
 
 class _Place(Enum):
-    START = auto()  # the text so far is white space, perhaps followed by part of a mark
-    OUTSIDE = auto()  # between two thoughts
+    START = auto()  # the text is white space, perhaps followed by the beginning of a mark
+    OUTSIDE = auto()  # outside of a thought; another thought may follow
     INSIDE = auto()
     OVER = auto()  # no thought may follow
 
@@ -56,7 +58,8 @@ class BudgetGrammar:
         self.inside = budget.inside
         self.again = budget.again
         self.size = 1000 if answer is None else answer.size
-        self.kept = max(map(len, (*self.openings, *self.closings))) - 1  # most bytes to keep, which may begin a mark
+        # Most bytes at the end of the text that may be the beginning of a mark.
+        self.kept = max(map(len, (*self.openings, *self.closings))) - 1
 
     def matcher(self) -> BudgetMatcher:
         return BudgetMatcher(self, None if self.answer is None else self.answer.matcher())
@@ -76,10 +79,11 @@ class BudgetMatcher:
     def _restart(self) -> None:
         self._read: list[int] = []
         self._place = _Place.INSIDE if self._grammar.inside else _Place.START
-        # The end of the text, which may begin a mark. A thought begins a line.
+        # The end of the text, which may be the beginning of a mark. A newline precedes the text of a thought, because a
+        # call's mark ends a thought only at the beginning of a line.
         self._tail = b"\n" if self._grammar.inside else b""
         self._thought_tokens = 0
-        self._ending: tuple[int, ...] | None = None  # tokens of a forced text so far
+        self._ending: tuple[int, ...] | None = None  # tokens read of the forced text; None: none is forced
         self._force()
 
     @property
@@ -100,7 +104,7 @@ class BudgetMatcher:
 
     @property
     def forced(self) -> set[int]:
-        """The tokens of which one must follow; empty: any token may follow."""
+        """The tokens that continue a forced text. One of them must follow; if empty, any token may follow."""
         if self._ending is None:
             return set()
         at = len(self._ending)
@@ -149,7 +153,10 @@ class BudgetMatcher:
         self._force()
 
     def _force(self) -> None:
-        """Begin a forced text if the thought's budget is exhausted; continue a text that the model has begun."""
+        """Force the end of the thought if its budget is exhausted.
+
+        If the last tokens are the beginning of a forced text, only the rest of that text is forced.
+        """
         if self._ending is not None or self._place is not _Place.INSIDE or self._thought_tokens < self._grammar.limit:
             return
         begun = [
@@ -193,8 +200,9 @@ class BudgetMatcher:
 
 
 def fill(compiler: Compiler, matchers: Sequence[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
-    """Fill rows of a mask for matchers of a compiler's grammars and BudgetMatchers, see Compiler.fill."""
-    import numpy as np  # imported here, because the import would delay a start without torch
+    """Fill rows of a mask like Compiler.fill, for matchers of the compiler's grammars and for BudgetMatchers."""
+    # Imported on first use, to shorten the start of a daemon that does not load torch; torch imports numpy.
+    import numpy as np
 
     inner = [matcher.inner if isinstance(matcher, BudgetMatcher) else matcher for matcher in matchers]
     if None not in inner:
@@ -216,9 +224,9 @@ def fill(compiler: Compiler, matchers: Sequence[Matcher], rows: NDArray[np.int32
 
 
 def spell(vocabulary: Vocabulary, text: str) -> tuple[int, ...]:
-    """Return the tokens that spell a text, each as long as possible. Searches the whole vocabulary.
+    """Return tokens that spell a text: at each place the longest that matches. Searches the whole vocabulary.
 
-    Raises GrammarFailed if no tokens spell the text.
+    Raises GrammarFailed if no token matches at some place.
     """
     content = text.encode()
     found: dict[bytes, int] = {}

@@ -1,4 +1,4 @@
-"""Write a constraint as rules of characters, texts and tokens, the only rules that xgrammar enforces exactly."""
+"""Write a constraint as rules of characters, texts and tokens. xgrammar enforces only such rules exactly."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def write(constraint: Constraint, limits: Limits, token_of: TokenOf) -> Rules:
 
 
 class _Writer:
-    """Writes constraints as expressions, and adds the rules to which the expressions refer to `rules`."""
+    """Writes constraints as expressions. `rules` collects the rules to which the expressions refer."""
 
     def __init__(self, limits: Limits, token_of: TokenOf) -> None:
         self.rules: Rules = {ROOT: EMPTY}
@@ -116,7 +116,8 @@ class _Writer:
         """Return the expression of the documents that a client's schema accepts."""
         bounds.check_schema(schema, limits)
         prepared = prepare(schema)
-        bounds.check_schema(prepared, replace(limits, depth=4 * limits.depth))  # rewriting nests, merges and enumerates
+        # A rewritten schema may be nested deeper than the client's schema.
+        bounds.check_schema(prepared, replace(limits, depth=4 * limits.depth))
         return self._documents.write(prepared, whitespace=whitespace)
 
     def _ebnf(self, rules: Rules) -> Expression:
@@ -129,9 +130,9 @@ class _Writer:
         return self._added(rules, {})
 
     def _added(self, rules: Rules, others: Rules) -> Expression:
-        """Add rules; return a reference to their root.
+        """Add `rules` and `others` under new names; return a reference to the root of `rules`.
 
-        others  other grammars to which the rules refer
+        others  name -> expression of another grammar to which `rules` refer by this name
         """
         names = {name: f"{len(self.rules)}.{name}" for name in {**rules, **others}}
         for name, expression in renamed({**rules, **others}, names).items():
@@ -140,7 +141,7 @@ class _Writer:
         return Reference(names[ROOT])
 
     def _lowered(self, expression: Expression) -> Expression:
-        """Return an expression of characters, texts and tokens for the body of a rule."""
+        """Return the body of a rule. A Pattern, Document, Until or Without becomes characters, texts and tokens."""
         match expression:
             case Pattern(pattern):
                 return self._machine(automaton(regexes.parse(pattern)))
@@ -168,7 +169,7 @@ class _Writer:
 
 
 class _Regular:
-    """Converts rules without recursion to one regular expression."""
+    """Converts expressions to regular expressions. No rule of `rules` may be recursive."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules

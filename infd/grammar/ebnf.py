@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from infd.grammar.protocol import Limits
     from infd.grammar.rules import Expression, Ranges, Rules
 
-# Quantifiers are possessive, because a search cannot be interrupted: otherwise n spaces take time n^4.
+# Quantifiers are possessive, because a search cannot be interrupted. Otherwise n spaces would take time proportional
+# to n^4.
 _TOKEN: Final = re.compile(
     r"""
     (?P<space>\s++|\#[^\n]*+)
@@ -209,8 +210,8 @@ def _reached(rules: Rules) -> Rules:
 def recursive(rules: Rules) -> bool:
     """Return whether a rule refers to itself, directly or through others.
 
-    Removes, as long as possible, a rule that refers to no remaining rule. Rules that remain at the end are recursive,
-    or refer to recursive rules.
+    Repeatedly removes a rule that refers to no remaining rule. The rules that then remain are recursive, or refer to
+    recursive rules.
     """
     users: dict[str, list[str]] = {name: [] for name in rules}
     left = {}

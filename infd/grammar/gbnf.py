@@ -1,11 +1,11 @@
-"""Write rules in xgrammar's dialect of GBNF, with tokens as numbers, so as to avoid three faults of xgrammar 0.2.
+"""Write rules in xgrammar's dialect of GBNF, with tokens as numbers, and avoid three faults of xgrammar 0.2.
 
 - `\\x` in a text consumes all hexadecimal digits that follow: characters are written with `\\u` and `\\U`.
 - Negated classes are wrong beyond ASCII: a class lists its members.
 - The expression after a rule is the rule's look-ahead, by which masks admit tokens that extend beyond the rule. A
   look-ahead truncates the bounds of a class to eight bits: for [\\ue000-\\uffff] the mask admits all ASCII characters,
-  which the matcher then rejects. The automaton of a rule has exact bounds. So a class beyond ASCII that follows a rule
-  is written as a rule of two alternatives; xgrammar would inline a rule of one alternative.
+  but the matcher then rejects them. The automaton of a rule has exact bounds. So a class beyond ASCII is written as a
+  rule if it follows a rule. The rule has two alternatives, because xgrammar would inline a rule of one alternative.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def write(rules: Rules) -> str:
-    """Return rules as a grammar in GBNF. `rules.trimmed` has removed alternatives that derive no text."""
+    """Return rules as a grammar in GBNF. Every alternative must derive some text, as after `rules.trimmed`."""
     names = {name: ROOT if name == ROOT else f"r{number}" for number, name in enumerate(rules)}
     writer = _Writer(names)
     lines = [f"{names[name]} ::= {writer.written(each)}" for name, each in rules.items()]
@@ -30,14 +30,14 @@ def write(rules: Rules) -> str:
 
 
 class _Writer:
-    """Writes expressions, and collects in `classes` the classes that become rules."""
+    """Writes expressions. `classes` collects the classes that become rules, with the names of the rules."""
 
     def __init__(self, names: dict[str, str]) -> None:
         self.classes: dict[Ranges, str] = {}
         self._names = names
 
     def written(self, expression: Expression, *, after: bool = False) -> str:
-        """Return an expression in GBNF. after: whether the expression follows a rule in its sequence."""
+        """Return an expression in GBNF. after: whether a rule precedes the expression in a sequence."""
         match expression:
             case Characters(((low, high),)) if low == high:
                 return f'"{_character(low)}"'
@@ -67,7 +67,7 @@ class _Writer:
 
 
 def _contains_rule(expression: Expression) -> bool:
-    """Return whether an expression contains a reference to a rule, or a part that xgrammar makes a rule."""
+    """Return whether an expression contains a reference to a rule, or a part that xgrammar turns into a rule."""
     match expression:
         case Characters() | Text() | Token():
             return False

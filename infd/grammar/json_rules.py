@@ -1,12 +1,12 @@
-"""Write a rewritten JSON Schema as rules of the documents that the schema accepts, each document in one spelling.
+"""Write a rewritten JSON Schema as rules of the documents that the schema accepts.
 
 `schema.rewriting.prepare` leaves types, bounds, patterns, items, properties, `anyOf`, `allOf` and `$ref`. Each set of
-schemas whose conjunction is needed becomes one rule; so recursion ends, and a definition used twice becomes one rule.
-Alternatives in a conjunction are expanded, and leaves are merged keyword by keyword: patterns, formats and bounds by
-intersecting automata, properties and items one by one.
+schemas that a value must satisfy becomes one rule. So the rules are finite even for recursive schemas, and a definition
+used twice becomes one rule. Alternatives in a conjunction are expanded, and leaves are merged keyword by keyword:
+patterns, formats and bounds by intersecting automata, properties and items one by one.
 
 Members have the order of the schema's properties; members with other keys follow. Every key, and every string that a
-schema restricts, is spelled without `\\u` unless JSON requires the escape; so no spelling evades a pattern.
+schema restricts, is spelled without `\\u` unless JSON requires the escape. So no spelling evades a pattern.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _ATOMS: Final = {
 _ALL: Final = frozenset().union(*_ATOMS.values())
 _NUMERIC: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _RULES: Final = 20_000  # most rules of one constraint
-_CLASSES: Final = 64  # most classes of keys of one object, by the patterns that a key matches
+_CLASSES: Final = 64  # most classes into which the patterns of one object divide its keys
 _COUNTED: Final = 1000  # largest minLength or maxLength beside a pattern
 _ESCAPES: Final = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}
 _IMPOSSIBLE: Final = Alternatives(())
@@ -74,7 +74,7 @@ class Documents:
     def write(self, schema: Schema, *, whitespace: bool) -> Expression:
         """Return the expression of the documents of a rewritten schema.
 
-        whitespace  whether a space, or a line end and indentation, is allowed between tokens
+        whitespace  whether white space is allowed between tokens: a space, or a line end with indentation
 
         Raises GrammarFailed if rules cannot express a combination of keywords, or for too many rules.
         """
@@ -85,7 +85,7 @@ class Documents:
         return self._all([{k: v for k, v in schema.items() if k not in ("$defs", "$schema")}])
 
     def _once(self, key: str, make: Any) -> Reference:
-        """Return a reference to the rule of a key; the first call writes the rule."""
+        """Return a reference to the rule of a key; at the key's first use, `make` returns the rule."""
         if key not in self._names:
             name = self._new(key)
             self._names[key] = name
@@ -104,7 +104,7 @@ class Documents:
         self._rules[name] = expression
         return Reference(name)
 
-    # Conjunctions.
+    # Schemas that a document must satisfy together.
 
     def _all(self, schemas: Iterable[Schema]) -> Expression:
         """Return the expression of the documents that all schemas accept."""
@@ -287,7 +287,7 @@ class Documents:
         return Sequence((Text("{"), space, first))
 
     def _others(self, leaves: list[dict[str, Any]], names: list[str]) -> Expression:
-        """Return the expression of a member whose key is none of `names`."""
+        """Return the expression of an object's member whose key is not one of `names`."""
         classes: list[tuple[Automaton, list[Schema]]] = [(_every().without(automaton_of(names)), [])]
         for leaf in leaves:
             patterns = leaf.get("patternProperties", {})
@@ -366,7 +366,7 @@ def _whitespace() -> Expression:
 
 
 def _free_character() -> Expression:
-    """Return the expression of one character of a string in every spelling, without unpaired surrogates."""
+    """Return the expression of any character of a JSON string in each of its spellings, without unpaired surrogates."""
     hexadecimal = Characters(ranges_of([(48, 57), (65, 70), (97, 102)]))
     first = Characters(ranges_of([(48, 57), (65, 67), (69, 70), (97, 99), (101, 102)]))
     d, low = Characters(((68, 68), (100, 100))), Characters(((48, 55),))
@@ -383,7 +383,7 @@ def _free_character() -> Expression:
 
 
 def spelled(ranges: Ranges) -> Expression:
-    """Return the expression of one character of a set in a JSON string: escaped only if JSON requires an escape."""
+    """Return the expression, in a JSON string, of one character of a set; escaped only if JSON requires an escape."""
     bare, short, low = [], [], []
     for first, last in ranges:
         for code in range(first, min(last, 92) + 1):

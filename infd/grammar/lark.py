@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _ANYTHING = "/(?s:.)*/"
 # A search cannot be interrupted. So quantifiers are possessive, and an unclosed string or bracket extends to the end of
-# its line: otherwise n unclosed quotes or brackets take time n^2.
+# its line. Otherwise n unclosed quotes or brackets would take time proportional to n^2.
 _TOKEN = re.compile(
     r"""
     (?P<comment>//[^\n]*+|\#[^\n]*+)
@@ -86,7 +86,7 @@ def checked(grammar: str, limits: Limits, schema: Callable[[Any], Any]) -> str:
 def without_specials(grammar: str) -> str:
     """Return a Lark grammar in which token 0 replaces every token given by name or number.
 
-    llguidance refuses a grammar with a token that the vocabulary lacks before it compiles the other rules; every
+    llguidance refuses a grammar that names a token outside of the vocabulary, before it compiles the other rules. Every
     vocabulary has token 0.
     """
     return _TOKEN.sub(lambda match: "<[0]>" if match.lastgroup == "special" else match[0], grammar)
@@ -95,8 +95,8 @@ def without_specials(grammar: str) -> str:
 def write(rules: Rules) -> str:
     """Return rules as a Lark grammar. A reference to a name without a rule refers to another grammar.
 
-    A rule with a name in capitals is a terminal, of which llguidance uses the longest match. An Until becomes a lazy
-    terminal, of which llguidance uses the shortest match.
+    A rule with a name in capitals is a terminal: llguidance uses its longest match. An Until becomes a lazy terminal:
+    llguidance uses its shortest match.
     """
     lines = []
     for name, expression in rules.items():

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from infd.grammar.writing import Written
     from infd.request import Constraint
 
-# With this fuel a compilation takes at most about 20 ms, a mask at most 15 ms and usually 0.02 ms. A matcher creates
-# lexer states as its answer grows: `.*a.{200}` creates 50 for each token; 20,000 states take 10 MiB.
+# With this fuel a compilation usually takes at most 20 ms; a mask usually takes 0.02 ms, and at most about 20 ms. A
+# matcher creates lexer states as its answer grows: for `.*a.{200}` 50 states for each token. 20,000 states take 10 MiB.
 FUEL: Final = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -77,15 +77,15 @@ class LlguidanceCompiler:
         except GrammarFailed as error:
             try:
                 located = self._locate(constraint, limits)
-            except TooSlow:  # a longer limit may find the path
+            except TooSlow:  # with a longer limit the search may find the path
                 raise TooSlow(str(error), code=error.code) from None
             if located is not None:
                 raise located from None
             self._check_arguments(written)
             raise
         if drop_space:
-            # The decoder drops the space that begins an answer: the tokens of " x" decode to "x". So an answer that
-            # may itself begin with a space needs a space before it, and before any other answer a space is optional.
+            # The decoder drops the space that begins an answer: the tokens of " x" decode to "x". So if the constraint
+            # allows a leading space, the grammar requires one space before the answer; otherwise the space is optional.
             space = " " if _any_allowed(first, self._spaced) else " ?"
             begin = json.dumps({"lark_grammar": f'start: "{space[0]}"{space[1:]} @answer'}).encode()
             answer, *parts = written.grammars
@@ -93,13 +93,13 @@ class LlguidanceCompiler:
         return compiled
 
     def _locate(self, constraint: Constraint, limits: Limits) -> GrammarFailed | None:
-        """Return the error of the first schema that llguidance refuses alone, with its path; None if there is none."""
+        """Return the error, with its path, of the first schema that llguidance refuses alone; None if there is none."""
         if self._trial is None:
             return locate(constraint, limits, lambda grammar: self._compile([grammar]))
         return self._trial.locate(constraint, limits, FUEL)
 
     def _check_arguments(self, written: Written) -> None:
-        """Raise GrammarFailed with the `param` of the first tool whose arguments llguidance refuses, if any."""
+        """Compile each tool's arguments alone. Raises GrammarFailed with the `param` of the first tool that fails."""
         for param, schema in written.arguments:
             try:
                 self._compile([schema])
@@ -110,7 +110,7 @@ class LlguidanceCompiler:
     def _compile(self, grammars: list[bytes]) -> tuple[LlguidanceGrammar, NDArray[np.int32]]:
         """Compile a list of llguidance's grammars; return the grammar and the mask of its first token.
 
-        Computing the mask detects a grammar that admits no text, and builds automata, which copies of the matcher
+        Computing the mask detects a grammar that admits no text. It also builds automata that all copies of the matcher
         share.
         """
         text = writing.listed(grammars)
@@ -143,7 +143,7 @@ class LlguidanceCompiler:
 
 
 class LlguidanceGrammar:
-    """A compiled grammar: a matcher that has read no token, and is copied for each choice."""
+    """A compiled grammar: a matcher that has read no token. Each choice gets a copy."""
 
     def __init__(self, first: LlguidanceMatcher, text_bytes: int) -> None:
         self._first = first
@@ -158,9 +158,9 @@ class LlguidanceMatcher:
 
     llguidance cannot roll back an end id, so this class counts end ids and passes none to llguidance.
 
-    complete  whether a mask was filled after the last token and allows end ids only. llguidance reports a text as
-              stopped only if no terminal can continue; after the 0 of a number with multipleOf a terminal can
-              continue, but no continuation matches.
+    complete  whether the mask after the last token is filled and allows end ids only. llguidance itself reports the
+              end of a text only if no terminal can continue. After the 0 of a number with multipleOf the terminal of
+              the number can continue, but no continuation matches.
     """
 
     __slots__ = ("_ended", "_ends", "_functions", "_handle", "_vocabulary", "complete")
@@ -251,9 +251,9 @@ class LlguidanceMatcher:
 
 
 def _tokens(vocabulary: Vocabulary, ends: frozenset[int]) -> list[bytes]:
-    """Return the tokens for `Library.vocabulary`: special tokens marked, padded to one entry for each logit.
+    """Return the tokens for `Library.vocabulary`: one for each logit, special tokens with the byte that marks them.
 
-    An end id is special even if the tokenizer says otherwise: an end id must never match text.
+    End ids count as special tokens even if the tokenizer says otherwise, because an end id must never match text.
     """
     special = vocabulary.special | ends
     tokens = [
@@ -275,5 +275,5 @@ def _any_allowed(row: NDArray[np.int32], of: NDArray[np.int32]) -> bool:
 
 
 def _failure(error: str) -> GrammarFailed:
-    """Return the error of a matcher whose answer violates its constraint."""
+    """Return the error of an answer that violates its constraint."""
     return GrammarFailed(f"the answer left its constraint: {shortened(error)}")

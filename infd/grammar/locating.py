@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     Compile = Callable[[bytes], object]
 
-_SECONDS: Final = 0.5  # most time to find the part of a schema
+_SECONDS: Final = 0.5  # most time to find the refused part of a schema
 
 
 def locate(constraint: Constraint, limits: Limits, compile_: Compile) -> GrammarFailed | None:
-    """Return the error of the first schema that llguidance refuses alone, with its path; None if there is none.
+    """Return the error, with its path, of the first schema that llguidance refuses alone; None if there is none.
 
-    compile_  compiles the JSON text of a grammar; raises GrammarFailed
+    compile_  compiles a grammar, given as JSON text; raises GrammarFailed
 
     The error of a tool's schema has the tool's `param`. Schemas inside Lark and structural tags are not searched.
     """

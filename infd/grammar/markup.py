@@ -1,8 +1,8 @@
 """Write thoughts and tool calls as rules: free text up to a mark, and constrained text after the mark.
 
-If one token of the vocabulary spells a mark, the grammar admits the mark as that token only; the free text before the
-token never contains the mark. So a parser that searches the answer for marks finds only the marks of the grammar.
-Other marks are matched by their bytes, across the boundaries of tokens.
+If exactly one token of the vocabulary spells a mark, the grammar admits the mark only as that token, and the free text
+before the token never contains the mark. So a parser that searches the answer for marks finds only marks that the
+grammar has placed. Any other mark is matched by its bytes, in any division into tokens.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _WORD: Final = _characters(("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"))
 _IDENTIFIER: Final = Sequence((_characters(("A", "Z"), ("_", "_"), ("a", "z")), Repeated(_WORD, 0, 63)))
 _KEY: Final = Repeated(_characters(("-", "."), ("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z")), 1, 64)
 
-# The variable parts of a call's syntax, by their names in CallSyntax.
+# Placeholders in a CallSyntax -> the text that the model generates in their place.
 _GENERATED: Final[dict[str, Expression]] = {
     NUMBER: Repeated(_characters(("0", "9")), 1, 3),
     SHORT_ID: Repeated(_characters(("0", "9"), ("A", "Z"), ("a", "z")), 9, 9),
@@ -65,7 +65,7 @@ _GENERATED: Final[dict[str, Expression]] = {
 class Marks:
     """Finds the tokens of a vocabulary that spell marks.
 
-    Found tokens are cached without a bound, because marks are few: syntaxes define them, clients do not.
+    The cache has no bound, because marks are few: they are defined by syntaxes, not by clients.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -73,7 +73,7 @@ class Marks:
         self._found: dict[str, int | None] = {}
 
     def token_of(self, mark: str) -> int | None:
-        """Return the token that spells a mark; None if no token or several tokens do."""
+        """Return the id of the only token that spells a mark; None if no token or several tokens do."""
         if mark not in self._found:
             tokens, spelled = self._vocabulary.tokens, mark.encode()
             ends = self._vocabulary.end_ids
@@ -82,7 +82,7 @@ class Marks:
         return self._found[mark]
 
     def within(self, constraint: Constraint) -> dict[str, int]:
-        """Return mark -> token id, for the marks of a constraint's thought and calls that single tokens spell."""
+        """Return mark -> token id, for those marks of a constraint's thought and calls that a single token spells."""
         found = ((mark, self.token_of(mark)) for mark in _marks_of(constraint))
         return {mark: token for mark, token in found if token is not None}
 
@@ -161,9 +161,9 @@ def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: 
 
 
 def _parameters(rule: str, parameters: Parameters, syntax: CallSyntax, token_of: TokenOf) -> Rules:
-    """Return the rule `rule` of arguments that the syntax writes separately, and the rules to which it refers."""
+    """Return the rule `rule` for the arguments of a call, written one by one, and the rules to which `rule` refers."""
     rules: Rules = {}
-    parts: list[tuple[Expression, int, int | None]] = []  # with the least and most repetitions
+    parts: list[tuple[Expression, int, int | None]] = []  # expression, least and most repetitions
     for number, parameter in enumerate(parameters.named):
         written = Alternatives(tuple(_parameter(f"{rule}_{number}", parameter, syntax, token_of, rules)))
         parts.append((written, int(parameter.required), 1))
@@ -176,12 +176,13 @@ def _parameters(rule: str, parameters: Parameters, syntax: CallSyntax, token_of:
 def _separated(
     rule: str, parts: Many[tuple[Expression, int, int | None]], separator: tuple[Expression, ...], rules: Rules
 ) -> Expression:
-    """Return the expression of parts with a separator between each two parts that are present.
+    """Return the expression of a sequence of parts, with a separator between each two parts that are present.
 
-    parts  each with its least and most repetitions; a part with least 0 may be absent
+    parts  each part with its least and most repetitions; if the least is 0, the part may be absent
 
-    Adds two rules for each part to `rules`: that part and all later parts, once without and once with a part before
-    them. So the number of rules is linear in the number of parts; the number of sets of present parts is exponential.
+    Adds two rules for each part to `rules`, both for this part and all later parts. In the first rule no part is
+    present before this part. In the second rule a part is, so a separator precedes this part. The number of rules grows
+    linearly with the number of parts, although the number of combinations of present parts grows exponentially.
     """
     if not separator:
         return Sequence(
@@ -204,9 +205,9 @@ def _separated(
 def _parameter(
     name: str, parameter: Parameter, syntax: CallSyntax, token_of: TokenOf, rules: Rules
 ) -> Iterator[Expression]:
-    """Yield the alternatives of one argument, and add the rules to which they refer to `rules`.
+    """Yield the alternatives of one argument; add the rules to which the alternatives refer to `rules`.
 
-    name       prefix of the names of these rules
+    name       prefix of the names of the added rules
     parameter  an empty `key` stands for any key
     """
 
@@ -228,8 +229,8 @@ def _parameter(
     if parameter.texts:
         yield Sequence((*begun, Alternatives(tuple(map(Text, parameter.texts))), *spelled(tail)))
     if parameter.free:
-        # The parser drops one newline before the mark, so a pattern must match the text without that newline: each
-        # pattern is extended by the newline, which thus is required. A text without patterns may lack the newline.
+        # The parser drops one newline before the mark, so a pattern must match the text without this newline. For that,
+        # the newline is appended to each pattern, and becomes required. In a text without patterns it is optional.
         newline = tail[: len(tail) - len(tail.lstrip())]
         within = tuple(f"(?:{pattern}){newline}" for pattern in parameter.patterns)
         value, written = _text_to(mark, name, syntax.marks, token_of, syntax.excluded, within)
@@ -249,18 +250,19 @@ def _text_to(
     excluded: Many[str] = (),
     within: tuple[str, ...] = (),
 ) -> tuple[tuple[Expression, ...], Rules]:
-    """Return the parts of any text that ends with the first `mark`, and the rules that they use.
+    """Return the parts of a text up to and including its first `mark`, and the rules to which the parts refer.
 
-    name      name of the rule, or in capitals of the terminal
-    marks     parts of `mark` that may be single tokens
-    excluded  texts that the text does not contain either
-    within    patterns that the text before the mark matches
+    name      name of the rule; in capitals if the rule is a terminal
+    marks     marks that `mark` may contain; a mark that a single token spells becomes that token
+    excluded  further texts that must not occur before the mark
+    within    patterns that the text before the mark must match
     """
     parts = _spelled(mark, (mark, *marks), token_of)
     place = next((place for place, part in enumerate(parts) if isinstance(part, Token)), None)
     if place is None:
         return (Reference(name),), {name: Until(mark, (mark, *excluded), within)}
-    # No text spells a special token, so the text ends before the mark's first token, with the mark's text before it.
+    # Text never matches a special token. So the terminal ends where the mark's first token begins; it includes the part
+    # of the mark before that token.
     before = re.escape("".join(part.text for part in parts[:place] if isinstance(part, Text)))
     if before:
         within = tuple(f"(?:{pattern}){before}" for pattern in within or ("(?s:.)*",))

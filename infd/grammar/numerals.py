@@ -1,7 +1,7 @@
-"""Automata of JSON numerals between bounds, and of multiples.
+"""Automata of JSON numerals within bounds, and of the numerals of multiples.
 
-A number with a bound or `multipleOf` is written without an exponent, and with at most 15 digits if rounding could cross
-the bound, because readers convert numerals to doubles.
+A number with a bound or `multipleOf` is written without an exponent. If rounding to a double could move a number across
+a bound, the number has at most 15 digits, because readers convert numerals to doubles.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NUMBER: Final = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+\-]?[0-9]+)?"
 _PLAIN: Final = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"
 _DIGITS: Final = r"(0|[1-9][0-9]*)(\.[0-9]+)?"
 _FRACTION: Final = r"(\.[0-9]+)?"
-_EXACT: Final = 15  # most digits at which different decimals are always different doubles
+_EXACT: Final = 15  # up to this number of digits, different decimals are different doubles
 _REMAINDERS: Final = 5000  # most states of the automaton of multiples
 
 
@@ -79,7 +79,7 @@ def _decimal(value: float) -> Decimal:
 
 
 def _from(bound: Decimal, strict: bool) -> str:
-    """Return a pattern of the numerals of at least a bound; above the bound if `strict`."""
+    """Return a pattern of the numerals that are at least a bound or, if `strict`, above the bound."""
     if bound > 0 or (bound == 0 and strict):
         return _above(bound, strict)
     if bound == 0:
@@ -141,9 +141,9 @@ def _below(bound: Decimal, strict: bool) -> str:
 
 
 def _multiples(of: Decimal) -> Automaton:
-    """Return an automaton that, among numerals, accepts exactly the multiples of `of`; other texts it may accept too.
+    """Return an automaton that accepts exactly the multiples of `of` among numerals, and perhaps other texts.
 
-    A state is a pair: the number of decimals read, None before the point, and the remainder of all digits.
+    A state is a pair: the number of digits read after the point, None before the point; the remainder of all digits.
     """
     _, digits, exponent = of.as_tuple()
     assert isinstance(exponent, int)

@@ -1,7 +1,8 @@
 """The arguments of tools in syntaxes that write each argument separately, and strings without quotes.
 
-A schema is split into alternatives for strings, which become regular expressions of whole texts, and alternatives for
-other values, which become JSON documents. The former exclude texts that the parser would read as another type.
+The schema of an argument is split into alternatives. Alternatives for strings become regular expressions that match
+whole texts; alternatives for other values become JSON documents. The regular expressions exclude texts that the parser
+would read as a value of another type.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _DEPTH: Final = 16  # most levels of references and alternatives
 _UNREADABLE: Final = re.compile(r'[<>"]|\A\s|\s\Z|\A\Z')
 _SEPARATING: Final = re.compile(r"[,:{}\[\]]")
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_UNNAMED: Final = ("additionalProperties", "unevaluatedProperties")  # ignored: the grammar lists the arguments
+_UNNAMED: Final = ("additionalProperties", "unevaluatedProperties")  # ignored: `parameters` forbids unnamed arguments
 _STATED: Final = frozenset({"$schema", "$defs", "type", "properties", "required", *_UNNAMED})
 _TEXTS: Final = ("minLength", "maxLength", "pattern", "format")
 _FIRST: Final = {"array": r"\[", "object": "{", "integer": r"0-9+\-.", "number": r"0-9+\-."}
@@ -37,10 +38,10 @@ _FIRST: Final = {"array": r"\[", "object": "{", "integer": r"0-9+\-.", "number":
 class Parameter(Struct, frozen=True):
     """One argument.
 
-    texts      listed values
-    free       whether a text that matches every one of `patterns` is a value
+    texts      values listed in an enum
+    free       whether every text that matches all of `patterns` is a value
     patterns   regular expressions of Rust's regex crate
-    documents  prepared schemas of values in JSON
+    documents  prepared schemas of values written as JSON
     """
 
     key: str
@@ -54,7 +55,7 @@ class Parameter(Struct, frozen=True):
 class Parameters(Struct, frozen=True):
     """The arguments of one tool, in the order of its schema.
 
-    other  form of arguments of any name, if the schema names none; None: all arguments are in `named`
+    other  if the schema names no argument: the form of arguments with any name; None: only `named` are allowed
     """
 
     named: tuple[Parameter, ...]
@@ -79,7 +80,7 @@ def parameters(
             further = stated.get("additionalProperties", True)
             if further not in (True, False, {}) and not stated.get("properties"):
                 _refuse("a schema of arguments without names")
-            root = prepare({**stated, "additionalProperties": False})  # the grammar lists the arguments
+            root = prepare({**stated, "additionalProperties": False})  # forbids unnamed arguments
             reader = _Quoted if syntax.quoted else _Reader
             reading = reader(root, limits, document, syntax)
             read = reading.all()
@@ -103,7 +104,7 @@ class _Reader:
         self._syntax = syntax
 
     def any(self) -> Parameter:
-        """Return a parameter of any value."""
+        """Return the form of an argument with any name and any value."""
         return Parameter("", required=False, free=True)
 
     def all(self) -> tuple[Parameter, ...]:
@@ -145,7 +146,7 @@ class _Reader:
             stated = [document for document in documents if set(document) - {"type"}]
             first = "".join(dict.fromkeys(_FIRST[each] for document in stated for each in _types(document)))
             if not kept and not stated:
-                documents = []  # the free text includes texts of these types
+                documents = []  # free text includes values of these types
             if first:
                 kept = (*kept, rf"(?:[^\s{first}](?s:.)*)?")
         definitions = {"$defs": self._root["$defs"]} if "$defs" in self._root else {}
@@ -181,7 +182,7 @@ class _Reader:
         return found
 
     def _types(self, schema: Any, depth: int) -> set[str]:
-        """Return a superset of the types of values that a schema accepts: "string" and "other"."""
+        """Return a set that contains "string" unless the schema accepts no string. Other types count as "other"."""
         if not depth:
             _refuse("arguments whose type takes many references to find")
         if schema is False:
@@ -231,7 +232,7 @@ def _types(schema: dict[str, Any]) -> list[str]:
 
 
 def _patterns(schema: dict[str, Any]) -> tuple[str, ...]:
-    """Return patterns that a whole string must match, from a schema's keywords for strings."""
+    """Return patterns for a schema's keywords for strings; a string must match each pattern as a whole."""
     found = []
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     if least or most != "":

@@ -7,7 +7,7 @@
     matcher.advance([token])                          after sampling
 
 A matcher reads the tokens of its choice, from the first constrained token to the end id. The matcher accepts an end id
-where the text is complete, and no token after an end id. All errors are GrammarFailed.
+where the text is complete; after an end id it accepts only end ids. All errors are GrammarFailed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Vocabulary(Struct, frozen=True, eq=False):
     """The tokens of a model.
 
     tokens      bytes that each id adds within a text; empty: the id has no token and is never allowed
-    special     ids of tokens that text never matches: allowed only where a grammar names the token
+    special     ids of tokens that text never matches; such a token is allowed only where a grammar names it
     end_ids     ids that end an answer
     columns     number of logits, at least len(tokens); ids from len(tokens) on are never allowed
     encode      text to ids, without special tokens, on any thread
@@ -58,8 +58,8 @@ class Vocabulary(Struct, frozen=True, eq=False):
 class Limits(Struct, frozen=True, kw_only=True):
     """Limits on a constraint's size, checked before compilation, and on the time to write its grammar, see `trial`."""
 
-    text_bytes: int = 2**18  # of all texts of the constraint together
-    properties: int = 1000  # of all objects of a schema together
+    text_bytes: int = 2**18  # bytes of all texts of the constraint together
+    properties: int = 1000  # properties of all objects of a schema together
     optional: int = 200  # optional properties of one object; with 200 a mask takes up to 20 ms, with 400 up to 80 ms
     enumerated: int = 10_000  # values of enums, options of a choice and alternatives of a grammar, together
     depth: int = 64  # levels of nesting
@@ -75,20 +75,23 @@ class Matcher(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """Whether only an end id may follow, or, after an end id, nothing."""
+        """Whether no token except an end id may follow."""
 
     @property
     def unmasked(self) -> int:
-        """The number of first tokens of the answer that need no mask. The number never decreases."""
+        """The number of tokens, from the first of the answer on, that need no mask, as far as the tokens read show.
+
+        If the next token needs a mask, the number is at most the number of tokens read.
+        """
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Append tokens. Raises GrammarFailed at the first token that is not allowed; the matcher is then unusable."""
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """Return how many of the first `tokens` are allowed. The matcher's state does not change."""
+        """Return how many tokens of `tokens`, from the first on, are allowed. The matcher's state does not change."""
 
     def rollback(self, tokens: int) -> None:
-        """Remove the last `tokens` tokens, at most those appended."""
+        """Remove the last `tokens` of the appended tokens."""
 
     def copy(self) -> Matcher:
         """Return an independent matcher in an equal state."""

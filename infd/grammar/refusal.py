@@ -1,4 +1,4 @@
-"""The errors of constraints that llguidance refuses, classified by words of its messages."""
+"""Errors of constraints that llguidance refuses. Words in llguidance's messages determine the errors' codes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def refused(message: str) -> GrammarFailed:
 
 
 def shortened(message: str) -> str:
-    """Return the first line of a message; for a malformed regular expression also the reason, on a later line.
+    """Return the first line of a message; for a malformed regular expression, add the reason from a later line.
 
     Pointers into the rewritten schema, which a client does not know, are left out.
     """
     lines = message.strip().splitlines() or ["failed"]
     reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
-    # Truncated first: the search takes time quadratic in a run of spaces, and a line may contain 200,000 spaces.
+    # Truncated before the search, which takes time quadratic in the length of a run of spaces: a line may contain
+    # 200,000 spaces.
     first = re.sub(r":? *json-schema:\S*", "", lines[0][:600]).strip()
     if reason is None:
         return first[:300]

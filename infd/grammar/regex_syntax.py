@@ -1,9 +1,10 @@
 r"""Read regular expressions of clients, and spell them so that every engine reads them alike.
 
-A client's expression is Python's or ECMA-262's; engines read the syntax of Rust's regex crate. Malformed in both
-languages is malformed here, with the reason. Spelled anew: a brace that opens no repetition is a character, `\Z` is
-`\z`, `\<` and `\>` are characters (the crate's boundaries of words), `\cA` and `\0` are control characters. Refused,
-because the crate would read another language: possessive repetitions, `{,n}`, octal numbers; back-references.
+A client's expression is written for Python or ECMA-262; engines read the syntax of Rust's regex crate. An expression
+that is malformed in both languages is refused with the reason. These parts are rewritten: a brace that opens no
+repetition becomes a character, as do `\<` and `\>` (in the crate, boundaries of words); `\Z` becomes `\z`; `\cA` and
+`\0` become `\x01` and `\x00`. These parts are refused, because the crate would read them differently or not at all:
+possessive repetitions, `{,n}`, octal numbers, back-references, and classes such as `[:alpha:]`. `(?m)` is unsupported.
 Sources: ECMA-262 22.2.1, Python's re, the documentation of the regex crate.
 """
 
@@ -22,14 +23,15 @@ _CODE: Final = re.compile(r"x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[xuU
 _NAMED: Final = re.compile(r"k<\w++>|[pP](?:[A-Z]|\{[^{}]++\})|c[A-Za-z]")
 _POSIX: Final = re.compile(r"\[:\^?[a-z]++:\]")
 _CONTROL: Final = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "a": 7}
-_LETTERS: Final = frozenset("dDwWsSbBnrtfvaAzZ")  # escapes without further characters
+_LETTERS: Final = frozenset("dDwWsSbBnrtfvaAzZ")  # letters that, after a backslash, complete an escape
 _REPEATS: Final = {"*", "+", "?"}
 
 
 def spelled(expression: str) -> str:
-    """Return an expression as every engine reads it. Takes time linear in its length.
+    """Return an expression, spelled so that every engine reads it alike. Takes time linear in its length.
 
-    Raises GrammarFailed: invalid_grammar for a malformed expression, unsupported_grammar for one that would be misread.
+    Raises GrammarFailed: invalid_grammar for a malformed expression, unsupported_grammar for an expression
+    that the crate would misread.
     """
     try:
         expression.encode()
@@ -41,7 +43,7 @@ def spelled(expression: str) -> str:
 class _Reader:
     """Reads an expression from left to right.
 
-    `_item` is whether a repetition may follow: an atom or a group precedes.
+    `_item`: whether an atom or a group precedes, so that a repetition may follow.
     """
 
     def __init__(self, text: str) -> None:
@@ -99,7 +101,7 @@ class _Reader:
                 self._names.add(found[1])
             if "m" in (found[2] or ""):
                 self._unsupported("(?m)")
-            if found[3] == ")":  # flags, which open no group
+            if found[3] == ")":  # flags alone, such as (?i), open no group
                 return
         self._groups += 1
 
@@ -127,7 +129,7 @@ class _Reader:
             self._fail("a repetition repeats a repetition; put the inner one into (?:...)")
 
     def _escape(self, *, within: bool = False) -> str:
-        """Read an escape after its backslash, in a class if `within`; return its spelling."""
+        """Read an escape after its backslash; return the new spelling. within: whether the escape is in a class."""
         text, at = self._text, self._at
         self._item = True
         if at == len(text):
@@ -164,7 +166,7 @@ class _Reader:
         return "\\" + here
 
     def _class(self) -> None:
-        """Read a class after its opening bracket. Brackets and the crate's operators in a class are characters."""
+        """Read a class after its opening bracket. In a class, brackets and the crate's operators are characters."""
         text = self._text
         if text.startswith("^", self._at):
             self._at += 1
@@ -187,7 +189,7 @@ class _Reader:
         self._item = True
 
     def _member(self) -> tuple[str, int | None]:
-        """Read a character or an escape in a class; return its spelling, and its code if it is one character."""
+        """Read a character or an escape in a class; return its spelling, and its code point if it is one character."""
         text, at = self._text, self._at
         if at >= len(text):
             self._fail("a ] is missing")
@@ -197,7 +199,7 @@ class _Reader:
                 self._unsupported("a class by name, [:...:],")
             operator = text[at : at + 2] in ("&&", "~~")
             return ("\\" if operator or text[at] == "[" else "") + text[at], ord(text[at])
-        if text.startswith("b", self._at):  # a backspace
+        if text.startswith("b", self._at):  # in a class, \b is a backspace
             self._at += 1
             return r"\x08", 8
         spelling = self._escape(within=True)

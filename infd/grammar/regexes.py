@@ -42,7 +42,7 @@ _ASCII: Final = {
 }
 _SPACE: Final = ((9, 13), (32, 32), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029),
                  (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000))  # fmt: skip
-_CIRCLED: Final = ((0x24B6, 0x24E9), (0x1F130, 0x1F149), (0x1F150, 0x1F169), (0x1F170, 0x1F189))  # letters outside L
+_CIRCLED: Final = ((0x24B6, 0x24E9), (0x1F130, 0x1F149), (0x1F150, 0x1F169), (0x1F170, 0x1F189))  # alphabetic; not L
 _CONTROL: Final = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "a": 7}
 _DEPTH: Final = 200
 
@@ -50,13 +50,14 @@ _DEPTH: Final = 200
 def parse(pattern: str) -> Regular:
     """Return the syntax tree of a regular expression.
 
-    Raises GrammarFailed: invalid_grammar for a malformed expression, unsupported_grammar for word boundaries.
+    Raises GrammarFailed: invalid_grammar for a malformed expression, unsupported_grammar for features such as word
+    boundaries, grammar_too_large for too many repetitions or levels of brackets.
     """
     return Parser(pattern).whole()
 
 
 class Parser:
-    """A recursive-descent parser."""
+    """A recursive-descent parser of one expression."""
 
     def __init__(self, pattern: str) -> None:
         self._text = pattern
@@ -66,7 +67,7 @@ class Parser:
         self._many_lines = False
         self._any_case = False
         self._verbose = False
-        self._swap_greed = False  # laziness does not matter, because the whole text must match
+        self._swap_greed = False  # no effect: greed does not change which whole texts match
 
     def whole(self) -> Regular:
         found = self._options()
@@ -108,8 +109,8 @@ class Parser:
                 self._fail(f"{found[0]} is empty")
             self._at = found.end()
         if self._peek() == "?":
-            self._at += 1  # lazy: the same texts match
-        if max(least, most or 0) > 10_000:  # an automaton of that many states is refused in any case
+            self._at += 1  # a lazy repetition matches the same whole texts
+        if max(least, most or 0) > 10_000:  # the automaton would have too many states
             raise GrammarFailed(f"more than 10,000 repetitions: {shorten(self._text)}", code="grammar_too_large")
         return Times(item, least, most)
 
@@ -319,7 +320,7 @@ def _combined(kept: Ranges | None, operator: str, of: Ranges) -> Ranges:
 
 @cache
 def _categories() -> dict[str, Ranges]:
-    """Return the characters of each general category. Takes 0.3 s, once."""
+    """Return the characters of each general category. The first call takes 0.3 s."""
     found: dict[str, list[tuple[int, int]]] = {}
     for code in range(sys.maxunicode + 1):
         pairs = found.setdefault(unicodedata.category(chr(code)), [])
@@ -332,7 +333,7 @@ def _categories() -> dict[str, Ranges]:
 
 @cache
 def category(name: str) -> Ranges:
-    """Return the characters of a general category, as "L" or "Lu"; empty for an unknown name."""
+    """Return the characters of a general category, such as "L" or "Lu"; no characters for an unknown name."""
     if not re.fullmatch("[A-Z][a-z]?", name):
         return ()
     return ranges_of([pair for each, ranges in _categories().items() if each.startswith(name) for pair in ranges])
@@ -345,7 +346,10 @@ def _word() -> Ranges:
 
 
 def _any_case(of: Ranges) -> Ranges:
-    """Return a set with the simple case variants of its members; a set of more than 2,000 characters is not folded."""
+    """Return a set with the simple case variants of its members.
+
+    Raises GrammarFailed for a set of more than 2,000 characters, except the set of all characters.
+    """
     if sum(high - low + 1 for low, high in of) > 2000:
         of_all = of if of == ANY else None
         if of_all is None:

@@ -32,7 +32,7 @@ class Text(Struct, frozen=True):
 
 
 class Token(Struct, frozen=True):
-    """A token of the vocabulary by its id; text never matches it."""
+    """The token with this id; text never matches the token."""
 
     number: int
 
@@ -97,7 +97,7 @@ EMPTY: Final = Sequence(())
 
 
 def ranges_of(pairs: list[tuple[int, int]]) -> Ranges:
-    """Return ranges sorted and joined, without surrogates, which UTF-8 cannot spell."""
+    """Return ranges sorted and joined, without surrogates, because UTF-8 cannot encode surrogates."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(pairs):
         if joined and low <= joined[-1][1] + 1:
@@ -112,7 +112,7 @@ def ranges_of(pairs: list[tuple[int, int]]) -> Ranges:
 
 
 def opposite(ranges: Ranges) -> Ranges:
-    """Return the ranges of all other characters."""
+    """Return the ranges of all characters outside of `ranges`."""
     found, at = [], 0
     for low, high in ranges:
         if at < low:
@@ -189,7 +189,7 @@ def trimmed(rules: Rules) -> Rules | None:
 
 
 def begins(rules: Rules, character: int) -> bool:
-    """Return whether a text of these rules begins with a character."""
+    """Return whether some text that the rules derive begins with this character."""
     nullable = _nullable(rules)
     reached: set[str] = set()
     todo: list[Expression] = [rules[ROOT]]

@@ -1,4 +1,4 @@
-"""Choose the library that compiles grammars, and record why the other libraries were rejected."""
+"""Choose the library that compiles grammars, and record the reasons against the other libraries."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Write a `structural_tag` as rules: free text, in which a trigger opens a constrained block.
+"""Write a `structural_tag` as rules: free text, in which each trigger begins a constrained block.
 
 Two forms are supported: {"structures": [{"begin", "schema", "end"}], "triggers": [...]} and {"format": {...}}, a tree
 of const_string, json_schema, regex, sequence, or, tag and triggered_tags. Other types in the tree are refused by name.
-A trigger opens one of the tags that begin with the trigger; free text contains no trigger.
+After a trigger, one of the tags that begin with the trigger follows; free text contains no trigger.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def to_rules(description: str, limits: Limits, schema: Callable[[Any], Any]) -> 
     """Return the rules of a structural tag.
 
     description  the structural tag as JSON text
-    schema       prepares a JSON Schema for the engine
+    schema       rewrites a JSON Schema for the engine
 
     Raises GrammarFailed.
     """
@@ -58,7 +58,7 @@ def to_rules(description: str, limits: Limits, schema: Callable[[Any], Any]) -> 
 
 
 class _Writer:
-    """Writes formats as expressions, and adds the rules to which the expressions refer to `rules`."""
+    """Writes formats as expressions. `rules` collects the rules to which the expressions refer."""
 
     def __init__(self, limits: Limits, schema: Callable[[Any], Any]) -> None:
         self.rules: Rules = {ROOT: EMPTY}
@@ -95,7 +95,7 @@ class _Writer:
                 raise GrammarFailed(message, code="unsupported_grammar")
 
     def triggered(self, value: dict[str, Any], at: str) -> Expression:
-        """Return the expression of free text in which each tag follows its trigger."""
+        """Return the expression of free text in which a tag begins at each trigger."""
         triggers, tags = value.get("triggers"), _objects(value, "tags")
         if (
             not isinstance(triggers, list)
@@ -127,7 +127,7 @@ class _Writer:
         return Sequence((*((Text(begin),) if begin else ()), content, *((Text(end),) if end else ())))
 
     def _rule(self, expression: Expression) -> Reference:
-        """Return a reference to a new rule, whose name is in capitals for a terminal."""
+        """Add a rule; return a reference to it. The name is in capitals if the rule is a terminal."""
         name = f"t{len(self.rules)}"
         name = name.upper() if isinstance(expression, Pattern | Without) else name
         self.rules[name] = expression

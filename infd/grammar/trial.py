@@ -1,17 +1,17 @@
 """Write constraints as grammars, and compile costly grammars on trial, in processes that can be killed.
 
-Rewriting a schema takes up to a second of Python, in which the event loop's thread would wait for the GIL; on a busy
-machine it waits many times longer, until the thread that holds the GIL is scheduled. Compilation by llguidance cannot
-be interrupted, and fuel does not bound all of its time: for `allOf` of n patterns llguidance takes time exponential in
-n to write the message of the refusal.
+Rewriting a schema takes up to a second of Python, in which the event loop's thread would wait for the GIL. On a busy
+machine the wait is many times longer, because the thread that holds the GIL may not be scheduled. Compilation by
+llguidance cannot be interrupted, and fuel does not bound all of its time: for `allOf` of n patterns llguidance takes
+time exponential in n to write the message of the refusal.
 
-A worker consists of two processes: the parent loads the library and forks the child, which writes constraints one after
-another. The kernel ends the child at the limit of time, or if memory or stack runs out; then the parent replies for the
-child and forks again, within milliseconds.
+A worker consists of two processes. The parent loads the library and forks the child; the child writes one constraint
+after another. The kernel ends the child at the limit of time, and if memory or stack runs out. The parent then replies
+in place of the child and forks again, within milliseconds.
 
-A worker starts in 0.15 s and takes 17 MiB. No worker starts before the first constraint: most daemons never serve
-constraints. After the first constraint a spare worker is kept, so that no constraint waits for the start of a worker
-while costly constraints keep the other workers busy.
+A worker starts in 0.15 s and takes 17 MiB. No worker starts before the first constraint, because most daemons never
+serve constraints. After the first constraint a spare worker is kept, so that no constraint waits for the start of a
+worker while costly constraints keep the other workers busy.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     from infd.grammar.binding import Handle, Library
 
 MODULE: Final = "infd.grammar.trial"
-MEMORY: Final = 2**30  # most bytes of private writable memory of a fork (RLIMIT_DATA)
+MEMORY: Final = 2**30  # most bytes of private writable memory of the child (RLIMIT_DATA)
 _PR_SET_PDEATHSIG: Final = 1
-WORKERS: Final = 4  # number of workers from which no spare is started: four threads compile constraints
-NICE: Final = 10  # the event loop and the device precede the workers
-CLOCK_S: Final = 30.0  # most wall-clock time of a task; a busy machine may not schedule a worker for seconds
+WORKERS: Final = 4  # with this many workers no spare is added: four threads compile constraints
+NICE: Final = 10  # niceness of the workers: the event loop and the device come first
+CLOCK_S: Final = 30.0  # most wall-clock time of a task: on a busy machine a worker may not run for seconds
 
 
 class Write(Struct, frozen=True, tag="write"):
-    """Write a constraint; compile its costly parts within `fuel`, only to see that the compilation ends.
+    """Write a constraint; compile its costly parts within `fuel`, only to see whether the compilation ends.
 
     marks  mark -> id of the token that spells the mark
     """
@@ -67,7 +67,7 @@ class Write(Struct, frozen=True, tag="write"):
 
 
 class Locate(Struct, frozen=True, tag="locate"):
-    """Find the part of a constraint's schema that llguidance refuses within `fuel`; `Outcome.fault` is the error."""
+    """Find the part of a constraint's schema that llguidance refuses within `fuel`; `Outcome.fault` is its error."""
 
     constraint: Constraint
     limits: Limits
@@ -75,9 +75,9 @@ class Locate(Struct, frozen=True, tag="locate"):
 
 
 class Outcome(Struct, frozen=True):
-    """The result of a task: `written`, or an error, or neither if memory or stack ran out.
+    """The result of a task: `written`, or an error, or neither, for example if memory ran out.
 
-    late  whether the task took longer than its limit
+    late  whether the kernel ended the child at the task's limit of time
     """
 
     written: Written | None = None
@@ -97,7 +97,7 @@ class Trial:
     def __call__(self, constraint: Constraint, limits: Limits, marks: dict[str, int], fuel: dict[str, int]) -> Written:
         """Write a constraint.
 
-        Raises GrammarFailed, TooSlow for a constraint that takes more than `limits.seconds`, and GrammarInterrupted.
+        Raises TooSlow after `limits.seconds`, another GrammarFailed for a refused constraint, and GrammarInterrupted.
         """
         outcome = self._outcome(Write(constraint, limits, marks, fuel))
         if outcome.written is not None:
@@ -112,9 +112,9 @@ class Trial:
         raise TextFailed(f"a constraint failed in its worker: {outcome.fault.message}")
 
     def locate(self, constraint: Constraint, limits: Limits, fuel: dict[str, int]) -> GrammarFailed | None:
-        """Return the error of the first schema that llguidance refuses alone, with its path; None if none is found.
+        """Return the error, with its path, of the first schema that llguidance refuses alone; None if none is found.
 
-        Raises TooSlow for a search that takes more than `limits.seconds`, and GrammarInterrupted.
+        Raises TooSlow after `limits.seconds`, and GrammarInterrupted.
         """
         outcome = self._outcome(Locate(constraint, limits, fuel))
         if outcome.late:
@@ -139,7 +139,7 @@ class Trial:
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
     def close(self) -> None:
-        """Stop the processes. Tasks that run, and later tasks, raise ServerStopped."""
+        """Stop the workers. Running tasks and later tasks raise ServerStopped."""
         with self._lock:
             self._closed = True
             workers = list(self._workers)
@@ -148,7 +148,7 @@ class Trial:
 
     @contextmanager
     def worker(self) -> Iterator[Worker]:
-        """Acquire the worker that became idle last, else a new worker. Leaving the block releases the worker."""
+        """Acquire the worker that became idle last, or a new worker if none is idle. Leaving the block releases it."""
         with self._lock:
             if self._closed:
                 raise ServerStopped
@@ -179,9 +179,9 @@ def _too_slow(limits: Limits) -> TooSlow:
 
 
 class _Tasks:
-    """Runs tasks in the fork.
+    """Runs tasks in the child. Made in the parent, before the fork.
 
-    busy  one byte, shared with the process that forks: whether a task has begun and not ended
+    busy  one byte, shared between parent and child: whether a task has begun and not ended
     """
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class _Tasks:
         self.busy = mmap(-1, 1)
         self._library: Library = Library()
         self._vocabulary: Handle = self._library.vocabulary([bytes([byte]) for byte in range(255)], [])
-        gc.freeze()  # a collection in the fork would copy the pages of these objects
+        gc.freeze()  # garbage collection in the child would copy the pages of these objects
 
     def do(self, task: Write | Locate) -> Outcome:
         self.busy[0] = True
@@ -223,7 +223,7 @@ class _Tasks:
 
 
 def _work() -> None:
-    """Fork a process for tasks, again after each fork that the kernel ends, until the daemon closes the connection."""
+    """Fork a child for tasks, and again whenever the kernel ends the child, until the daemon closes the connection."""
     os.nice(NICE)
     tasks = _Tasks()
     connection = socket.socket(fileno=int(sys.argv[1]))

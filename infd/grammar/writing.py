@@ -1,7 +1,7 @@
 """Write a constraint as grammars of llguidance: JSON schemas and Lark.
 
-This module reads all texts of clients: it parses their JSON, rewrites their schemas and searches their grammars. That
-work holds the GIL, so the daemon runs this module in another process, see `trial`.
+This module reads all texts of clients: it parses JSON, rewrites schemas and searches grammars. That work holds the GIL,
+so the daemon runs this module in another process, see `trial`.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from infd.request import Plain
 
 # White space between two tokens of a JSON document: one space, or a line end and the indentation of the next line.
-# Where unlimited white space is allowed, a model may generate white space until its token limit.
+# The amount is limited because a model may otherwise generate white space until its token limit.
 WHITESPACE: Final = r"[ ]|\r?\n[ \t]{0,40}"
 
-# Keywords that may take more than linear time. A schema without them compiles in linear time.
+# Keywords with which compilation may take more than linear time.
 _COSTLY: Final = ("allOf", "pattern", "patternProperties", "multipleOf")
 
 
 class Written(Struct, frozen=True):
-    """A constraint as grammars of llguidance, each JSON text of an object.
+    """A constraint as grammars of llguidance. Each grammar is the JSON text of an object.
 
-    grammars   the first refers to the others by name
-    arguments  schemas of tools' arguments, each with its request field, to find the schema that llguidance refuses
+    grammars   the first grammar refers to the others by name
+    arguments  request field and schema of each tool's arguments, to find the schema that llguidance refuses
     """
 
     grammars: list[bytes]
@@ -60,9 +60,9 @@ class Written(Struct, frozen=True):
 class Draft(Struct):
     """A constraint as grammars of llguidance, before they are encoded as JSON.
 
-    grammars   the first refers to the others by name
+    grammars   the first grammar refers to the others by name
     costly     grammars whose compilation may take long, without the rules that infd adds
-    arguments  schemas of tools' arguments, each with its request field
+    arguments  request field and schema of each tool's arguments
     """
 
     grammars: list[dict[str, Any]]
@@ -74,7 +74,7 @@ class Draft(Struct):
         return Written([encoded(grammar) for grammar in self.grammars], arguments)
 
     def behind(self, rules: Rules, name: str | None) -> Draft:
-        """Return grammars that begin with `rules`, which refer to the first grammar of this draft as `name`."""
+        """Return a draft whose first grammar is `rules`. `rules` refer to the first grammar of this draft as `name`."""
         named = [{"name": name, **self.grammars[0]}, *self.grammars[1:]] if self.grammars else []
         return Draft([{"lark_grammar": lark.write(rules)}, *named], self.costly, self.arguments)
 
@@ -82,7 +82,7 @@ class Draft(Struct):
 def write(constraint: Constraint, limits: Limits, marks: Mapping[str, int]) -> Draft:
     """Return a constraint as grammars. Raises GrammarFailed.
 
-    marks  mark -> id of the token that spells the mark, for marks of the constraint that single tokens spell
+    marks  mark -> token id, for those marks of the constraint that a single token spells
     """
     match constraint:
         case Continuation(answer):
@@ -114,12 +114,12 @@ def write(constraint: Constraint, limits: Limits, marks: Mapping[str, int]) -> D
 
 
 def listed(grammars: Sequence[bytes]) -> bytes:
-    """Return grammars, JSON texts, as the one JSON text that llguidance compiles."""
+    """Join the JSON texts of grammars to the one JSON text that llguidance compiles."""
     return b'{"grammars": [' + b", ".join(grammars) + b"]}"
 
 
 def named(name: str, grammar: bytes) -> bytes:
-    """Return the JSON text of a grammar with a name, by which other grammars refer to it."""
+    """Return the JSON text of a grammar under a name, by which other grammars refer to the grammar."""
     return b'{"name": "%s", %s' % (name.encode(), grammar[1:])
 
 
@@ -169,7 +169,8 @@ def with_options(
     schema: dict[str, Any], limits: Limits, whitespace: bool = True, *, lenient: bool = False, coerce: bool = False
 ) -> dict[str, Any]:
     """Return a rewritten schema with infd's `x-guidance` options. Raises GrammarFailed if it exceeds a limit."""
-    bounds.check_schema(schema, replace(limits, depth=4 * limits.depth))  # rewriting nests, merges and enumerates
+    # A rewritten schema may be nested deeper than the client's schema.
+    bounds.check_schema(schema, replace(limits, depth=4 * limits.depth))
     options: dict[str, Any] = {"whitespace_flexible": whitespace, "lenient": lenient, "coerce_one_of": coerce}
     if whitespace:
         options["whitespace_pattern"] = WHITESPACE

@@ -1,6 +1,7 @@
-"""Compile with xgrammar: an automaton for each rule with the tokens that pass at each state, and a parser above them.
+"""Compile with xgrammar: an automaton for each rule, with the tokens that each state admits, and a parser above them.
 
-Compilation tries most tokens at most states, so a state costs up to milliseconds with 150,000 tokens; masks are quick.
+Compilation tries most of the tokens at most of the states: with 150,000 tokens a state takes up to milliseconds. Masks
+take little time.
 xgrammar's own parsers of schemas and regular expressions ignore keywords and syntax that they do not support, so infd
 does not use them: `gbnf` writes each grammar from rules, which are exact. Every call releases the GIL.
 """
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
 
 _OBJECTS: Final = "xgrammar.tvm_ffi_binding."
 _RAW: Final = 0  # vocabulary type: tokens are given as their bytes
-_SPECIAL: Final = b"\xff"  # a byte that UTF-8 never contains, so that no rule matches it
+_SPECIAL: Final = b"\xff"  # UTF-8 never contains this byte, so no rule matches the byte
 _TEXT_BYTES: Final = 2**20  # most bytes of a written grammar
 
 
 class Library:
-    """The library without its Python package, whose import takes seconds. Raises Unavailable."""
+    """The library without its Python package, because the package's import takes seconds. Raises Unavailable."""
 
     def __init__(self) -> None:
         found = importlib.util.find_spec("xgrammar")  # does not import the package
@@ -72,7 +73,7 @@ class Library:
 
 @cache
 def _loaded(file: str) -> tuple[Any, Any, Any]:
-    """Load the library, once in a process, because its types are registered by name."""
+    """Load the library. Cached, because its types may be registered under their names only once in a process."""
     import tvm_ffi
 
     tvm_ffi.load_module(file)
@@ -82,10 +83,10 @@ def _loaded(file: str) -> tuple[Any, Any, Any]:
 
 
 class Trial(Protocol):
-    """Compiles grammars in a process that can be killed, as XgrammarTrial does."""
+    """Compiles grammars in a process that can be killed: see XgrammarTrial."""
 
     def set_vocabulary(self, tokens: Many[bytes], ends: Many[int]) -> None:
-        """Set the vocabulary, as for `Library.compiler`."""
+        """Set the vocabulary of later grammars; the arguments are those of `Library.compiler`."""
 
     def __call__(self, grammar: str) -> None:
         """Raise GrammarFailed for a grammar that takes too long or too much memory."""
@@ -97,7 +98,7 @@ class XgrammarCompiler:
     def __init__(self, vocabulary: Vocabulary, trial: Trial | None = None) -> None:
         """Build the compiler.
 
-        trial  first compiles each grammar in a process that can be killed; None: compilations are unbounded
+        trial  first compiles each grammar in a process that can be killed; None: compilation is not limited
 
         Raises Unavailable if the library is missing or of another version.
         """
@@ -108,7 +109,7 @@ class XgrammarCompiler:
         self._ends = frozenset(each for each in vocabulary.end_ids if each < vocabulary.columns)
         self._marks = markup.Marks(vocabulary)
         tokens = _tokens(vocabulary, self._ends)
-        # xgrammar guesses missing end ids from the names of tokens, so an id without a token stands in for them.
+        # Without end ids xgrammar would guess them from the names of tokens. So an id without a token replaces them.
         ends = sorted(self._ends) or [tokens.index(b"")]
         self._compiler = self._library.compiler(tokens, ends)
         if trial is not None:
@@ -123,8 +124,8 @@ class XgrammarCompiler:
             constraint, drop_space = constraint.answer, False
         found = constraint_rules.write(constraint, limits, self._marks.token_of)
         if drop_space:
-            # The decoder drops the space that begins an answer: the tokens of " x" decode to "x". So an answer that
-            # may itself begin with a space needs a space before it, and before any other answer a space is optional.
+            # The decoder drops the space that begins an answer: the tokens of " x" decode to "x". So if the constraint
+            # allows a leading space, the grammar requires one space before the answer; otherwise the space is optional.
             least = int(rules.begins(found, ord(" ")))
             answer = found.pop(ROOT)
             found = {ROOT: Sequence((Repeated(Text(" "), least, 1), Reference("answer"))), "answer": answer, **found}
@@ -153,7 +154,7 @@ class XgrammarCompiler:
         return token in self._ends
 
     def spells(self, token: int) -> bool:
-        """Return whether a token has a text for xgrammar and is no end id."""
+        """Return whether a token has bytes for xgrammar and is no end id."""
         return 0 <= token < self.vocabulary.columns and token not in self._unspelled
 
     def end_row(self) -> NDArray[np.int32]:
@@ -165,7 +166,7 @@ class XgrammarCompiler:
 
         row = np.empty((1, self.vocabulary.words), dtype=np.int32)
         matcher.fill_next_token_bitmask(tvm_ffi.from_dlpack(row), 0, False)
-        row[0] &= self._valid_row  # the library sets bits beyond the last token
+        row[0] &= self._valid_row  # clears bits that the library sets beyond the last token
         filled: NDArray[np.int32] = row[0]
         return filled
 
@@ -184,7 +185,7 @@ class XgrammarGrammar:
 
 
 class XgrammarMatcher:
-    """A matcher of xgrammar, which never reads an end id, and the number of end ids after its text."""
+    """A matcher of xgrammar, which receives no end ids, and the number of end ids after the text."""
 
     __slots__ = ("_compiler", "_ended", "_filled", "_matcher", "failure")
     unmasked = 0
@@ -252,7 +253,7 @@ class XgrammarMatcher:
 
 
 def _tokens(vocabulary: Vocabulary, ends: frozenset[int]) -> list[bytes]:
-    """Return the tokens for `Library.compiler`: one for each logit, special tokens as bytes that text never matches."""
+    """Return the tokens for `Library.compiler`, one for each logit; no text matches the bytes of special tokens."""
     special = vocabulary.special | ends
     tokens = [_SPECIAL + token if index in special else token for index, token in enumerate(vocabulary.tokens)]
     return tokens + [b""] * (vocabulary.columns - len(tokens))

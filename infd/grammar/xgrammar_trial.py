@@ -1,6 +1,6 @@
 """Compile a grammar with xgrammar in a process that can be killed, before the daemon compiles the grammar.
 
-Compilation cannot be interrupted, and takes time in proportion to the tokens of the vocabulary times the states of the
+Compilation cannot be interrupted. Its time is proportional to the tokens of the vocabulary times the states of the
 grammar. So a worker process with the same vocabulary compiles each grammar first, within limits of time and memory.
 """
 
@@ -31,13 +31,13 @@ class Vocabulary(Struct, frozen=True, tag="vocabulary"):
 
 
 class Compile(Struct, frozen=True, tag="compile"):
-    """Compile a grammar within the limits; the result is dropped."""
+    """Compile a grammar within limits of time and memory, and drop the result."""
 
     grammar: str
 
 
 class XgrammarTrial:
-    """Sends tasks to the worker, which ends with the daemon. Calls block, so the event loop's thread makes none."""
+    """Sends tasks to a worker, which ends with the daemon. Calls block: the event loop's thread must not make them."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._worker = Worker(MODULE)
@@ -45,11 +45,11 @@ class XgrammarTrial:
         self._vocabulary: Vocabulary | None = None
 
     def set_vocabulary(self, tokens: Sequence[bytes], ends: Sequence[int]) -> None:
-        """Set the vocabulary of later grammars. The first later grammar starts the worker."""
+        """Set the vocabulary of later grammars. The worker receives the vocabulary with the next grammar."""
         self._vocabulary = Vocabulary(list(tokens), list(ends))
 
     def __call__(self, grammar: str) -> None:
-        """Raise GrammarFailed for a grammar whose compilation takes too long or ends the process."""
+        """Compile a grammar. Raises GrammarFailed if the compilation takes too long or ends the process."""
         try:
             if self._vocabulary is not None:
                 self._worker.keep(self._vocabulary, type(None), seconds=_START_S)
@@ -62,7 +62,7 @@ class XgrammarTrial:
             raise GrammarFailed("compiling the constraint takes too much memory", code="grammar_too_large") from error
 
     def close(self) -> None:
-        """Stop the process and its task."""
+        """Stop the worker and its task."""
         self._worker.close()
 
 
@@ -71,7 +71,7 @@ class _Tasks:
         self._compiler: Any = None
 
     def do(self, task: Vocabulary | Compile) -> None:
-        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # which tvm_ffi imports only if it can
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # tvm_ffi does not need torch
         from infd.grammar.xgrammar import Library
 
         library = Library()

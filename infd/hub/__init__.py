@@ -1,5 +1,5 @@
-"""Fetch models that are named by a hub's id, `org/name`, before loading.
+"""Fetch models that settings name by a hub's id, `org/name`.
 
-fetch.py chooses the files; huggingface.py and modelscope.py download the files,
-each through the hub's library, which is imported on first use.
+fetch.py chooses the files. huggingface.py and modelscope.py download them, each
+through its hub's library; the library is imported on first use.
 """

@@ -14,13 +14,13 @@ _PREFIX = "models--"
 
 
 def cached(access: HubAccess) -> Iterator[tuple[str, Path]]:
-    """Yield each model's name and the directory of its main revision, or of its newest revision if main is absent."""
+    """Yield each model's name and directory: of the main revision or, if main is absent, of the newest revision."""
     from huggingface_hub import constants
 
     cache = access.cache or Path(constants.HF_HUB_CACHE)
     try:
         repositories = sorted(path for path in cache.iterdir() if path.name.startswith(_PREFIX))
-    except OSError:  # the cache does not exist, or may not be read
+    except OSError:  # the cache does not exist or is not readable
         return
     for repository in repositories:
         directory = _snapshot(repository)

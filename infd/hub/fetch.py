@@ -1,7 +1,7 @@
 """Choose the files of a model to fetch.
 
-Small files are fetched first, then the weight files that the index names; without an
-index, one weight file. Code, pickles, and second copies of the weights are not fetched.
+Small files are fetched first, then the weight files that the index names, or one weight
+file if there is no index. Code, pickles and second copies of the weights are not fetched.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TEXTS: Final = (
     *VOCABULARIES,
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
-    "encoding/encoding_dsv32.py",  # shows that the checkpoint is DeepSeek V3.2's; never run
+    "encoding/encoding_dsv32.py",  # its presence identifies a checkpoint of DeepSeek V3.2; never run
     INDEX,
 )
 

@@ -29,7 +29,7 @@ class HuggingFace:
         from huggingface_hub import constants, logging
 
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # infd logs its own messages
-        # The library's telemetry would send a request that lists installed packages.
+        # The library's telemetry would send the list of installed packages.
         constants.HF_HUB_DISABLE_TELEMETRY = True
         try:
             return Path(
@@ -45,7 +45,7 @@ class HuggingFace:
                     library_name="infd",
                 )
             )
-        except Exception as error:  # the library raises many types; errors of unknown types are reported verbatim
+        except Exception as error:  # the library raises errors of many types; unknown types are reported verbatim
             raise self._explained(error) from error
 
     def listing(self) -> list[str]:
@@ -72,7 +72,7 @@ class HuggingFace:
         )
 
     def _explained(self, error: Exception) -> StartError:
-        """Return the error to report, with its cause and a remedy."""
+        """Return the error to report: the cause of `error` and a remedy."""
         from huggingface_hub import constants, errors
 
         endpoint, cache = self._access.endpoint or constants.ENDPOINT, self._cache
@@ -106,7 +106,7 @@ class HuggingFace:
 
 
 def _os_error(error: BaseException | None) -> int | None:
-    """Return the errno of an error or of its causes."""
+    """Return the first errno of an error and of its causes; None if none has one."""
     while error is not None:
         if isinstance(error, OSError) and error.errno is not None:
             return error.errno

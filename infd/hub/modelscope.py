@@ -52,7 +52,7 @@ class ModelScope:
 
 
 def _counting(progress: Progress) -> type[Any]:
-    """Return a callback class that reports to `progress`. The library creates one object per file, on any thread."""
+    """Return a callback class that reports to `progress`. The library creates one instance per file, on any thread."""
     lock = Lock()
     done = total = 0
 

@@ -18,7 +18,7 @@ class Sample(Struct, kw_only=True):
     ttft_s   seconds from the request's due time to its first text chunk
     e2e_s    seconds from the request's due time to the end of the stream
     gaps_s   seconds between consecutive text chunks
-    counted  whether token counts are the server's usage; otherwise output_tokens counts text chunks
+    counted  whether the token counts are those of the server's usage; otherwise output_tokens counts text chunks
     """
 
     ttft_s: float
@@ -64,8 +64,8 @@ class Throughput(Struct, frozen=True):
 class Latency(Struct, frozen=True):
     """Latencies in milliseconds; None: no value was measured.
 
-    inter_token  between consecutive text chunks of all requests; shows stalls
-    per_token    per request (e2e - ttft) / (output tokens - 1); independent of the chunks' sizes
+    inter_token  time between consecutive text chunks of a request, over all requests; shows stalls
+    per_token    (e2e - ttft) / (output tokens - 1) of each request; independent of the chunks' sizes
     """
 
     ttft: Spread | None
@@ -75,7 +75,7 @@ class Latency(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """Figures of a load run, with the settings to repeat the run."""
+    """The measurements of a load run, and the settings with which to repeat the run."""
 
     settings: Settings
     model: str

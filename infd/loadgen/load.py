@@ -1,4 +1,4 @@
-"""Send a number of requests, of set sizes and arrival times, to an endpoint, and measure the answers."""
+"""Send requests of given sizes, at given times, to an endpoint, and measure the answers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _Run:
         supply = prompts.Prompts(settings.prompts, length, settings.seed, shared=settings.shared)
         for _ in range(settings.warmup):
             await measure(self._session, self._url, self._body(supply.take()), self._headers, time.perf_counter())
-        # Bodies are built before the measurement, so that the generator then only sends and reads.
+        # Bodies are built before the measurement, so that during it the generator only sends and reads.
         bodies = [self._body(supply.take()) for _ in range(settings.requests)]
         self._notify(f"{settings.requests} requests to {self._url}, model {self._model}")
         started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

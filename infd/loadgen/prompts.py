@@ -1,7 +1,7 @@
 """Random prompts of a given length in tokens, without the server's tokenizer.
 
-Two probe prompts of known word counts measure the chat template's overhead and the
-tokens per word, which convert a length in tokens to a number of words.
+The server's token counts of two probe prompts give the chat template's overhead
+and the tokens per word. These figures convert a length in tokens to words.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from msgspec import Struct
 
 Kind = Literal["random", "shared-prefix"]
 
-PROBES = (32, 96)  # words
+PROBES = (32, 96)  # numbers of words
 
-# Short, common words are one token in most vocabularies.
+# Short, common words, because these are one token each in most vocabularies.
 _WORDS = """
     time year people way day man thing woman life child world school state family student group country problem
     hand part place case week company system program question work number night point home water room mother

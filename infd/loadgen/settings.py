@@ -13,7 +13,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Parameters of a load run, which the report includes.
 
     concurrency   maximum requests in flight; None: no limit
-    request_rate  mean arrivals per second (Poisson); None: a request is sent when another request ends
+    request_rate  mean arrivals per second (Poisson process); None: each request is sent once `concurrency` allows
     shared        fraction of each prompt that all prompts share as a prefix, if prompts is "shared-prefix"
     warmup        requests sent first, unmeasured
     body          extra fields for every request's body, sent unchecked

@@ -1,8 +1,8 @@
 """Time one streamed answer.
 
-Byte searches decide whether a line carries text; only lines with usage or an
-error are decoded as JSON, so that the generator takes little CPU time from the
-server under measurement.
+A search of a line's bytes decides whether the line carries text. Only lines with
+usage or an error are decoded as JSON. So the generator takes little CPU time from
+the server under measurement.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _ERROR = re.compile(rb'data:\s*\{\s*"error"\s*:')
 
 
 class RequestFailed(Exception):
-    """A request without a complete answer.
+    """A request received no complete answer.
 
-    kind    class by which the report counts failures
+    kind    kind under which the report counts the failure
     status  status of the HTTP response; None: no response
     """
 
@@ -65,7 +65,8 @@ async def measure(
 ) -> Sample:
     """Send a streaming request, and read the whole answer.
 
-    due  time at which to send the request (`time.perf_counter()`); latencies count from `due`, even if sent later
+    due  time at which to send the request (`time.perf_counter()`). Latencies count from `due`, even if the request is
+         sent later
 
     Raises RequestFailed.
     """
@@ -99,7 +100,7 @@ async def _read(pieces: AsyncIterator[bytes], due: float) -> Sample:
                 usage = _usage(line)
             elif _ERROR.match(line):
                 raise refusal(200, line[5:])
-            # Either line may mark the end: some servers omit [DONE], others send usage before [DONE].
+            # A finish reason or [DONE] marks the end: some servers omit [DONE], others send usage between the two.
             if line[5:].strip() == b"[DONE]" or _FINISHED.search(line):
                 done = True
     ended = time.perf_counter()

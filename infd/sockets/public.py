@@ -25,9 +25,9 @@ _ABSENT: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
 class PublicSockets:
-    """The endpoint's sockets, bound and not listening yet. The server closes sockets; `close` removes the files.
+    """The endpoint's bound sockets. The server closes the sockets; `close` removes the files of Unix sockets.
 
-    inherited  whether systemd passed the sockets; systemd keeps them open, so connections queue while no daemon runs
+    inherited  whether systemd passed the sockets. systemd keeps these open, so connections queue while no daemon runs
     """
 
     def __init__(self, sockets: list[socket.socket], files: list[UnixListener], *, inherited: bool = False) -> None:
@@ -38,7 +38,7 @@ class PublicSockets:
 
     @classmethod
     def bind(cls, server: ServerConfig) -> PublicSockets:
-        """Bind every host in `server.host`, or none. Raises AddressUnavailable, SocketTaken, ConfigError."""
+        """Bind all hosts in `server.host`; after an error none. Raises AddressUnavailable, SocketTaken, ConfigError."""
         sockets: list[socket.socket] = []
         files: list[UnixListener] = []
         port = server.port
@@ -110,7 +110,7 @@ def _is_local(listener: socket.socket) -> bool:
 
 
 def _bind_all(host: str, port: int, hosts: tuple[str, ...]) -> list[socket.socket]:
-    """Bind every address of `host` that this machine has, or none. Raises AddressUnavailable."""
+    """Bind every address of `host` that this machine has; after an error none. Raises AddressUnavailable."""
     bound: list[socket.socket] = []
     refused: OSError | None = None
     try:
@@ -142,7 +142,7 @@ def _bind(family: int, address: Any, *, only_ipv6: bool) -> socket.socket:
         # A restart may bind while old connections are in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            # A dual-stack `::` also binds IPv4, which fails beside 0.0.0.0.
+            # Without IPV6_V6ONLY `::` also binds IPv4, which fails if 0.0.0.0 is bound as well.
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_ipv6)
         listener.bind(address)
         listener.setblocking(False)

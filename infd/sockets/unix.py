@@ -35,7 +35,7 @@ class UnixListener:
 
         group    group id that may connect; None: the process's group
         mode     permission bits of the socket file
-        private  require a directory that only this user may enter, because its parent is writable by all
+        private  require a directory that only this user may enter: all users may write to the parent directory
         purpose  name of the socket in error messages
         setting  setting that error messages advise to change
 
@@ -58,7 +58,7 @@ class UnixListener:
             if group is not None:
                 os.chown(self.path, -1, group)
         except OSError as error:
-            self._release()  # a socket file bound above is now stale; the next process replaces it
+            self._release()  # leaves a stale socket file if bind succeeded; the next process replaces the file
             raise self._unusable(error) from error
         except ConfigError:
             self._release()
@@ -120,7 +120,7 @@ class UnixListener:
 
 
 def accessible_to_others(directory: Path) -> bool:
-    """Return whether `directory` exists and another user could bind sockets in it (not this user's, or not 0700)."""
+    """Return whether `directory` exists and other users could bind sockets in it: not this user's, or not 0700."""
     try:
         found = directory.lstat()
     except FileNotFoundError:

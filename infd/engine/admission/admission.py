@@ -1,4 +1,4 @@
-"""Admit requests: reserve places, wait at the gate, prepare, queue. End the requests whose callers leave."""
+"""Admit requests: reserve places, wait at the gate, prepare, queue. End each request when its caller leaves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infd.grammar.protocol import Grammar, Grammars
     from infd.request import Adapter, Request, Restriction
 
-BYTES_PER_TOKEN: Final = 4  # to estimate a body's prompt tokens until `QueueBudget.exchange` counts them
+BYTES_PER_TOKEN: Final = 4  # estimates a body's prompt tokens until the prompt is read, see `QueueBudget.exchange`
 
 
 class Admission:
@@ -63,7 +63,7 @@ class Admission:
         return len(self._tickets)
 
     def __iter__(self) -> Iterator[Ticket]:
-        """Iterate over the tickets, oldest first."""
+        """Iterate over the tickets, from the oldest to the newest."""
         return iter(self._tickets.values())
 
     @property
@@ -78,7 +78,7 @@ class Admission:
         self.budget.require(choices, tokens, len(self._core.scheduler.waiting))
 
     def reserve(self, choices: int, body_bytes: int) -> Ticket:
-        """Reserve places in the queue until `retire`. Raises NotReady, Overloaded."""
+        """Reserve places in the queue, until the requests are queued or retired. Raises NotReady, Overloaded."""
         tokens = body_bytes // BYTES_PER_TOKEN
         self.require_room(choices, tokens)
         reservation = self.budget.reserve(choices, tokens)
@@ -111,7 +111,7 @@ class Admission:
             self._empty.set()
 
     async def emptied(self) -> None:
-        """Return once every caller has left."""
+        """Return once every caller has left, so that there are no tickets."""
         await self._empty.wait()
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class Admission:
         return sum(self.abort(ticket) for ticket in list(self) if not ticket.held)
 
     def expire(self, ticket: Ticket, error: RequestError) -> None:
-        """End the unfinished choices of a ticket whose time has run out."""
+        """End a request whose time has run out: its unfinished choices or, before it is queued, its wait."""
         if not ticket.choices:
             ticket.expire(error)
         self._core.in_flight.end(ticket, FinishReason.ERROR, error)
@@ -147,7 +147,7 @@ class Admission:
     async def _submit(self, ticket: Ticket, requests: Many[Request], watchers: Watchers) -> Choices:
         """Prepare and queue a ticket's requests; see `Ticket.submit`."""
         names = {request.adapter for request in requests} or {None}
-        # Tickets that each hold an adapter while they wait for the other ticket's adapter would deadlock.
+        # With several adapters, two tickets could deadlock: each would hold an adapter for which the other waits.
         assert len(names) == 1, "the requests of one ticket ask for one adapter"
         adapter = AdapterNeed(self._adapters, names.pop())
         constraints = {request.constraint for request in requests if request.constraint is not None}

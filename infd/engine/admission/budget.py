@@ -1,7 +1,6 @@
 """Bound the queue: the choices and the prompt tokens that may wait.
 
-A request's reservation is estimated from the size of its body, and replaced by the real token counts when the request
-is queued.
+A request reserves places before its body is read, by an estimate. When the request is queued, its real size is counted.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class QueueBudget:
     """Counts waiting choices and prompt tokens against `scheduler.max_waiting` and `scheduler.max_waiting_tokens`.
 
     reserved_choices  choices of requests not queued yet
-    queued_tokens     prompt tokens reserved, or queued and not yet planned
+    queued_tokens     prompt tokens that are reserved, or that are queued and not yet planned
     """
 
     def __init__(self, bounds: SchedulerConfig) -> None:
@@ -57,7 +56,10 @@ class QueueBudget:
         reservation.choices = reservation.tokens = 0
 
     def exchange(self, reservation: Reservation, choices: int, tokens: int) -> None:
-        """Release a reservation if choices with `tokens` fit; `enqueue` then counts each choice. Raises Overloaded."""
+        """Release a reservation whose choices are about to be queued; the caller then calls `enqueue` for each choice.
+
+        Raises Overloaded if `tokens` prompt tokens do not fit.
+        """
         assert choices <= reservation.choices, "more choices than reserved, or submitted twice"
         self._require_tokens(tokens, beside=self.queued_tokens - reservation.tokens)
         self.release(reservation)
@@ -71,7 +73,7 @@ class QueueBudget:
         self.queued_tokens -= tokens
 
     def _require_tokens(self, tokens: int, beside: int) -> None:
-        """Raise Overloaded if `tokens` do not fit beside the waiting tokens. A prompt that waits alone always fits."""
+        """Raise Overloaded if `tokens` more do not fit. A prompt fits in any case if no other prompt waits."""
         most = self._bounds.max_waiting_tokens
         if beside and beside + tokens > most:
             raise Overloaded(f"{beside} prompt tokens are waiting, of at most {most}: {tokens} more would be too many")

@@ -20,7 +20,7 @@ class Deadlines:
     __slots__ = ("_life", "_wait")
 
     def __init__(self, server: ServerConfig, expire: Callable[[RequestError], None]) -> None:
-        """expire: called with the error that ends the request."""
+        """expire: called at a timeout with the error that ends the request."""
         loop = asyncio.get_running_loop()
         self._wait: asyncio.TimerHandle | None = None
         self._life: asyncio.TimerHandle | None = None
@@ -30,13 +30,13 @@ class Deadlines:
             self._life = loop.call_later(life_s, expire, RequestTimeout(life_s))
 
     def started(self) -> None:
-        """Stop the queue timer, once the first step is planned."""
+        """Stop the queue timer. Called when the first step is planned."""
         if self._wait is not None:
             self._wait.cancel()
             self._wait = None
 
     def cancel(self) -> None:
-        """Stop both timers, once the request has ended."""
+        """Stop both timers. Called when the request has ended."""
         self.started()
         if self._life is not None:
             self._life.cancel()

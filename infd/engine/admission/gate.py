@@ -54,7 +54,7 @@ class Gate:
             self._waiters.pop(request, None)
 
     def recheck(self) -> None:
-        """Wake all waiting requests, in order of arrival, to check whether the gate is open or refuses them."""
+        """Wake all waiting requests, in order of arrival. Each then enters, is refused, or waits again."""
         for waiter in self._waiters.values():
             if not waiter.done():
                 waiter.set_result(None)

@@ -1,4 +1,4 @@
-"""Acquire a request's adapter and grammars before the request is queued, so that the scheduler waits for neither."""
+"""Acquire a request's adapter and grammars before the request is queued, so that the scheduler does not wait."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Need(Protocol):
 
 @asynccontextmanager
 async def prepare(needs: Iterable[Need]) -> AsyncIterator[None]:
-    """Acquire the needs in order; release the acquired needs in reverse when the block ends or an `acquire` fails.
+    """Acquire the needs in order. When the block ends or an `acquire` fails, release the acquired needs in reverse.
 
     Sequences queued within the block acquire their adapter again, and hold it until their terminal event.
     """
@@ -45,8 +45,8 @@ async def prepare(needs: Iterable[Need]) -> AsyncIterator[None]:
 class GrammarNeed:
     """The compiled grammar of a constraint.
 
-    constraint  to compile; hashable
-    grammar     set once acquired
+    constraint  the constraint to compile; hashable
+    grammar     the compiled grammar; None until acquired
     """
 
     def __init__(self, grammars: Grammars | None, constraint: Restriction) -> None:
@@ -61,13 +61,13 @@ class GrammarNeed:
         self.grammar = await self._grammars.compile(self.constraint)
 
     def release(self) -> None:
-        """No-op: requests share grammars, which only the cache of grammars evicts."""
+        """No-op: requests share grammars, and only the cache of grammars evicts a grammar."""
 
 
 class AdapterNeed:
-    """The weights of the adapter `name` in host memory; with name None (the model itself) nothing is acquired.
+    """The weights of the adapter `name` in host memory. If `name` is None (the model itself), nothing is acquired.
 
-    adapter  the adapter named `name`, once acquired
+    adapter  the adapter named `name`; None until acquired
     """
 
     def __init__(self, registry: Adapters, name: str | None) -> None:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 class Times(Struct, frozen=True):
-    """When a ticket's first choice reached each stage, and when its latest token was delivered (monotonic seconds).
+    """When the first of a ticket's choices reached each stage, and when the latest token was delivered.
 
-    A time is None until the choice reaches the stage.
+    Times are monotonic seconds; None until a choice reaches the stage.
     """
 
     admitted: float
@@ -84,7 +84,7 @@ class Ticket:
         self._submit = submit
 
     async def submit(self, *requests: Request, watchers: Watchers = None, client: str = "") -> Choices:
-        """Queue the requests and return their choices: an index per choice, request after request.
+        """Queue the requests; return their choices. Indices count the choices of the first request, then of the next.
 
         watchers  one per choice, or None
         client    the API key's name, for `infdctl ps`

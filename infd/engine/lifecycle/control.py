@@ -2,7 +2,7 @@
 
 Each command sets a target; one task moves the engine to the latest target.
 Commands may race: a later target ends the transition to an earlier target with
-Overtaken, and a target that is reached already changes nothing.
+Overtaken. A target that is already reached changes nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LifecycleControl:
         self._latest: Transition | None = None
         self._transition_task: asyncio.Task[None] | None = None
         self._load_task: asyncio.Task[None] | None = None
-        self._idle: tuple[int, float] | None = None  # choices accepted when the engine became idle, and the time
+        self._idle: tuple[int, float] | None = None  # `InFlight.accepted` and the time when the engine became idle
 
     # Commands
 
@@ -80,7 +80,7 @@ class LifecycleControl:
         now = self.target
         if now.state is not State.SLEEPING:
             self._before_sleep = now
-        new = self._before_sleep.new  # requests held at the gate by the pause stay held
+        new = self._before_sleep.new  # requests that the pause holds at the gate stay there
         if self._before_sleep.state is State.READY:
             new = "hold" if by_itself or self._settings.wake_on_request else "reject"
         level = max(level, now.level)
@@ -116,7 +116,7 @@ class LifecycleControl:
 
     @property
     def target(self) -> Target:
-        """The latest target, or the last target reached if the latest failed."""
+        """The latest target; if its transition failed, the last target reached."""
         latest = self._latest
         return self._reached if latest is None or latest.error is not None else latest.target
 
@@ -156,7 +156,7 @@ class LifecycleControl:
             self.sleep(level=self._settings.idle_sleep_level, by_itself=True)
 
     def stop(self) -> bool:
-        """Cancel all transitions of an engine that drains or has failed. Return whether steps remain held."""
+        """Cancel all transitions because the engine drains or has failed. Return whether steps remain held."""
         for task in (self._transition_task, self._load_task):
             if task is not None:
                 task.cancel()
@@ -195,13 +195,13 @@ class LifecycleControl:
             if target.mode != "wait":
                 self._core.loop.hold()
         self._gate.recheck()
-        self._core.ended.set()  # `_hold_steps` may wait for requests to finish, and raises Overtaken now
+        self._core.ended.set()  # wakes `_hold_steps`, which then raises Overtaken
         if self._transition_task is None or self._transition_task.done():
             self._transition_task = self._start(self._run_transitions(), "lifecycle")
         return transition
 
     async def _run_transitions(self) -> None:
-        """Reach the latest target, and every target set during the transition."""
+        """Move the engine to the latest target, again for each later target set meanwhile."""
         while (transition := self._latest) is not None and not transition.ended.done():
             error: Exception | None = None
             try:
@@ -252,7 +252,7 @@ class LifecycleControl:
         transition.frozen = self._admission.unfinished
 
     async def _hold_steps(self, transition: Transition) -> None:
-        """Abort, finish or freeze requests in flight, by the target's mode; return once no step runs.
+        """Abort, finish or freeze the requests in flight, as the target's mode says; return once no step runs.
 
         Raises Overtaken.
         """
@@ -304,7 +304,7 @@ class LifecycleControl:
             log.error("weights were not loaded: %s", error, extra=fields)
 
     def _fall_back(self, error: Exception) -> None:
-        """Enter SLEEPING if memory is released, else PAUSED, after a transition failed."""
+        """After a failed transition, enter SLEEPING if memory is released, otherwise PAUSED."""
         if self._memory.released:
             if self._reached.state is not State.SLEEPING:
                 self._reached = Target(state=State.SLEEPING, mode="keep", new="reject", level=1)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ModelMemory:
-    """The executor's memory; changes are serialized."""
+    """The executor's memory. Only one change runs at a time."""
 
     def __init__(self, executor: Executor, core: EngineCore, adapters: Adapters, lifecycle: Lifecycle) -> None:
         self._executor = executor
@@ -29,7 +29,7 @@ class ModelMemory:
         self._adapters = adapters
         self._lifecycle = lifecycle
         self._changing = asyncio.Lock()
-        self.weights_generation = 0  # loads of other weights since the start
+        self.weights_generation = 0  # number of attempts to load other weights since the start
 
     @property
     def changing(self) -> bool:
@@ -50,13 +50,13 @@ class ModelMemory:
         return self._executor.memory.weights is Residency.INVALID
 
     def released_by(self, level: int) -> frozenset[MemoryPart]:
-        """Return the parts that a sleep of this level releases."""
+        """Return the parts of memory that a sleep of this level releases."""
         return self._executor.released_by(level)
 
     async def release(self, level: int) -> int:
         """Release the parts of `released_by(level)`; return the bytes freed."""
         if level > 1:
-            self._adapters.store()  # adapters are read from their files again when needed, like the weights
+            self._adapters.store()  # like the weights, adapters are read from their files again when needed
         async with self._changing:
             try:
                 return await self._executor.sleep(level)
@@ -74,10 +74,10 @@ class ModelMemory:
                 await self._executor.wake(missing)
 
     async def load_weights(self, path: str) -> None:
-        """Load the weights of another checkpoint. Raises WrongState unless steps are held, StartError."""
+        """Load the weights of another checkpoint. Raises StartError, and WrongState unless steps are held."""
         async with self._changing:
             self._require_held_steps()
-            self.weights_generation += 1  # a failed load changes weights too
+            self.weights_generation += 1  # counted first: a failed load may change weights too
             await self._executor.load_weights(path)
             # Frozen sequences keep pages computed by the old weights; no other sequence may share these pages.
             self._core.forget_prefixes(preempting=False)

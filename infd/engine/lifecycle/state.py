@@ -20,7 +20,7 @@ class State(Enum):
 
 
 class Lifecycle:
-    """The current state, its reason, and its start (Unix time)."""
+    """The current state, the reason for it, and the Unix time at which it began."""
 
     def __init__(self, events: Events) -> None:
         self._events = events

@@ -28,7 +28,7 @@ class Target(Struct, frozen=True, kw_only=True):
 
     mode       whether requests in flight are aborted, finish first, or are frozen
     new        whether the gate holds or refuses new requests while the engine is not ready
-    level      of sleep: 1 releases the cache, 2 the weights too
+    level      level of sleep: 1 releases the cache, 2 the cache and the weights
     awake      parts that stay in memory although the engine sleeps
     by_itself  whether the engine sleeps because it was idle, not by an operator's command
     """
@@ -54,7 +54,7 @@ class Transition:
     """One operator's request to reach a target, or to load weights.
 
     ended        resolves when the target is reached; raises the error that prevented the transition
-    took_s       from the operator's request to the end of the transition
+    took_s       seconds from the operator's request to the end of the transition; None before the end
     aborted      choices ended by the transition
     frozen       choices that wait until steps run again
     freed_bytes  bytes freed of device memory or, on a CPU, of the process's memory
@@ -77,7 +77,7 @@ class Transition:
             self.ended.set_result(None)
         else:
             self.ended.set_exception(error)
-            self.ended.exception()  # else asyncio logs the error if nobody awaits `ended`
+            self.ended.exception()  # otherwise asyncio logs the error if nothing awaits `ended`
 
     @property
     def error(self) -> BaseException | None:

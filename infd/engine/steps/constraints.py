@@ -1,9 +1,9 @@
 """Mask the tokens that the grammars of constrained choices do not allow.
 
 The mask of a step depends on all earlier tokens of its constrained choices. So
-a step's forward pass is issued at once, and its mask is filled on a thread
-when the earlier steps are committed, while the forward pass runs. A matcher
-reads committed tokens only, so that no matcher is ever rolled back.
+the step's forward pass is issued at once. Once the earlier steps are committed,
+a thread fills the mask, while the forward pass runs. A matcher reads committed
+tokens only, so no matcher is ever rolled back.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Ended(Struct, frozen=True):
 class Filled(Struct, frozen=True):
     """The mask of a step.
 
-    mask    int32 [spans that sample, ceil(vocab / 32)] bitmask; None: all tokens
+    mask    int32 [spans that sample, ceil(vocab / 32)], one bit per token: whether it is allowed; None: all are
     ended   choices that need no further token; their rows allow all tokens
-    fill_s  seconds in which matchers read tokens and filled rows
+    fill_s  seconds that matchers took to read tokens and to fill rows
     """
 
     mask: npt.NDArray[Any] | None
@@ -55,7 +55,7 @@ class Filled(Struct, frozen=True):
 class ConstrainedChoice:
     """A choice in flight, its matcher, and the number of tokens that the matcher has read.
 
-    unmasked  number of first tokens of the answer that need no mask; read on the event loop
+    unmasked  see Matcher.unmasked; copied here to be read on the event loop
     complete  whether no further token of the answer may follow
     failure   why the matcher failed; a failed matcher reads no more tokens
     """
@@ -76,7 +76,7 @@ class ConstrainedChoice:
         return self.complete or self.failure is not None
 
     def advance(self, known: int) -> None:
-        """Read the generated tokens up to number `known`."""
+        """Pass the generated tokens up to number `known` to the matcher."""
         first = self.seq.prompt_tokens
         tokens = self.seq.tokens[first + self.read : first + known]
         self.read = known
@@ -118,7 +118,7 @@ class Constraints:
         return any(each.unmasked < each.seq.generated + each.seq.in_flight for _, each in self._sampled(step))
 
     def fill(self, step: Scheduled) -> asyncio.Future[Filled]:
-        """Fill the mask of the first step in flight, on the thread for masks. The future never raises."""
+        """Fill the mask of `step`, the first step in flight, on the thread for masks. The future never raises."""
         work = [
             (row, each, each.seq.generated) for row, each in self._sampled(step) if each.unmasked <= each.seq.generated
         ]
@@ -141,12 +141,13 @@ class Constraints:
                 row += 1
 
     def _fill(self, grammars: Grammars, work: list[tuple[int, ConstrainedChoice, int]], rows: int) -> Filled:
-        """Advance matchers over their choices' tokens, and fill the matchers' rows. Runs on the thread for masks.
+        """Pass each choice's tokens to its matcher, and fill the matcher's row. Runs on the thread for masks.
 
         work  row of the mask, choice, and number of its committed tokens
         rows  number of rows of the mask
         """
-        import numpy as np  # imported here, because the import would delay a start without torch
+        # Imported on first use, to shorten the start of a daemon that does not load torch; torch imports numpy.
+        import numpy as np
 
         began = self._telemetry.now()
         for _, constrained, known in work:
@@ -158,7 +159,8 @@ class Constraints:
             filled = np.empty((len(going), self._words), dtype=np.int32)
             _fill_rows(grammars, filled, going)
             for (row, each), bits in zip(going, filled, strict=True):
-                each.advance(each.read)  # a mask of end ids alone completes the answer, even below min_tokens
+                # Reads `stopped` again: a mask that allows end ids only ends the choice, even below min_tokens.
+                each.advance(each.read)
                 if not each.over:
                     mask[row] = bits
         ended = [Ended(each.seq, each.failure) for _, each, _ in work if each.over]
@@ -171,7 +173,7 @@ def _fill_rows(grammars: Grammars, rows: npt.NDArray[np.int32], going: list[tupl
     try:
         failures = grammars.fill([each.matcher for _, each in going], rows)
     except Exception as error:
-        if len(going) > 1:  # fill each row alone, to find the choice at fault
+        if len(going) > 1:  # fill each row alone, to find the choice that fails
             for i, each in enumerate(going):
                 _fill_rows(grammars, rows[i : i + 1], [each])
             return

@@ -41,8 +41,8 @@ class Issued(Struct):
 
     at           time of issue, monotonic seconds
     constrained  whether the step samples a constrained choice
-    filled       the step's mask; None until its filling begins
-    result       None until the step may sample
+    filled       future of the step's mask; None until filling begins
+    result       future of the step's result; None until the step may sample
     """
 
     step: Scheduled
@@ -54,12 +54,12 @@ class Issued(Struct):
 
 
 class StepLoop:
-    """Plans and commits steps, `executor.depth` of them in flight.
+    """Plans, issues and commits steps, with up to `executor.depth` steps in flight.
 
-    constraints  the grammars of the choices in flight
+    constraints  the matchers of the constrained choices in flight
     on_plan      called with each step when it is issued
     on_commit    called with each committed step and its outcomes, after the next step is issued
-    on_end       called with the outcomes of choices that their grammars ended
+    on_end       called with the outcome of a choice whose grammar is complete or has failed
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class StepLoop:
         self._on_commit = on_commit
         self._on_end = on_end
         self._in_flight: deque[Issued] = deque()
-        self._committed: deque[tuple[Issued, list[Outcome]]] = deque()  # steps whose on_commit is not called yet
+        self._committed: deque[tuple[Issued, list[Outcome]]] = deque()  # steps for which on_commit is not called yet
         self._suspects = Suspects()
         self._changed = asyncio.Event()
         self._held = False
@@ -139,7 +139,7 @@ class StepLoop:
                     await self._commit(self._in_flight.popleft(), result)
                 self._sample()
         finally:
-            self._deliver()  # committed tokens reach their readers even if a step or the device failed
+            self._deliver()  # even if a step or the device failed, readers receive the committed tokens
 
     async def _commit(self, issued: Issued, result: asyncio.Future[StepResult]) -> None:
         """Commit a step, or undo a failed step. Raises DeviceLost."""
@@ -157,14 +157,14 @@ class StepLoop:
             self._on_commit(*self._committed.popleft())
 
     def _issue(self) -> None:
-        """Issue steps until `executor.depth` are in flight; one at a time while sequences are suspected."""
+        """Issue steps until `executor.depth` are in flight; while sequences are suspected, only one at a time."""
         while not self._held and len(self._in_flight) < self._executor.depth:
             suspects = self._suspects.current_group
             if suspects is not None and self._in_flight:
                 return
             step = self._scheduler.plan(suspects)
             if step is None and suspects is not None:
-                self._suspects.clear_group()  # the suspects wait for a sequence outside their group
+                self._suspects.clear_group()  # no suspect can run before a sequence outside of the group
                 continue
             if step is None:
                 return
@@ -174,7 +174,7 @@ class StepLoop:
             self._on_plan(issued)
 
     def _sample(self) -> None:
-        """Permit steps to sample, in order, up to the first step whose mask is not filled.
+        """Permit steps to sample, in order, before the first step whose mask is not filled.
 
         A mask is filled once all earlier steps are committed, because its matchers read every earlier token.
         """
@@ -210,7 +210,7 @@ class StepLoop:
         self.wake()
 
     async def _recover(self, failed: Issued, error: BaseException) -> list[Outcome]:
-        """Undo the failed step and the steps in flight following it; fail the sequence at fault once it is found."""
+        """Undo the failed step and all later steps in flight; fail the sequence that makes steps fail, once found."""
         number, sequences = failed.step.plan.number, len(failed.step.sequences)
         log.error("step %d of %d sequences failed", number, sequences, exc_info=error)
         without_frames(error)

@@ -38,8 +38,8 @@ class StepRecord:
     def committed(self, issued: Issued, outcomes: Sequence[Outcome]) -> None:
         """Count a step.
 
-        `iteration_tokens` counts as vLLM 0.33 does: only steps with an outcome, and all computed tokens of a prompt in
-        the step of its choice's first token.
+        `iteration_tokens` counts as vLLM 0.33 does: steps without an outcome are ignored, and all computed tokens of a
+        prompt count in the step that samples the choice's first token.
         """
         now = self._now()
         self.steps += 1
@@ -72,7 +72,10 @@ class StepRecord:
         return self._watchdog.check(self._now(), busy=busy) and not known
 
     def verify_idle(self) -> None:
-        """Verify, without choices in flight, that no page is referenced; skipped if no step ran since the last call."""
+        """Verify that no page is referenced. Called while no choice is in flight.
+
+        Does nothing if no step was committed since the last call.
+        """
         if self._verified == self.steps:
             return
         self._verified = self.steps

@@ -1,8 +1,8 @@
 """Find the sequence that makes a step fail, by bisection.
 
-The sequences of a failed step run again in halves. A half that computes its
-spans of the failed step is cleared; a half that fails is split again, until a
-sequence fails alone.
+The sequences of a failed step run again in halves. If a half computes its spans
+of the failed step without an error, its sequences are cleared. If a half fails,
+it is split again, until a sequence fails alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Suspects:
-    """Groups to run again: each sequence with the number of computed tokens that clears it."""
+    """Groups of sequences to run again, each sequence with the number of computed tokens at which it is cleared."""
 
     def __init__(self) -> None:
         self._groups: list[dict[Sequence, int]] = []
@@ -32,7 +32,7 @@ class Suspects:
         return None
 
     def bisect(self, step: Scheduled) -> Sequence | None:
-        """Suspect the sequences of a failed step and return None; return a single sequence instead."""
+        """Suspect the sequences of a failed step, and return None. If there is only one, return that sequence."""
         spans = zip(step.sequences, step.plan.spans, strict=True)
         group = {seq: span.start + span.count for seq, span in spans if seq.finish is None}
         if self._groups:
@@ -45,5 +45,5 @@ class Suspects:
         return None
 
     def clear_group(self) -> None:
-        """Clear the current group: call this if no step can be planned for these sequences alone."""
+        """Clear the current group. Called when no step can be planned for the sequences of the group alone."""
         self._groups.pop()

@@ -1,8 +1,8 @@
 """Distinguish a long step from a stuck step.
 
 The device counts its progress, layer by layer. A step is stuck if steps are in
-flight and the count has not changed for PATIENCE_S, and for PATIENCE_STEPS
-times the longest step so far.
+flight and the count has not changed for PATIENCE_S and for PATIENCE_STEPS times
+the duration of the longest step so far.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATIENCE_S = 30.0
-PATIENCE_STEPS = 20  # times the longest step so far
+PATIENCE_STEPS = 20  # multiple of the longest step's duration so far
 
 
 class Watchdog:

@@ -22,7 +22,7 @@ log = logging.getLogger("infd.engine")
 
 
 class FanOut:
-    """Outcomes committed and not yet delivered, in order."""
+    """Outcomes that are committed and not yet delivered, in the order of their commits."""
 
     def __init__(self, deliver: Callable[[Outcome, float], None], clock: Callable[[], float]) -> None:
         """deliver: called with an outcome and the clock's time in seconds."""

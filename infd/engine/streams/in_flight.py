@@ -36,7 +36,7 @@ log = logging.getLogger("infd.engine")
 class InFlight:
     """All choices that are queued and have not ended; len() counts the choices.
 
-    accepted  choices queued so far; equals terminal events sent plus choices in flight
+    accepted  choices queued so far: those that have ended and those in flight
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class InFlight:
         """Queue a sequence for each choice of a ticket's requests.
 
         watchers  one per choice, or None
-        adapter   of all requests; held by each sequence until its terminal event
-        grammars  of all constraints of the requests
+        adapter   the adapter of all requests; each sequence holds it until the choice's terminal event
+        grammars  the grammar of each constraint of the requests
         """
         choices = Choices(watchers, partial(self.resume, ticket))
         streams = iter(choices.streams)
@@ -90,14 +90,14 @@ class InFlight:
                 first = first or seq
                 if request.constraint is not None:
                     self._constraints.add(seq, grammars[request.constraint])
-                # The first choice uses the whole step budget until its prompt is planned; the other choices then find
-                # the prompt's pages in the prefix index.
+                # The first choice uses the whole step budget until its prompt is planned. Later choices then find the
+                # prompt's pages in the prefix index.
                 self._queue(seq, next(streams), ticket, prompt_tokens=0 if index else len(request.prompt))
         self._on_change()
         return choices
 
     def _queue(self, seq: Sequence, stream: Stream, ticket: Ticket, *, prompt_tokens: int) -> None:
-        """Queue a choice, and hold its adapter until its terminal event.
+        """Queue a choice, and hold the choice's adapter until the terminal event.
 
         prompt_tokens  0 for later choices of the same prompt
         """
@@ -135,7 +135,7 @@ class InFlight:
         for seq in list(self._open):
             try:
                 self._end(seq, FinishReason.ERROR, error)
-            except Exception:  # the scheduler may have failed; all other readers must still receive the error
+            except Exception:  # even if the scheduler has failed, the other readers must receive the error
                 log.exception("%s could not be removed", seq)
 
     def resume(self, ticket: Ticket) -> None:
@@ -187,7 +187,7 @@ class InFlight:
         if stopped or outcome.finish is not None:
             self._end(seq, FinishReason.STOP if stopped else outcome.finish)
         elif stream.inbox.full and not self._scheduler.holds(seq):
-            for sibling in ticket.choices:  # held until their reader has caught up, see `resume`
+            for sibling in ticket.choices:  # held until `resume`, when the reader has caught up
                 self._scheduler.hold(sibling.seq)
 
     def _end(self, seq: Sequence, finish: FinishReason | None, error: BaseException | None = None) -> None:
@@ -198,7 +198,7 @@ class InFlight:
         choice, ticket = self._open.pop(seq)
         if choice.started is None:
             self._budget.dequeue(choice.prompt_tokens)
-        if finish is not None:  # first, so that the reader receives the event even if a call below raises
+        if finish is not None:  # sent first: the reader must receive it even if a call below raises
             failure = error if isinstance(error, InfdError) else RequestFailed("this request failed")
             choice.stream.end(finish, failure if finish is FinishReason.ERROR else None)
         self._metrics.ended(choice, finish.value if finish else ticket.departure, self._now())

@@ -18,7 +18,7 @@ class RequestMetrics:
         self._metrics = metrics
 
     def planned(self, choice: ChoiceState) -> None:
-        """Record a choice that is in a plan for the first time."""
+        """Record a choice that is planned for the first time."""
         assert choice.started is not None
         self._metrics.queue.observe(choice.started - choice.submitted)
 

@@ -1,10 +1,10 @@
 """The buffers between the engine and a caller: one stream per choice.
 
-The engine pushes tokens, the caller reads deltas at its own pace. A slow caller
-receives several tokens in one delta and never blocks the engine; a caller with more
-than PENDING_BYTES unread is paused: no further steps are computed for it. A
-caller that waits, as most callers do, may consume tokens during the push, without
-buffering. Each stream ends with exactly one terminal event.
+The engine pushes tokens; the caller reads deltas at its own pace. A slow caller
+receives several tokens in one delta and never blocks the engine. A caller with more
+than PENDING_BYTES unread is paused: no further steps are computed for the caller.
+Most callers wait for the next tokens; such a caller may consume tokens during the
+push, without buffering. Each stream ends with exactly one terminal event.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from infd.request import TokenLogprobs
 
 
-# Maximum unread bytes of a caller's choices; beyond, the caller is paused. Steps in flight at the pause add further
-# bytes, and the request's handler buffers about PENDING_BYTES more, as Structs and encoded events.
+# A caller is paused if its choices have more unread bytes. Steps in flight at the pause add further bytes, and the
+# request's handler buffers about PENDING_BYTES more, as Structs and encoded events.
 PENDING_BYTES: Final = 64 * 2**10
 # Approximate sizes: a token with its text; its log-probability; an alternative token with its log-probability.
 TOKEN_BYTES: Final = 64
@@ -54,12 +54,13 @@ class Consumer(Protocol):
 class Delta(Struct):
     """The tokens pushed since the caller read the previous delta, and the choice's end.
 
-    token_ids        tokens, including the end id that finished the choice, if any
+    token_ids        tokens; if an end id finished the choice, the last is this end id
     logprobs         one per token, if requested
     finish           set in the last delta only
-    stop_id          the end id that finished the choice
+    stop_id          the end id that finished the choice; None: another reason
     error            set if finish is ERROR
-    prompt_logprobs  of all prompt tokens but the first, if requested; in the first delta of the first choice
+    prompt_logprobs  log-probabilities of all prompt tokens but the first, if requested; in the first delta of
+                     a request's first choice
     """
 
     token_ids: list[int]
@@ -153,9 +154,10 @@ class Stream:
 class Inbox:
     """Notifies the caller of one ticket's streams. Streams share the inbox, not references to each other.
 
-    pending        indices of the streams with a pending delta, in order
+    pending        indices of the streams with a pending delta, longest pending first
     waiter         resolved when a stream has a delta
-    consumer       consumes tokens unbuffered; refers to all streams, so it is set only within `Choices.consumed_by`
+    consumer       receives tokens before they are buffered; set only within `Choices.consumed_by`, because the
+                   consumer refers to all streams
     pending_bytes  approximate size of all pending deltas
     """
 
@@ -208,7 +210,7 @@ class Choices:
 
     @property
     def ready(self) -> bool:
-        """Whether a delta is pending; lets a caller read all deltas of one step."""
+        """Whether a delta is pending. A caller can thus read all deltas of one step without waiting."""
         return bool(self._inbox.pending)
 
     def __aiter__(self) -> Choices:

@@ -1,6 +1,7 @@
 """Conjunction and disjunction of converted schemas, and proofs about the documents that they accept.
 
-Proofs are bounded. Each method's docstring names the answer, which is always safe, for a question without a proof.
+Proofs take a bounded number of steps. Where no proof is found, a method returns a conservative answer, such as False,
+None or a superset; its docstring names the answer.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ if TYPE_CHECKING:
 
     from infd.grammar.schema.references import Definitions
 
-ALTERNATIVES = 64  # most alternatives of one expansion
-NODES = 50_000  # most alternatives of all disjunctions, and most nodes of the result
-RESOLVED = 12  # $refs followed in one proof
+ALTERNATIVES = 64  # most alternatives into which one keyword is rewritten
+NODES = 50_000  # most alternatives of all disjunctions together, and most nodes of a rewritten schema
+RESOLVED = 12  # most $refs followed to one schema; also bounds the depth of proofs
 _STEPS = 200_000
-_COUNTED = 100  # largest bound of a string's length that a regular expression counts
+_COUNTED = 100  # largest minLength or maxLength that is written as a regular expression
 
 
 class Algebra:
-    """Operations on converted schemas, whose `$ref`s name `definitions`. Counts its steps, to bound the time."""
+    """Operations on converted schemas. A `$ref` names one of `definitions`. Steps are counted, to bound the time."""
 
     def __init__(self, definitions: Definitions) -> None:
         self._definitions = definitions
@@ -53,13 +54,13 @@ class Algebra:
         self._steps = 0
 
     def step(self, number: int = 1) -> None:
-        """Count steps; 200,000 take about 0.3 s. Raises GrammarFailed for more."""
+        """Count steps. Raises GrammarFailed after 200,000 steps, about 0.3 s."""
         self._steps += number
         if self._steps > _STEPS:
             raise failed((), "its alternatives are too many to be told apart", "grammar_too_large")
 
     def resolved(self, schema: Schema) -> Schema:
-        """Follow `$ref`s to a schema; None if a definition is unfinished, or after 12 references."""
+        """Follow `$ref`s to a schema; return None at an unfinished definition, and after 12 `$ref`s."""
         self.step()
         for _ in range(RESOLVED):
             if not (isinstance(schema, dict) and "$ref" in schema):
@@ -88,7 +89,7 @@ class Algebra:
         return flat[0] if len(flat) == 1 else {"allOf": flat}
 
     def _add(self, flat: list[Any], part: dict[str, Any]) -> None:
-        """Add a part to a conjunction; merge the part into a leaf if their keywords can be merged exactly."""
+        """Add a part to the conjunction `flat`, merged into one of its leaves if the keywords can be merged exactly."""
         self.step()
         if "enum" in part:
             for i, other in enumerate(flat):
@@ -113,7 +114,7 @@ class Algebra:
         flat.append(part)
 
     def _merged(self, leaf: dict[str, Any], part: dict[str, Any]) -> Schema:
-        """Return the conjunction of a leaf and a leaf of only type, properties and required, as a leaf."""
+        """Return one leaf for the conjunction of `leaf` and `part`, a leaf with only type, properties and required."""
         atoms = atoms_of_leaf(leaf) & atoms_of_leaf(part)
         properties = dict(leaf.get("properties", {}))
         for name, s in part.get("properties", {}).items():
@@ -148,7 +149,8 @@ class Algebra:
     def expanded(self, parts: list[Schema]) -> list[Schema]:
         """Merge neighbouring disjunctions of a conjunction if most pairs of their alternatives exclude each other.
 
-        This is usual for several `if` on one property. The engine would expand all pairs before it drops empty pairs.
+        Schemas with several `if` on one property usually contain such disjunctions. The engine would expand all pairs
+        before it drops the pairs that no document satisfies.
         """
         found: list[Schema] = []
         for part in parts:
@@ -270,7 +272,7 @@ class Algebra:
         return False
 
     def accepts(self, schema: Schema, value: Any, depth: int = 0) -> bool | None:
-        """Return whether a schema accepts a value; None if neither yes nor no is proved."""
+        """Return whether a schema accepts a value; None if neither answer is proved."""
         schema = self.resolved(schema)
         if isinstance(schema, bool):
             return schema

@@ -1,4 +1,4 @@
-"""Rewrite `contains` into alternatives by the items' positions, and `uniqueItems` into an enum of arrays."""
+"""Rewrite `contains` into alternatives by the positions of matching items, and `uniqueItems` into an enum of arrays."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _ARRANGEMENTS = 2000  # most arrays that uniqueItems may list
 
 
 class Arrays:
-    """Rewrites keywords that relate the items of an array."""
+    """Rewrites `contains` and `uniqueItems`."""
 
     def __init__(self, negation: Negation) -> None:
         self._negation = negation
         self._algebra = negation.algebra
 
     def containing(self, wanted: Schema, bounds: tuple[int, int | None], beside: Schema, path: Path) -> list[Schema]:
-        """Return members of a conjunction whose arrays contain items that `wanted` accepts.
+        """Return the schemas that `contains` adds to a conjunction: arrays must contain items that `wanted` accepts.
 
         bounds  least and most number of items that `wanted` accepts; None: no bound
         beside  the conjunction so far
 
-        Raises GrammarFailed at `path`, Inexpressible.
+        Raises Inexpressible, and GrammarFailed at `path`.
         """
         least, most = bounds
         if (least == 0 and most is None) or "array" not in self._algebra.atoms(beside):
@@ -91,10 +91,10 @@ class Arrays:
     def _arranged(
         self, values: list[Any], beside: Schema, bounds: tuple[int, int | None], path: Path
     ) -> list[list[Any]]:
-        """Return the arrays of distinct `values`, of a length within `bounds`, that `beside` accepts."""
+        """Return the arrays that `beside` accepts among arrays of distinct `values` with a length within `bounds`."""
         least, most = bounds
         most = len(values) if most is None else min(most, len(values))
-        sizes = range(least, min(most, 7) + 1)  # 7 values have 5,040 arrangements
+        sizes = range(least, min(most, 7) + 1)  # sizes above 7 are not counted: 7 values have 5,040 arrangements
         if len(values) > _ARRANGEMENTS or sum(math.perm(len(values), n) for n in sizes) > _ARRANGEMENTS:
             raise failed(path, f"uniqueItems of {len(values)} items has too many arrangements", "grammar_too_large")
         arrays = [list(a) for n in range(least, most + 1) for a in itertools.permutations(values, n)]
@@ -105,7 +105,7 @@ class Arrays:
 
 
 def _with(chosen: tuple[int, ...], wanted: Schema, unwanted: Schema, least: int) -> Schema:
-    """Return a schema of arrays: `wanted` at the chosen positions, `unwanted` at all others, at least `least` items."""
+    """Return a schema of arrays of `least` or more items: `wanted` at the chosen positions, `unwanted` elsewhere."""
     prefix = [wanted if i in chosen else unwanted for i in range(least)]
     leaf: dict[str, Any] = {"type": ["array"], "prefixItems": prefix, "minItems": least}
     return {**leaf, "items": unwanted} if unwanted is not True else leaf

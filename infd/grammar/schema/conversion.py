@@ -44,7 +44,7 @@ _APPLICATORS = ("$ref", "allOf", "anyOf", "oneOf", "if", "contains", "not", "dep
 
 
 class Conversion:
-    """Converts the schemas of one client's schema `root`."""
+    """Converts the client's schema `root` and the schemas inside it."""
 
     def __init__(self, root: Any) -> None:
         self.references = References(root)
@@ -106,7 +106,7 @@ class Conversion:
         identified = self.references.id_keyword
         embedded = path and isinstance(node.get(identified), str) and not node[identified].startswith("#")
         if embedded and next(nodes_with(node, "$ref"), None) is not None:
-            # The engine resolves a $ref beside a $id against the $id, which drafts up to 7 ignore.
+            # A $ref inside this schema is relative to the schema's $id, but `References` knows only the root's $id.
             raise failed((*path, identified), f"references inside a schema with {identified} are not followed")
         for keyword in ("$dynamicRef", "$recursiveRef"):
             if keyword in node:
@@ -150,7 +150,7 @@ class Conversion:
         return self._enumerated(leaf) if "enum" in leaf else leaf or True
 
     def _enumerated(self, leaf: dict[str, Any]) -> Schema:
-        """Remove from a leaf's `enum` the values that the leaf's other keywords reject; return the resulting schema."""
+        """Return a leaf without the values of `enum` that its other keywords reject; False if no value is left."""
         rest = {k: v for k, v in leaf.items() if k != "enum"}
         atoms = atoms_of_leaf(rest)
         values = [v for v in leaf["enum"] if type_of(v) in atoms]
@@ -237,7 +237,8 @@ class Conversion:
         if then is True and other is True:
             return []
         condition = self.convert(node["if"], path)
-        # `then` alone is equivalent, but `Algebra.expanded` requires alternatives that exclude each other.
+        # If `other` is True, `then` could replace `holds`, but `Algebra.expanded` requires alternatives that exclude
+        # each other.
         holds = self.algebra.conjunction([condition, then])
         without = self.negation.of(condition, self.algebra.conjunction([beside, other]))
         fails = self.algebra.conjunction([self.algebra.disjunction(without), other])
@@ -258,8 +259,8 @@ class Conversion:
                 continue
             absent = {"properties": {name: False}}
             if len(dependencies) > 1 and keywords_of(then).keys() == {"properties"} and len(then["properties"]) == 1:
-                # Alternatives by the value of the other property: alternatives of several dependencies then exclude
-                # each other, as `Algebra.expanded` requires.
+                # Alternatives by the value of the property that `then` restricts, so that the alternatives of several
+                # dependencies exclude each other, as `Algebra.expanded` requires.
                 with suppress(Inexpressible):
                     without = self.algebra.disjunction(self.negation.of(then, True))
                     parts.append(self.algebra.disjunction([then, self.algebra.conjunction([without, absent])]))

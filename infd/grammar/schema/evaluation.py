@@ -1,4 +1,4 @@
-"""`unevaluatedProperties`: alternatives of a schema, each with the properties that its applicators evaluate."""
+"""Rewrite `unevaluatedProperties`: split a schema into alternatives, each with a fixed set of evaluated properties."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _APPLICATORS = ("$ref", "allOf", "anyOf", "oneOf", "if", "then", "else", "depend
 
 
 class Evaluated(Struct, frozen=True):
-    """A schema of documents in which the keywords evaluate equal sets of properties.
+    """A schema, and the properties that are evaluated in every document that the schema accepts.
 
     names       evaluated properties
-    patterns    patterns of evaluated properties
+    patterns    patternProperties whose matching properties are evaluated
     everything  whether all properties are evaluated
     """
 
@@ -35,7 +35,7 @@ class Evaluated(Struct, frozen=True):
 
 
 class Evaluation:
-    """Finds evaluated properties.
+    """Rewrites `unevaluatedProperties`.
 
     convert  converts a node of the client's schema
     """
@@ -98,7 +98,10 @@ class Evaluation:
         return found
 
     def _any_of(self, found: list[Evaluated], options: list[Any], path: Path, depth: int) -> list[Evaluated]:
-        """Return alternatives for each set of options: a document's evaluated properties depend on all it satisfies."""
+        """Return alternatives for each set of options that a document may satisfy.
+
+        The properties evaluated in a document depend on all options that the document satisfies.
+        """
         several = [self._alternatives(s, (*path, "anyOf", i), depth + 1) for i, s in enumerate(options)]
         if 2 ** len(several) > ALTERNATIVES:
             raise failed(path, "unevaluatedProperties has too many alternatives", "grammar_too_large")

@@ -1,4 +1,4 @@
-"""Find the part of a client's schema at fault, for errors that name no path."""
+"""Find the part of a client's schema that causes an error, for errors that name no path."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NAMED = ("properties", "patternProperties", "dependencies", "dependentSchemas")
 
 
 def located(schema: Any, error: GrammarFailed, check: Callable[[Path], object], *, seconds: float) -> GrammarFailed:
-    """Return the error of a schema with the path of the smallest part that causes this error on its own.
+    """Return `error` with the path of the smallest part of the schema that causes the same error on its own.
 
-    check    raises the error of the part at a path, checked without the other parts
+    check    checks the part at a path without the other parts; raises the part's error
     seconds  time after which the smallest part found so far is returned
     """
     references = References(schema)
@@ -56,7 +56,7 @@ def _parts(references: References, path: Path) -> Iterator[Path]:
     if not isinstance(node, dict):
         return
     if "$ref" in node:
-        with suppress(GrammarFailed):  # conversion refuses the reference, with its path
+        with suppress(GrammarFailed):  # conversion refuses this reference and names its path
             yield references.target(node["$ref"], (*path, "$ref"))[1]
         if references.draft <= 7:
             return

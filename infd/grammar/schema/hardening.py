@@ -1,9 +1,10 @@
 """Adapt converted schemas to llguidance.
 
-llguidance compares the names of properties with the text as written, but admits a key with escapes, as `\\u0061`, where
-no property and no pattern names the key. So an open object becomes an object whose other keys match a pattern:
-llguidance admits no escapes in a key that matches a pattern. llguidance enforces minProperties and maxProperties only
-in objects without optional properties, admits 29 February in every year, and rounds bounds to doubles.
+llguidance compares the names of properties with the text as written. In an open object it would admit the key
+`\\u0061`, spelled with an escape, although the schema restricts the property `a`. In a key that matches a pattern it
+admits no escapes, so an open object becomes an object whose other keys match a pattern. llguidance enforces
+minProperties and maxProperties only in objects without optional properties, admits 29 February in every year, and
+rounds bounds to doubles.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from infd.grammar.schema.negation import Negation
     from infd.grammar.schema.shapes import Schema
 
-_EXACT = 2**53  # integers below are doubles
-# A date from year 1 on, with 29 February in leap years only. llguidance's formats admit 29 February in every year, and
-# the year 0, which many libraries reject.
+_EXACT = 2**53  # every integer of a smaller magnitude is a double
+# A date from year 1 on, with 29 February in leap years only. llguidance's formats admit 29 February in every year. They
+# also admit the year 0, which many libraries reject.
 _YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _LEAP_DAYS = (
     f"^({_YEAR}-(0[13-9]|1)|{_YEAR}-02-([01]|2[0-8])"
@@ -80,7 +81,7 @@ class Hardening:
 
     def _conjunction(self, parts: list[Schema], *, sealed: bool) -> Schema:
         closing = [_constrains_other_keys(self._algebra.resolved(s)) for s in parts]
-        if any(closing):  # only the schemas that constrain other keys may close the object
+        if any(closing):  # only the parts that constrain unlisted keys may close the object to all remaining keys
             resolved = [s if own else self._algebra.resolved(s) for s, own in zip(parts, closing, strict=True)]
             parts = [s if r is None else r for s, r in zip(parts, resolved, strict=True)]
         return self._algebra.conjunction(
@@ -88,7 +89,7 @@ class Hardening:
         )
 
     def _counted(self, leaf: dict[str, Any]) -> Schema:
-        """Return the alternatives of required properties that minProperties and maxProperties allow."""
+        """Replace minProperties and maxProperties by alternatives that each require or forbid optional properties."""
         least, most = leaf.get("minProperties", 0), leaf.get("maxProperties")
         required = leaf.get("required", [])
         optional = [n for n, s in leaf.get("properties", {}).items() if s is not False and n not in required]
@@ -104,7 +105,7 @@ class Hardening:
         if not least and most is None:
             return leaf
         if keys is None and least > len(required) + 1:
-            # llguidance admits a key twice if only a pattern names it, and counts two properties.
+            # llguidance admits the same key twice if only a pattern matches the key, and counts two properties.
             message = "minProperties of properties that are not listed is kept only for one more than required"
             raise Unlocated(message, code="unsupported_grammar")
         if keys is None and not optional:
@@ -135,12 +136,16 @@ class Hardening:
 
 
 def _constrains_other_keys(schema: Schema) -> bool:
-    """Return whether a leaf constrains keys that its `properties` do not name."""
+    """Return whether a leaf constrains properties that its `properties` do not list."""
     return isinstance(schema, dict) and (schema.get(OTHERS, True) is not True or "patternProperties" in schema)
 
 
 def _sealed(leaf: dict[str, Any], languages: Languages, *, sealed: bool) -> dict[str, Any]:
-    """Return an object's leaf in which a pattern matches the keys that neither properties nor patterns name."""
+    """Change an object's leaf so that no key spelled with escapes evades the leaf; return the leaf.
+
+    A pattern then matches the keys that neither properties nor patterns name. If `sealed`, as in `harden`, a leaf that
+    does not constrain these keys gets no such pattern. Raises Unlocated for unsupported patterns.
+    """
     others, patterns = leaf.get(OTHERS, True), leaf.get("patternProperties", {})
     names = [
         *leaf.get("properties", ()),
@@ -165,7 +170,10 @@ def _sealed(leaf: dict[str, Any], languages: Languages, *, sealed: bool) -> dict
 
 
 def _with_double_bounds(leaf: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a leaf with bounds from 2**53 on rounded inwards to doubles, because llguidance rounds them."""
+    """Return a copy of a leaf in which bounds of magnitude 2**53 or more are rounded inwards to doubles.
+
+    llguidance would round these bounds to the nearest double, which may admit values beyond the bound.
+    """
     leaf = dict(leaf)
     for side, outwards in (("inimum", -math.inf), ("aximum", math.inf)):
         inclusive, exclusive = "m" + side, "exclusiveM" + side

@@ -1,9 +1,9 @@
 """Prove that no string matches several regular expressions, and match strings without backtracking.
 
-The dialects of JSON Schema, of the engines and of Python differ in some character classes, as `\\d` and `.`. So each
-expression has a narrow reading, which matches what every dialect matches, and a wide reading, which matches what some
-dialect matches. If the wide reading does not match, no dialect matches; if the narrow reading matches, every dialect
-does.
+The dialects of JSON Schema, of the engines and of Python differ in some character classes, such as `\\d` and `.`. So
+each expression has two readings. The narrow reading matches the texts that every dialect matches; the wide reading
+matches the texts that some dialect matches. If the wide reading does not match a text, no dialect matches the text; if
+the narrow reading matches a text, every dialect matches the text.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from infd.grammar.automata import Regular
     from infd.grammar.rules import Ranges
 
-_NODES: Final = 2000  # most nodes of an automaton
+_NODES: Final = 2000  # most nodes of the automaton of one expression
 _PROOF_STEPS: Final = 20_000  # most transitions of one proof; about 0.1 s
-_ALL_STEPS: Final = 100_000  # most transitions of all proofs about one schema
+_ALL_STEPS: Final = 100_000  # most transitions of all proofs about one schema together
 
 
 class Languages:
-    """The languages of the regular expressions of one schema, with a bound on the time of all proofs."""
+    """Proofs about the regular expressions of one schema. All proofs together take a bounded number of steps."""
 
     def __init__(self) -> None:
         self._automata: dict[tuple[str, bool], Positions | None] = {}
@@ -50,14 +50,15 @@ class Languages:
         known = frozenset(patterns)
         if known not in self._disjoint:
             read = [self._automaton(pattern, wide=True) for pattern in sorted(known)]
-            automata = [each for each in read if each is not None]  # fewer match more strings
+            # Unreadable expressions are left out: a proof about the others holds for all expressions together.
+            automata = [each for each in read if each is not None]
             last = self._steps + _PROOF_STEPS
             proved = bool(automata) and disjoint(automata, lambda steps: self._afford(steps) and self._steps <= last)
             self._disjoint[known] = proved
         return self._disjoint[known]
 
     def _automaton(self, pattern: str, *, wide: bool) -> Positions | None:
-        """Return the automaton of the texts in which an expression matches; None if it is unreadable or too large."""
+        """Return the automaton of the texts in which an expression matches; None if unreadable or too large."""
         if (pattern, wide) not in self._automata:
             anything = Times(Set(ANY), 0, None)
             try:
@@ -74,9 +75,9 @@ class Languages:
 
 
 def ascii_members(class_: str) -> frozenset[str] | None:
-    """Return the ASCII characters of a class such as [a-z] in the narrow reading.
+    """Return the ASCII characters of a class, such as [a-z], in the narrow reading.
 
-    Returns None if the class is unreadable, or if the readings differ in more than control characters.
+    Returns None if the class is unreadable, or if the wide reading adds ASCII characters other than control characters.
     """
     found = []
     for wide in (False, True):
@@ -95,7 +96,7 @@ _NOT_ASCII: Final = (0x80, LAST)
 _DIGITS: Final = ((0x30, 0x39),)
 _WORD: Final = (*_DIGITS, (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 
-# Character classes in the narrow and in the wide reading.
+# Letter of an escape -> character class in the narrow reading, in the wide reading.
 _CLASSES: Final = {
     "d": (_DIGITS, (*_DIGITS, _NOT_ASCII)),
     "w": (_WORD, (*_WORD, _NOT_ASCII)),
@@ -113,12 +114,12 @@ _REPEATS: Final = re.compile(r"[*+?]|\{\d{1,5}(,\d{0,5})?\}")
 
 
 class _Common(Parser):
-    """A parser of the syntax that the dialects share, in one of the readings."""
+    """A parser, in the narrow or the wide reading, of the syntax that all dialects share."""
 
     def __init__(self, pattern: str, *, wide: bool) -> None:
         super().__init__(pattern)
         self._wide = wide
-        self._letters: set[str] = set()  # escapes of classes read so far
+        self._letters: set[str] = set()  # letters of the class escapes, such as d and S, in the current class
 
     def _times(self, item: Regular) -> Regular:
         if self._text[self._at - 1] in "^$" and isinstance(item, Anchor):
@@ -126,7 +127,7 @@ class _Common(Parser):
         if not _REPEATS.match(self._text, self._at):
             self._fail("a repetition that some dialect refuses")
         times = super()._times(item)
-        if self._peek() in ("*", "+", "?", "{"):  # possessive in some dialects
+        if self._peek() in ("*", "+", "?", "{"):  # `a*+` is possessive in some dialects
             self._fail("two repetitions")
         return times
 
@@ -144,7 +145,8 @@ class _Common(Parser):
     def _class(self) -> Ranges:
         negated = self._peek() == "^"
         self._at += negated
-        self._wide ^= negated  # what no dialect matches is what the other reading leaves out
+        # The narrow reading of a negated class is the complement of the wide reading of its members, and conversely.
+        self._wide ^= negated
         pairs: list[tuple[int, int]] = []
         self._letters = set()
         first = True
@@ -155,11 +157,11 @@ class _Common(Parser):
             first = False
         self._at += 1
         self._wide ^= negated
-        complementary = any(each.swapcase() in self._letters for each in self._letters)  # as [\s\S]
+        complementary = any(each.swapcase() in self._letters for each in self._letters)  # such as [\s\S]
         found = ANY if complementary else ranges_of(pairs)
         if not negated:
             return found
-        # `patterns.kept_pattern` takes U+0000 out of negated classes.
+        # The wide reading includes U+0000, because `patterns.kept_pattern` may have added U+0000 to the members.
         return ranges_of([*opposite(found), *([(0, 0)] if self._wide else [])])
 
     def _escape(self) -> Regular:
@@ -184,4 +186,4 @@ class _Common(Parser):
         if control or itself:
             code = _CONTROL[control] if control else ord(itself)
             return ((code, code),)
-        return ANY if self._wide else ()  # a category of Unicode
+        return ANY if self._wide else ()  # \p{...} or \P{...}: no set of characters is looked up

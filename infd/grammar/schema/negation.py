@@ -1,4 +1,4 @@
-"""Negate converted schemas: a negation is pushed inwards to types, bounds, values and absent properties."""
+"""Negate converted schemas: a negation is pushed inwards until it is a type, a bound, a value or an absent property."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _OPPOSITES = {
 class Negation:
     """Negates schemas of an algebra.
 
-    A negation is a list of alternatives. Within the documents of a schema `context`, the alternatives together accept
-    exactly the documents that the negated schema rejects; outside of `context`, they may accept any documents.
+    A negation is a list of alternatives. Of the documents that a schema `context` accepts, the alternatives together
+    accept exactly those that the negated schema rejects. Other documents they may accept or reject.
     """
 
     def __init__(self, algebra: Algebra) -> None:
@@ -64,7 +64,10 @@ class Negation:
         return self.algebra.disjunction(self.exclusive_options(schema["oneOf"], schema["beside"], schema["at"]))
 
     def exclusive_options(self, options: list[Schema], beside: Schema, path: Path) -> list[Schema]:
-        """Return the options of a oneOf within `beside`, each without the documents of the other options."""
+        """Return the options of a oneOf, each without the documents in `beside` that another option accepts.
+
+        Raises GrammarFailed at `path`.
+        """
         alone, original = [], options
         options = list(options)
         for i, option in enumerate(original):
@@ -97,12 +100,12 @@ class Negation:
         other = next((f for f in found if f.keys() == {"type"}), None)
         named = next((f for f in found if f.keys() == {"type", "properties"}), None)
         if other and named and possible - atoms_of_leaf(other) == {"object"}:
-            # `properties` does not constrain types other than objects, so one alternative replaces both.
+            # `properties` does not constrain types other than objects, so `named` without its type replaces both.
             found = [{"properties": f["properties"]} if f is named else f for f in found if f is not other]
         return found
 
     def _of_keyword(self, keyword: str, leaf: dict[str, Any], context: Schema, depth: int) -> list[Schema]:
-        """Return alternatives of the documents that violate one keyword of a leaf."""
+        """Return alternatives that accept the documents that violate one keyword of a leaf."""
         value = leaf[keyword]
         kinds = list(KEYWORD_TYPES[keyword])
         match keyword:
@@ -140,7 +143,7 @@ class Negation:
         raise Inexpressible(keyword)
 
     def _of_properties(self, leaf: dict[str, Any], context: Schema, depth: int) -> list[Schema]:
-        """Return alternatives of the objects in which a property of the leaf has a wrong value, or is missing."""
+        """Return alternatives for each property of the leaf: objects in which the property violates the leaf."""
         found: list[Schema] = []
         for name, s in leaf["properties"].items():
             inner = self.algebra.property(context, name)
@@ -152,7 +155,7 @@ class Negation:
         return found
 
     def _of_values(self, values: list[Any], context: Schema) -> list[Schema]:
-        """Return alternatives of the documents that are none of the values of an enum."""
+        """Return alternatives that accept the documents of `context` that are no value of an enum."""
         possible = self.algebra.atoms(context)
         listed = self.algebra.values(context)
         if listed is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def other_than(words: Iterable[str], prefixes: Iterable[str] = ()) -> str:
     """Return a pattern of all strings except `words` and strings that begin with one of `prefixes`.
 
-    The pattern is about as long as all words together, and 20 characters longer for each branch of their trie.
+    The pattern has about as many characters as all words together, plus 20 for each branch of the words' trie.
     """
     anything = r"[\s\S]*"
     trie: dict[str, Any] = {}
@@ -31,7 +31,7 @@ def other_than(words: Iterable[str], prefixes: Iterable[str] = ()) -> str:
         at = trie
         for c in word:
             at = at.setdefault(c, {})
-        at["all" if whole else "end"] = {}  # other keys have one letter
+        at["all" if whole else "end"] = {}  # every other key of the trie is one character
 
     def rest(at: dict[str, Any]) -> str | None:
         if "all" in at:
@@ -57,8 +57,8 @@ def _in_class(c: str) -> str:
 def unmatched(patterns: list[str], names: list[str]) -> str | None:
     """Return a pattern of the keys that no pattern matches; "" if all keys match; None for unsupported patterns.
 
-    Supported are one class of characters, anchored or not, and literals anchored at the beginning. With literals the
-    result excludes the keys `names` too.
+    Supported are one class of characters, anchored or not, and literals anchored at the beginning. If the patterns are
+    literals, the result excludes the keys `names` as well.
     """
     if any(re.fullmatch(r"\^?(\.\*|\((\.\*)?\))?", p) for p in patterns):
         return ""
@@ -81,7 +81,7 @@ def unmatched(patterns: list[str], names: list[str]) -> str | None:
 
 
 def _opposite(of: str) -> str:
-    """Return the class of the characters that a class excludes. U+0000 may be missing from both classes."""
+    """Return the class of the characters that the class `of` excludes. Neither class need contain U+0000."""
     if of.startswith(r"[^\x00") and of != r"[^\x00]":
         return "[" + of[6:]
     if of.startswith("[^"):
@@ -90,15 +90,15 @@ def _opposite(of: str) -> str:
 
 
 def kept_pattern(pattern: Any, path: Path) -> str:
-    """Return a pattern that the engine enforces, which matches the strings that `pattern` matches.
+    """Return a pattern that matches the strings that `pattern` matches, in a form that the engine enforces.
 
-    Where a pattern allows every control character, perhaps except the line feed, the engine's strings also admit a
-    quote and a backslash; the engine unites the sets of alternatives. So a set that excludes the quote or the backslash
-    must exclude U+0000: negated classes are rewritten to exclude U+0000, which unions and intersections of these sets
-    then exclude too.
+    Where a set of characters contains every control character, perhaps except the line feed, the engine also admits a
+    quote and a backslash. The engine unites the sets of alternatives before it tests this. So a negated class that
+    excludes the quote or the backslash is rewritten to exclude U+0000; unions and intersections of such classes then
+    exclude U+0000 as well.
 
-    Brackets and `&&` in a class are characters in JSON Schema but operators in the engine: brackets are escaped, and
-    repeated operators become one character.
+    Brackets and `&&` in a class are characters in JSON Schema but operators in the engine. So brackets are escaped, and
+    repeated operators become one character, which in a class means the same in JSON Schema.
 
     Raises GrammarFailed at `path` for malformed patterns, look-around and back-references.
     """
@@ -133,7 +133,7 @@ def kept_pattern(pattern: Any, path: Path) -> str:
 # Unicode categories that contain no control character, quote or backslash.
 _PROPERTY = re.compile(r"\\[pP](?:[LMNSZ]|\{[LMNSZ][a-z]?\})")
 _NUL = re.compile(r"\0|\\(?:x00|u0000|U0{8}|[xuU]\{0*\})")
-# An unclosed class matches to the end of the pattern: otherwise each of many opening brackets is searched that far.
+# An unclosed class matches to the end of the pattern. Otherwise n opening brackets would start n searches to the end.
 _TOKEN = re.compile(
     r"(?s)\\[pP](?:\{[^}]*\}?|.)?|\\(?:x00|u0000|U0{8}|[xuU]\{0*\})|\0|\\."
     r"|\[(\^?\]?(?:[^\]\\]|\\.)*)(?:(\])|\\?\Z)"
@@ -141,7 +141,7 @@ _TOKEN = re.compile(
 
 
 def _kept_class(of: str) -> str | None:
-    """Return the class with the members `of` as the engine enforces a class; None if it cannot be written so."""
+    """Return a class with the members `of` that the engine enforces; None if no such class can be written."""
     if "--" in of:
         return None
     of = re.sub(r"(?s)\\.|\[", lambda m: "\\[" if m[0] == "[" else m[0], of)
@@ -158,7 +158,7 @@ def _kept_class(of: str) -> str | None:
     return "[^\\x00" + ("\\" if of.startswith(("^-", "^]")) else "") + of[1:] + "]"
 
 
-# Classes of printable ASCII characters, without nested classes.
+# Classes of printable ASCII characters, neither negated nor nested.
 _CLASS = r"\[(?!\^)(?:[ -Z^-~]|\\[^a-zA-Z0-9])+\]"
 _LITERAL = r"(?:[^\\^$.|?*+()\[\]{}]|\\[^a-zA-Z0-9])+"
 
@@ -170,7 +170,8 @@ def _one_of(characters: Iterable[str]) -> str:
 def _without_boundary(pattern: str) -> str:
     r"""Return a pattern that ends with [a]{m,n}\b[b]*$ as a pattern without \b; return another pattern unchanged.
 
-    The result contains an alternative for a letter before the boundary, and another for any other character.
+    The result contains one alternative in which the boundary follows a word character, and one in which it follows
+    another character.
     """
     found = re.search(rf"({_CLASS})(\+|\{{(\d{{1,9}}+)(?:(,)(\d{{0,9}}+))?\}}|)\\b(\(?)({_CLASS})\*(\)?)\$\Z", pattern)
     if found is None or bool(found[6]) != bool(found[8]):
@@ -196,7 +197,10 @@ def _without_boundary(pattern: str) -> str:
 
 
 def _without_look_ahead(pattern: str) -> str:
-    """Return ^(?!literal|literal)[class]+$, or [class]*, as alternatives by the first characters of a text."""
+    r"""Rewrite ^(?!literal|literal)[class]+$, or ^(?!literal|literal)[class]*$, without look-ahead.
+
+    The result has alternatives by the first characters of a text. Other patterns are returned unchanged.
+    """
     rest, prefixes = without_prefixes(pattern)
     found = re.fullmatch(rf"\^({_CLASS})([+*])\$", rest) if prefixes else None
     if found is None:
@@ -206,7 +210,9 @@ def _without_look_ahead(pattern: str) -> str:
         return pattern
 
     def others(after: list[str], *, ended: bool) -> str | None:
-        """Return an expression of texts in the class that begin with no member of `after`; None if all texts do.
+        """Return an expression of the texts that begin with no member of `after`; None if there is no such text.
+
+        The texts consist of characters of the class.
 
         ended  whether the expression matches the empty text
         """
@@ -225,7 +231,7 @@ def _without_look_ahead(pattern: str) -> str:
 
 
 def without_prefixes(pattern: Any) -> tuple[Any, list[str]]:
-    """Split ^(?!literal|literal)rest into ^rest and the literals; another pattern has no literals."""
+    """Split ^(?!literal|literal)rest into ^rest and the literals; return another pattern with an empty list."""
     one = rf"\^?{_LITERAL}"
     found = isinstance(pattern, str) and re.fullmatch(rf"\^\(\?!({one}(?:\|{one})*)\)([\s\S]*)", pattern)
     if not found or "|" in found[2]:

@@ -1,8 +1,9 @@
 """Rewrite recursive definitions for llguidance, and find definitions that only infinite documents satisfy.
 
-llguidance intersects a `$ref` with the schemas beside it by intersecting the definition, and refuses to do so while it
-compiles that definition. So a conjunction with a recursive definition becomes a definition of its own, in which the
-recursive definition is written out: where the conjunction occurs inside itself, it becomes a `$ref` without siblings.
+llguidance intersects a `$ref` with the schemas beside it by intersecting the definition, but refuses to do so while it
+compiles that definition. So each conjunction with a recursive definition becomes a definition of its own, in which the
+recursive definition is written out. Where such a conjunction occurs inside itself, a `$ref` without siblings replaces
+the inner conjunction.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 class Conjunctions:
     """Makes definitions of conjunctions with recursive definitions.
 
-    definitions  name -> schema; `rewrite` adds to it
-    origins      name of an added definition -> name of a recursive definition of the conjunction
+    definitions  name -> schema; `rewrite` adds definitions
+    origins      name of an added definition -> name of a recursive definition in its conjunction
     """
 
     def __init__(self, definitions: dict[str, Schema]) -> None:
@@ -88,8 +89,8 @@ def endless(definitions: dict[str, Schema]) -> str | None:
     for name, schema in definitions.items():
         for used in set(refs(schema)):
             users[used].append(name)
-    # Excludes schemas that would have no documents even if all references had some: these are not endless but `false`,
-    # which the engine refuses itself.
+    # A schema that accepts no document even if every definition accepts some is not endless but equal to `false`, and
+    # the engine refuses it. So `ended` contains such schemas.
     ended = {name for name, schema in definitions.items() if not _ends(schema, definitions)}
     todo = list(definitions)
     while todo:
@@ -101,7 +102,7 @@ def endless(definitions: dict[str, Schema]) -> str | None:
 
 
 def _ends(schema: Schema, ended: Container[str]) -> bool:
-    """Return whether some document satisfies a schema if only definitions in `ended` accept any; if unsure, True."""
+    """Return whether a schema accepts a document if only the definitions in `ended` accept any; True if unsure."""
     if not isinstance(schema, dict):
         return bool(schema)
     if "$ref" in schema:
@@ -120,7 +121,7 @@ def _ends(schema: Schema, ended: Container[str]) -> bool:
 
 
 def _end_together(parts: list[Schema], ended: Container[str]) -> bool:
-    """Return whether some document may satisfy all parts, like `_ends`. Compares only types and required values."""
+    """Return, like `_ends`, whether all parts accept a common document. Compares only types and required values."""
     if not all(_ends(part, ended) for part in parts if not isinstance(part, dict) or "allOf" in part or "$ref" in part):
         return False
     leaves = [part for part in parts if isinstance(part, dict) and not part.keys() & {"$ref", "anyOf", "allOf"}]

@@ -1,4 +1,4 @@
-"""The targets of `$ref` in a client's schema, and the definitions made of them."""
+"""Find the targets of `$ref` in a client's schema, and convert the targets to definitions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     Convert = Callable[[Any, Path], Schema]
 
 DRAFTS = {"draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020}
-_NESTED = 12  # most nested calls of `convert`; `finish` converts further definitions
+_NESTED = 12  # most nested calls of `convert`; `finish` converts the definitions beyond
 
 
 class References:
-    """Finds the targets of `$ref` in the client's schema `root`, whose `$schema` names the draft."""
+    """Finds the targets of `$ref` in the client's schema `root`. The `$schema` of `root` names the draft."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
@@ -66,7 +66,7 @@ class Definitions:
     """The targets of `$ref`, converted.
 
     schemas     name -> converted schema
-    unfinished  names of definitions that are not yet converted to the end
+    unfinished  names of definitions whose conversion has not begun or not ended
     """
 
     def __init__(self, references: References) -> None:
@@ -78,7 +78,7 @@ class Definitions:
         self._nested = 0
 
     def name(self, reference: Any, path: Path, convert: Convert) -> str:
-        """Return the name of the definition of a `$ref`, whose target is converted now or by `finish`."""
+        """Return the name of the definition for a `$ref`. The target is converted now, or later by `finish`."""
         target, at = self.references.target(reference, path)
         if at not in self._names:
             name = self._names[at] = str(len(self._names))
@@ -106,7 +106,7 @@ class Definitions:
 
 
 def nodes_with(node: Any, keyword: str, path: Path = ()) -> Iterator[tuple[dict[str, Any], Path]]:
-    """Yield the objects of a client's schema in which a keyword has a string as its value, with their paths."""
+    """Yield each object of a client's schema in which the value of `keyword` is a string, with the object's path."""
     if isinstance(node, dict):
         if isinstance(node.get(keyword), str):
             yield node, path

@@ -8,7 +8,7 @@ Path = tuple[str | int, ...]  # keys and indices from the root of the client's s
 
 
 class Unlocated(GrammarFailed):
-    """A refusal without a path, which `faults.located` finds."""
+    """A refusal without a path. `faults.located` finds the path."""
 
 
 def pointer(path: Path) -> str:

@@ -1,10 +1,11 @@
 """Rewrite a client's JSON Schema into keywords that the engine enforces exactly, or refuse the schema.
 
-The result is of draft 2020-12 and accepts exactly the documents of the client's schema; `$schema` names the client's
-draft. The result contains `$ref`, `anyOf`, `allOf`, `type`, `enum`, and the bounds, patterns, formats, items and
-properties of one type. `oneOf`, `not`, `if` and the dependencies become alternatives: a negation is pushed inwards
-until it is a type, a bound, a list of values or an absent property. A schema is refused if a negation cannot be pushed
-so far, or if an array's items must differ and are not enumerated: GrammarFailed names the JSON pointer and the keyword.
+The result is a schema of draft 2020-12 and accepts exactly the documents that the client's schema accepts. `$schema` in
+the client's schema names the client's draft. The result contains `$ref`, `anyOf`, `allOf`, `type`, `enum`, and the
+bounds, patterns, formats, items and properties of one type. `oneOf`, `not`, `if` and the dependencies become
+alternatives: a negation is pushed inwards until it is a type, a bound, a list of values or an absent property. A schema
+is refused if a negation cannot be pushed so far, or if an array has `uniqueItems` and its items are not enumerated.
+GrammarFailed then names the JSON pointer and the keyword.
 
 Formats that the engine does not support are annotations, as the specification allows.
 Sources: JSON Schema drafts 4 to 2020-12.
@@ -95,7 +96,7 @@ def _nodes(schema: Schema) -> int:
 
 
 def _linked(schema: Schema) -> Schema:
-    """Return the schema with pointers in place of names of definitions."""
+    """Return the schema with a JSON pointer in each `$ref`, in place of a definition's name."""
     if not isinstance(schema, dict):
         return schema
     return {"$ref": f"#/$defs/{schema['$ref']}"} if "$ref" in schema else rebuilt(schema, _linked)

@@ -6,8 +6,8 @@ A converted schema is True, False, or a dict of one of these shapes:
     {"allOf": [...]}         conjunction
     {"anyOf": [...]}         disjunction
     {"oneOf": [...], "beside": schema, "at": path}
-                             exactly one option, within `beside`; `at` is its path. Replaced by a disjunction once
-                             all definitions are converted
+                             exactly one of the options accepts, within `beside`; `at` is the path of the oneOf.
+                             Replaced by a disjunction once all definitions are converted
     a leaf                   `type`, `enum` and the keywords of KEYWORD_TYPES
 
 A leaf's `type` is a list. `notIn` lists excluded strings; `notPrefix` lists prefixes, and excludes every string that
@@ -50,7 +50,7 @@ KEYWORD_TYPES = {  # the atomic types that a keyword constrains
 class Inexpressible(Exception):
     """A set of documents has no form in the engine's keywords. The message names the set.
 
-    GrammarFailed replaces this error where the path is known.
+    The caller that knows the path raises GrammarFailed instead.
     """
 
 
@@ -73,7 +73,7 @@ def type_of(value: Any) -> str:
 
 
 def key(value: Any) -> Any:
-    """Return a hashable key: equal keys mean values that are equal in JSON Schema, as 1 and 1.0, but not 1 and true."""
+    """Return a hashable key, equal for values that are equal in JSON Schema: for 1 and 1.0, but not for 1 and true."""
     match value:
         case bool() | None | str():
             return (type_of(value), value)
@@ -85,7 +85,7 @@ def key(value: Any) -> Any:
 
 
 def among(schemas: list[Schema], schema: Schema) -> bool:
-    """Return whether a list contains a schema. Python's `in` would find an enum of 1 among enums of true."""
+    """Return whether a list contains a schema. Python's `in` would confuse an enum of 1 with an enum of true."""
     return any(other == schema and key(other) == key(schema) for other in schemas)
 
 
@@ -113,14 +113,14 @@ def keywords_of(schema: Schema) -> dict[str, Any]:
 
 
 def parts_of(schema: Schema) -> list[dict[str, Any]]:
-    """Return the members of a conjunction; another schema is its only member, and True and False have none."""
+    """Return the members of a conjunction. Another dict is its own only member; True and False have no members."""
     leaf = keywords_of(schema)
     parts: list[dict[str, Any]] = leaf.get("allOf", [leaf] if leaf else [])
     return parts
 
 
 def options_of(schema: dict[str, Any]) -> list[Schema]:
-    """Return the options of anyOf or oneOf; another schema has none."""
+    """Return the options of anyOf or oneOf; an empty list for another schema."""
     return schema.get("anyOf") or schema.get("oneOf") or []
 
 
@@ -155,7 +155,7 @@ def children(schema: dict[str, Any]) -> Iterator[Schema]:
 
 
 def rebuilt(schema: dict[str, Any], change: Callable[[Schema], Schema]) -> dict[str, Any]:
-    """Return a schema in which `change` has replaced each schema directly inside it."""
+    """Return a copy of a schema in which `change` has replaced each directly contained schema."""
     out: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in ("anyOf", "allOf", "prefixItems"):
