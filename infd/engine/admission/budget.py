@@ -1,6 +1,7 @@
 """Bound the queue: the choices and the prompt tokens that may wait.
 
-A request reserves places before its body is read, by an estimate. When the request is queued, its real size is counted.
+A request's reservation is estimated from the size of its body, and replaced by the real token counts when the request
+is queued.
 """
 
 from __future__ import annotations
