@@ -329,3 +329,16 @@ async def test_a_long_conversation_is_cut_where_truncation_is_auto(endpoint: End
     status, body = await endpoint.post(PATH, asked(input="xyz" * 100, truncation="auto", max_output_tokens=5))
 
     assert (status, body["usage"]["output_tokens"]) == (200, 5)
+
+
+@pytest.mark.parametrize("digits", ["", "-1", "1.5", "٣", "0" * 12 + "101", "9" * 5000])
+async def test_a_number_in_the_query_is_refused_beyond_its_bounds(endpoint: Endpoint, digits: str):
+    _, response = await endpoint.post(PATH, asked(background=True, max_output_tokens=2))
+    path = f"{PATH}/{response['id']}"
+
+    refused = await get(endpoint, f"{path}/input_items?limit={digits}", 400)
+    assert refused["error"]["param"] == "limit"
+    refused = await get(endpoint, f"{path}?stream=true&starting_after={digits}", 400)
+    assert refused["error"]["param"] == "starting_after"
+    models = await get(endpoint, f"/v1/models?limit={digits}", 400, **{"anthropic-version": "2023-06-01"})
+    assert models["error"]["type"] == "invalid_request_error"

@@ -10,6 +10,7 @@ import msgspec
 from infd.errors import InvalidRequest
 from infd.http import send
 from infd.http.formats.messages import ANTHROPIC_VERSION
+from infd.http.query import number
 from infd.http.schema.anthropic import ModelInfo, ModelPage
 from infd.http.schema.models import ModelCard, ModelList
 from infd.http.service import SERVICE
@@ -46,9 +47,7 @@ async def show_model(request: web.Request) -> web.StreamResponse:
 def _page(served: ServedModel, query: Mapping[str, str]) -> ModelPage:
     """Return a page of the models in Anthropic's format. Raises InvalidRequest."""
     names = [*served.names, *served.adapters]
-    limit = query.get("limit", str(PAGE_MODELS))
-    if not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit[:5]) <= LARGEST_PAGE:
-        raise InvalidRequest(f"limit is a number from 1 to {LARGEST_PAGE}", param="limit")
+    limit = number(query, "limit", PAGE_MODELS, least=1, most=LARGEST_PAGE)
     start, end = 0, len(names)
     for field in ("after_id", "before_id"):
         if (name := query.get(field)) is None:
@@ -59,8 +58,8 @@ def _page(served: ServedModel, query: Mapping[str, str]) -> ModelPage:
             start = names.index(name) + 1
         else:
             end = names.index(name)
-            start = max(start, end - int(limit))
-    page = names[start:end][: int(limit)]
+            start = max(start, end - limit)
+    page = names[start:end][:limit]
     data = [_info(served, name) for name in page]
     return ModelPage(
         data=data,

@@ -21,6 +21,7 @@ from infd.http.exchange import Exchange
 from infd.http.formats.responses import RESPONSES_ERRORS, Draft, ResponsesFormat
 from infd.http.generate import generate
 from infd.http.prompt import render
+from infd.http.query import number
 from infd.http.responses_store import Stored
 from infd.http.routes.generating import stream
 from infd.http.schema.responses import Deleted, InputItem, InputTokens, InputTokensRequest, ItemList, ResponsesRequest
@@ -74,7 +75,7 @@ async def retrieve(request: web.Request) -> web.StreamResponse:
         return send.json(msgspec.json.encode(kept.draft.response))
     if not kept.draft.response.background:
         raise InvalidRequest("only a response in the background can be streamed again", param="stream")
-    return await _replay(request, kept, 1 + _number(request, "starting_after", -1, 2**31))
+    return await _replay(request, kept, 1 + number(request.query, "starting_after", -1, least=0, most=2**31))
 
 
 async def cancel(request: web.Request) -> web.StreamResponse:
@@ -99,7 +100,7 @@ async def delete(request: web.Request) -> web.StreamResponse:
 async def list_input(request: web.Request) -> web.StreamResponse:
     """Return a page of the items that precede a response's output; the last item first unless `order` is "asc"."""
     kept = _stored(request)
-    items = [_listed(item, f"in_{number}") for number, item in enumerate(kept.items)]
+    items = [_listed(item, f"in_{place}") for place, item in enumerate(kept.items)]
     if request.query.get("order", "desc") != "asc":
         items.reverse()
     if (after := request.query.get("after")) is not None:
@@ -107,7 +108,7 @@ async def list_input(request: web.Request) -> web.StreamResponse:
         if not places:
             raise InvalidRequest("after names no item", param="after")
         items = items[places[0] + 1 :]
-    page = items[: _number(request, "limit", _PAGE_ITEMS, _LARGEST_PAGE)]
+    page = items[: number(request.query, "limit", _PAGE_ITEMS, least=1, most=_LARGEST_PAGE)]
     listed = ItemList(
         data=page,
         first_id=page[0]["id"] if page else None,
@@ -217,12 +218,3 @@ def _listed(item: InputItem, id: str) -> dict[str, Any]:
         kind = "output_text" if item.role == "assistant" else "input_text"
         fields["content"] = [{"type": kind, "text": item.content}]
     return {**fields, "id": item.id or id}
-
-
-def _number(request: web.Request, name: str, default: int, most: int) -> int:
-    text = request.query.get(name)
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdecimal() or int(text[:12]) > most:
-        raise InvalidRequest(f"{name} is a number, at most {most}", param=name)
-    return int(text)
