@@ -6,6 +6,7 @@ wrong value.
 
 from __future__ import annotations
 
+import codecs
 import re
 from functools import cache
 from typing import Any, Final, TypeVar
@@ -31,6 +32,8 @@ def decode(data: bytes | bytearray, decoder: msgspec.json.Decoder[T], depth_limi
     if exceeds_depth(data, depth_limit):
         raise InvalidRequest(f"the JSON is nested more than {depth_limit} levels deep", code="json_too_deep")
     try:
+        if not data.isascii():
+            codecs.utf_8_decode(data, "strict", True)  # msgspec checks neither fields kept as Raw nor unknown fields
         return decoder.decode(data)
     except msgspec.ValidationError as error:
         try:

@@ -342,3 +342,14 @@ async def test_a_number_in_the_query_is_refused_beyond_its_bounds(endpoint: Endp
     assert refused["error"]["param"] == "starting_after"
     models = await get(endpoint, f"/v1/models?limit={digits}", 400, **{"anthropic-version": "2023-06-01"})
     assert models["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("place", [{"text": {"format": {"schema": 0}}}, {"tools": TOOLS[:1], "tool_choice": "none"}])
+async def test_a_body_that_is_not_utf8_is_refused(endpoint: Endpoint, place: dict[str, Any]):
+    place = {**place, "tools": [{**tool, "parameters": 0} for tool in place.get("tools", ())]}
+    body = json.dumps(asked(max_output_tokens=2, **place))
+    for name in ("schema", "parameters"):
+        body = body.replace(f'"{name}": 0', f'"{name}": "\\"')
+    status, refused = await endpoint.post(PATH, body.encode().replace(b'"\\"', b'"\xff"'))
+
+    assert (status, refused["error"]["code"]) == (400, "invalid_json")
