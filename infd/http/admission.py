@@ -27,8 +27,9 @@ def guarded(handler: Handler) -> Handler:
 
     @wraps(handler)
     async def admit(request: web.Request) -> web.StreamResponse:
-        service = request.app[SERVICE]
-        with service.in_flight.hold(request[EXCHANGE].key):
+        service, exchange = request.app[SERVICE], request[EXCHANGE]
+        with exchange.place as place:
+            place.enter_context(service.in_flight.hold(exchange.key))
             service.engine.require_room()
             return await handler(request)
 

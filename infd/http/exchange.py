@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct, field
@@ -42,7 +43,8 @@ class Exchange(Struct):
     """One HTTP request: its key, ids and ticket.
 
     error   the error reported to the client
-    errors  encodes errors; the API's encoder, and once the request is queued, the answer's Format
+    errors  encodes errors in the API's format; once the request is queued, in the answer's format
+    place   the request's place under its key's cap; given up when the handler returns, or passed on by `pop_all`
     """
 
     internal_id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -51,6 +53,7 @@ class Exchange(Struct):
     ticket: Ticket | None = None
     error: RequestError | None = None
     errors: Errors = OPENAI_ERRORS
+    place: ExitStack = field(default_factory=ExitStack)
 
     def begin(self, ticket: Ticket, client_id: str | None) -> None:
         """Set the ticket. The request id in the X-Request-Id header takes precedence over `client_id` from the body."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, field
 
 from infd.errors import ResponseNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
+    from contextlib import ExitStack
 
     from infd.http.formats.responses import Draft
     from infd.http.schema.responses import InputItem
@@ -49,21 +51,27 @@ class Stored(Struct, eq=False):
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
+    def run(self, work: Coroutine[Any, Any, None], place: ExitStack) -> None:
+        """Generate in the background. The place under the key's cap is given up at the end."""
+        self.task = asyncio.create_task(work)
+        self.task.add_done_callback(partial(self._end, place))
+
     @property
     def ended(self) -> bool:
         return self.draft.response.status not in ("queued", "in_progress")
-
-    def end_cancelled(self) -> None:
-        """Record that the response was cancelled, unless it has ended. A task that never ran cannot do so itself."""
-        if not self.ended:
-            self.draft.response.status = "cancelled"
-        self.task = None
-        self.notify()
 
     def notify(self) -> None:
         """Wake all tasks that wait for `changed`."""
         self.changed.set()
         self.changed = asyncio.Event()
+
+    def _end(self, place: ExitStack, _: asyncio.Task[None]) -> None:
+        # A callback runs even if the task was cancelled before its first step.
+        place.close()
+        if not self.ended:
+            self.draft.response.status = "cancelled"
+        self.task = None
+        self.notify()
 
 
 class ResponseStore:

@@ -353,3 +353,29 @@ async def test_a_body_that_is_not_utf8_is_refused(endpoint: Endpoint, place: dic
     status, refused = await endpoint.post(PATH, body.encode().replace(b'"\\"', b'"\xff"'))
 
     assert (status, refused["error"]["code"]) == (400, "invalid_json")
+
+
+async def test_a_response_in_the_background_counts_for_its_keys_cap():
+    keys = Keys.parse(f"ann:{sha256(b'a').hexdigest()} in_flight=2", "keys")
+    async with serving(keys=keys) as endpoint:
+        endpoint.executor.gate.clear()
+        mine = {"Authorization": "Bearer a"}
+        long = asked(background=True, max_output_tokens=200)
+        both = [await endpoint.post(PATH, long, **mine) for _ in range(2)]
+        status, refused = await asyncio.wait_for(endpoint.post(PATH, asked(), **mine), 10)
+        for _, response in both:
+            cancelled = await endpoint.post(f"{PATH}/{response['id']}/cancel", {}, **mine)
+            assert cancelled[1]["status"] == "cancelled"
+        endpoint.executor.gate.set()
+        again, _ = await endpoint.post(PATH, asked(max_output_tokens=2), **mine)
+
+    assert [code for code, _ in both] == [200, 200]
+    assert (status, refused["error"]["code"]) == (429, "key_in_flight")
+    assert again == 200
+
+
+async def test_a_response_that_is_dropped_before_it_begins_ends(endpoint: Endpoint):
+    endpoint.server.service.responses = ResponseStore(age_s=-1.0)
+
+    assert await asyncio.wait_for(streamed(endpoint, asked(background=True)), 10) == []
+    await endpoint.idle()

@@ -53,8 +53,8 @@ async def create(request: web.Request) -> web.StreamResponse:
     items = [*history, *input_items(body)]
     kept = Stored(exchange.tenant, draft, items, len(history), size, service.responses.now())
     if body.background:
+        kept.run(_run(kept, asked, format_of, exchange, service), exchange.place.pop_all())
         service.responses.add(kept)
-        kept.task = asyncio.create_task(_run(kept, asked, format_of, exchange, service))
         if body.stream:
             return await _replay(request, kept, 0)
         return send.json(msgspec.json.encode(draft.response))
@@ -86,7 +86,6 @@ async def cancel(request: web.Request) -> web.StreamResponse:
     if kept.task is not None:
         kept.task.cancel()
         await asyncio.wait([kept.task])
-        kept.end_cancelled()
     return send.json(msgspec.json.encode(kept.draft.response))
 
 
@@ -164,13 +163,8 @@ async def _run(kept: Stored, asked: Generation, format_of: Any, client: Exchange
     recorder = _Recorder(kept, service)
     try:
         await generate(asked, format_of, exchange, service, recorder)
-    except asyncio.CancelledError:
-        kept.end_cancelled()
     except Exception as error:
         recorder.write(kept.draft.fail(failure.translate(error, exchange)))
-    finally:
-        kept.task = None
-        kept.notify()
 
 
 async def _replay(request: web.Request, kept: Stored, start: int) -> web.StreamResponse:
