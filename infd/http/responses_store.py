@@ -1,7 +1,9 @@
 """Stored responses, which clients can retrieve and continue.
 
-Responses are stored in this process's memory, within limits on their number, bytes and age; the oldest response is
-dropped first. A response belongs to the tenant of the key that requested it; to other tenants it does not exist.
+The oldest response makes room. A response belongs to the tenant of its key: for all others it does not exist.
+
+Conversations are stored as JSON: decoded, items of few bytes take forty times as much memory. A conversation repeats
+the earlier responses that it continues, also after those are deleted, so their bytes count again.
 """
 
 from __future__ import annotations
@@ -12,39 +14,48 @@ from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from msgspec import Struct, field
 
 from infd.errors import ResponseNotFound
+from infd.http.schema.responses import InputItem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
     from contextlib import ExitStack
 
     from infd.http.formats.responses import Draft
-    from infd.http.schema.responses import InputItem
 
 ENTRIES: Final = 4096
 BYTES: Final = 256 * 2**20
 AGE_S: Final = 24 * 3600.0
 
+_PART: Final = msgspec.json.Decoder(list[InputItem])
+
+
+def encode_items(items: Sequence[InputItem]) -> bytes:
+    """Return a part of a conversation."""
+    return msgspec.json.encode(items)
+
+
+def decode_items(parts: Iterable[bytes]) -> list[InputItem]:
+    """Return the items of all parts of a conversation."""
+    return [item for part in parts for item in _PART.decode(part)]
+
 
 class Stored(Struct, eq=False):
     """A stored response.
 
-    draft    the response, as far as it is generated
-    items    the conversation that the response continues: items of earlier responses, then the request's input
-    earlier  number of `items` that belong to earlier responses
-    size     bytes that count towards the store's limit
-    stored   time, on the store's clock, from which the response's age counts
-    events   framed events so far, one per entry; empty unless the response is generated in the background
-    changed  set, and replaced by a new asyncio.Event, whenever events are added or the response ends
-    task     the task that generates the response in the background; None: none, or it has ended
+    draft   the response, as far as it is generated
+    items   the conversation before its output, in parts, each the JSON of a list of items: parts of earlier responses,
+            then the input
+    size    bytes that count against the store's bound
+    events  framed events so far, one entry for each; empty unless the response is generated in the background
     """
 
     tenant: str
     draft: Draft
-    items: Sequence[InputItem]
-    earlier: int
+    items: tuple[bytes, ...]
     size: int
     stored: float
     events: list[bytes] = field(default_factory=list)
@@ -92,6 +103,10 @@ class ResponseStore:
 
     def __len__(self) -> int:
         return len(self._stored)
+
+    @property
+    def most_bytes(self) -> int:
+        return self._bytes
 
     def now(self) -> float:
         return self._clock()

@@ -379,3 +379,26 @@ async def test_a_response_that_is_dropped_before_it_begins_ends(endpoint: Endpoi
 
     assert await asyncio.wait_for(streamed(endpoint, asked(background=True)), 10) == []
     await endpoint.idle()
+
+
+async def test_the_stores_bytes_count_everything_that_a_response_keeps(endpoint: Endpoint):
+    store = endpoint.server.service.responses
+    items, previous = [{"role": "user", "content": ""}] * 1000, None
+    for turn in range(1, 5):
+        body = asked(input=items, background=True, previous_response_id=previous)
+        failed = (await streamed(endpoint, body))[-1]["response"]
+        assert failed["error"]["code"] == "context_length_exceeded"
+        if previous is not None:
+            await delete(endpoint, previous)
+        previous = failed["id"]
+        assert store.bytes > turn * 1000 * 20
+    await delete(endpoint, previous)
+    await streamed(endpoint, asked(max_output_tokens=100, top_logprobs=20))
+    assert store.bytes > 100 * 20 * 50
+
+
+async def test_a_conversation_too_large_to_be_stored_does_not_begin_in_the_background(endpoint: Endpoint):
+    store = endpoint.server.service.responses = ResponseStore(bytes=4000)
+    status, refused = await endpoint.post(PATH, asked(input="x" * 4000, background=True))
+
+    assert (status, refused["error"]["param"], len(store)) == (400, "input", 0)

@@ -16,13 +16,13 @@ import msgspec
 from infd.errors import InvalidRequest
 from infd.http import failure, send
 from infd.http.apis.responses import conversation, generation, input_items
-from infd.http.body import read
+from infd.http.body import SMALL_BYTES, read
 from infd.http.exchange import Exchange
 from infd.http.formats.responses import RESPONSES_ERRORS, Draft, ResponsesFormat
 from infd.http.generate import generate
 from infd.http.prompt import render
 from infd.http.query import number
-from infd.http.responses_store import Stored
+from infd.http.responses_store import Stored, decode_items, encode_items
 from infd.http.routes.generating import stream
 from infd.http.schema.responses import Deleted, InputItem, InputTokens, InputTokensRequest, ItemList, ResponsesRequest
 from infd.http.service import EXCHANGE, SERVICE
@@ -46,13 +46,19 @@ async def create(request: web.Request) -> web.StreamResponse:
     body, size = await read(request, _CREATE)
     if body.background and body.store is False:
         raise InvalidRequest("a response in the background is stored: leave store out", param="background")
-    history = _history(body.previous_response_id, exchange.tenant, service)
+    earlier = _history(body.previous_response_id, exchange.tenant, service)
+    if size + sum(map(len, earlier)) <= SMALL_BYTES:
+        history, own = _recode(earlier, input_items(body))
+    else:
+        history, own = await service.offload(_recode, earlier, input_items(body))
     asked = generation(body, history, size, service.config)
     draft = Draft.of(body, f"resp_{secrets.token_hex(24)}", service.model().name(body.model))
     format_of = partial(ResponsesFormat, body, draft)
-    items = [*history, *input_items(body)]
-    kept = Stored(exchange.tenant, draft, items, len(history), size, service.responses.now())
+    items = (*earlier, own)
+    kept = Stored(exchange.tenant, draft, items, size + sum(map(len, items)), service.responses.now())
     if body.background:
+        if kept.size > service.responses.most_bytes:
+            raise InvalidRequest("the conversation is too large to be stored", param="input")
         kept.run(_run(kept, asked, format_of, exchange, service), exchange.place.pop_all())
         service.responses.add(kept)
         if body.stream:
@@ -60,6 +66,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         return send.json(msgspec.json.encode(draft.response))
     if body.stream:
         answer = await stream(request, asked, format_of, exchange, service)
+        kept.size += len(msgspec.json.encode(draft.response))
         _keep(kept, service)
         return answer
     pieces = await generate(asked, format_of, exchange, service)
@@ -99,7 +106,7 @@ async def delete(request: web.Request) -> web.StreamResponse:
 async def list_input(request: web.Request) -> web.StreamResponse:
     """Return a page of the items that precede a response's output; the last item first unless `order` is "asc"."""
     kept = _stored(request)
-    items = [_listed(item, f"in_{place}") for place, item in enumerate(kept.items)]
+    items = [_listed(item, f"in_{place}") for place, item in enumerate(decode_items(kept.items))]
     if request.query.get("order", "desc") != "asc":
         items.reverse()
     if (after := request.query.get("after")) is not None:
@@ -123,7 +130,7 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
     body, size = await read(request, _COUNT)
     served = service.model()
     served.name(body.model)
-    history = _history(body.previous_response_id, request[EXCHANGE].tenant, service)
+    history = decode_items(_history(body.previous_response_id, request[EXCHANGE].tenant, service))
     prompt = await render(
         conversation(body, history, size),
         served,
@@ -191,15 +198,20 @@ def _keep(kept: Stored, service: Service) -> None:
         service.responses.add(kept)
 
 
-def _history(id: str | None, tenant: str, service: Service) -> list[InputItem]:
-    """Return the items of response `id`: its conversation, then its output. Raises ResponseNotFound, InvalidRequest."""
+def _history(id: str | None, tenant: str, service: Service) -> tuple[bytes, ...]:
+    """Return the items of an earlier response and its output. Raises ResponseNotFound, InvalidRequest."""
     if id is None:
-        return []
+        return ()
     kept = service.responses.get(id, tenant)
     if not kept.ended:
         raise InvalidRequest("the previous response has not ended", param="previous_response_id")
-    output = [msgspec.convert(msgspec.to_builtins(item), InputItem) for item in kept.draft.response.output]
-    return [*kept.items, *output]
+    output = msgspec.convert(msgspec.to_builtins(kept.draft.response.output), list[InputItem])
+    return *kept.items, encode_items(output)
+
+
+def _recode(earlier: tuple[bytes, ...], own: list[InputItem]) -> tuple[list[InputItem], bytes]:
+    """Return the items of earlier responses, decoded, and the request's own items, encoded."""
+    return decode_items(earlier), encode_items(own)
 
 
 def _stored(request: web.Request) -> Stored:
@@ -211,4 +223,4 @@ def _listed(item: InputItem, id: str) -> dict[str, Any]:
     if item.type == "message" and isinstance(item.content, str):
         kind = "output_text" if item.role == "assistant" else "input_text"
         fields["content"] = [{"type": kind, "text": item.content}]
-    return {**fields, "id": item.id or id}
+    return {"type": item.type, **fields, "id": item.id or id}

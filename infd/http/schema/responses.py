@@ -13,7 +13,7 @@ from infd.http.schema.tools import TOOLS, CallId, ToolName
 from infd.http.schema.unsupported import ABSENT, UnsupportedField
 
 
-class ItemPart(Struct, kw_only=True):
+class ItemPart(Struct, kw_only=True, omit_defaults=True):
     """A part of a message's or a thought's content."""
 
     type: str
@@ -21,8 +21,8 @@ class ItemPart(Struct, kw_only=True):
     refusal: str | None = None
 
 
-class InputItem(Struct, kw_only=True):
-    """An input item, with the fields of all types that infd reads. An item without a type is a message."""
+class InputItem(Struct, kw_only=True, omit_defaults=True):
+    """An item of any type, with the fields of the types that infd reads. An item without a type is a message."""
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -66,7 +66,7 @@ class ResponseToolChoice(Struct, kw_only=True):
     type: str
     name: str | None = None
     mode: Literal["auto", "required"] | None = None
-    tools: list[AllowedTool] | None = None
+    tools: Annotated[list[AllowedTool], Meta(max_length=TOOLS)] | None = None
 
 
 class TextFormat(Struct, kw_only=True):
