@@ -99,11 +99,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
         assert isinstance(context, meter.MeteredContext)
         context.fuel = self.fuel(limits)
         room = limits.output_characters
-        for part in template.root_render_func(context):
-            room -= len(part)
-            if room < 0:
-                raise Exhausted(f"writes a prompt of more than {limits.output_characters} characters")
-            yield part
+        try:
+            for part in template.root_render_func(context):
+                room -= len(part)
+                if room < 0:
+                    raise Exhausted(f"writes a prompt of more than {limits.output_characters} characters")
+                yield part
+        finally:
+            # A macro and its context refer to each other: the messages would be kept until the next collection, which
+            # comes after hundreds of requests.
+            context.parent.clear()
+            context.vars.clear()
 
     def concat(self, parts: Iterable[str]) -> str:
         """Join the parts of a macro or a block."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import tracemalloc
+import weakref
 from itertools import count
 
 import pytest
@@ -310,3 +312,23 @@ def test_a_long_conversation_is_far_from_the_limits():
     prompt = ChatTemplate({"default": CHATML}, limits=Limits(fuel=Limits().fuel // 8)).render(messages)
 
     assert len(prompt) > 2_500_000
+
+
+class Conversation(list[dict[str, str]]):
+    """A list to which a weak reference may refer."""
+
+
+@pytest.mark.parametrize("fails", ["", "{{ raise_exception('no') }}"])
+def test_a_macro_does_not_keep_the_conversation_that_it_rendered(fails: str):
+    source = "{% macro said(m) %}{{ m.content }}{% endmacro %}{% for m in messages %}{{ said(m) }}{% endfor %}" + fails
+    template = Sandbox().from_string(source)
+    conversation = Conversation(HELLO)
+    watched = weakref.ref(conversation)
+    gc.disable()
+    try:
+        with contextlib.suppress(Exception):
+            "".join(Sandbox().run(template, {"messages": conversation}, BRIEF))
+        del conversation
+        assert watched() is None
+    finally:
+        gc.enable()
