@@ -269,7 +269,12 @@ def _wants(
         generation.fields,
         served,
         max_tokens=sampling.max_tokens(
-            len(prompt.ids), generation.max_tokens, generation.default_max_tokens, served, prompt_param=param
+            len(prompt.ids),
+            generation.max_tokens,
+            generation.default_max_tokens,
+            served,
+            prompt_param=param,
+            param=generation.max_tokens_param,
         ),
         choices=generation.choices,
         choices_param="n" if generation.returned > 1 else "best_of",

@@ -61,6 +61,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     choices             choices generated for each prompt
     returned            choices returned for each prompt; if fewer than `choices`, the likeliest are returned
     max_tokens          maximum tokens of a choice; None: default_max_tokens; if both are None, the rest of the context
+    max_tokens_param    request field of max_tokens, for error messages
     logprobs            see SamplingParams
     prompt_logprobs     number of likeliest tokens at each prompt position, by the request field that sets the number
     prompt_repeats      number of a prompt's choices that repeat the prompt's log-probabilities
@@ -75,6 +76,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     choices: int = 1
     returned: int = 1
     max_tokens: int | None = None
+    max_tokens_param: str = "max_tokens"
     default_max_tokens: int | None = None
     stop_strings: Sequence[str] = ()
     logprobs: int | None = None

@@ -91,12 +91,19 @@ def stop_strings(request: OpenAIRequest) -> tuple[str, ...]:
 
 
 def max_tokens(
-    prompt_tokens: int, requested: int | None, default: int | None, served: ServedModel, *, prompt_param: str
+    prompt_tokens: int,
+    requested: int | None,
+    default: int | None,
+    served: ServedModel,
+    *,
+    prompt_param: str,
+    param: str = "max_tokens",
 ) -> int:
     """Return the maximum number of tokens to generate for a choice. Raises PromptTooLong, InvalidRequest.
 
     requested  the request's limit; None: `default`
     default    limit if `requested` is None; None: the rest of the context
+    param      request field of `requested`, for error messages
     """
     remaining = served.max_model_len - prompt_tokens
     if remaining < 1:
@@ -105,9 +112,9 @@ def max_tokens(
         return remaining if default is None else min(default, remaining)
     if requested > remaining:
         raise InvalidRequest(
-            f"{prompt_tokens} prompt tokens and max_tokens {requested} are more than the {served.max_model_len}"
+            f"{prompt_tokens} prompt tokens and {param} {requested} are more than the {served.max_model_len}"
             " tokens this model can hold",
-            param="max_tokens",
+            param=param,
             code="context_length_exceeded",
         )
     return requested

@@ -315,7 +315,7 @@ async def test_the_store_is_bounded(endpoint: Endpoint, bounds: dict[str, Any]):
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"top_logprobs": 21}, "top_logprobs"),
-        ({"max_output_tokens": 1000}, "max_tokens"),
+        ({"max_output_tokens": 1000}, "max_output_tokens"),
         ({"input": "xyz" * 100}, "input"),
     ],
 )

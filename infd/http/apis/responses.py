@@ -45,6 +45,7 @@ def generation(request: ResponsesRequest, history: list[InputItem], body_bytes: 
         prompt_param="input",
         body_bytes=body_bytes,
         max_tokens=request.max_output_tokens,
+        max_tokens_param="max_output_tokens",
         constrained=_constrained(request),
         logprobs=(request.top_logprobs or 0) if wanted else None,
     )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from infd.http.generation import Generation
     from infd.http.pieces import Pieces
+    from infd.http.schema.responses import ItemPart
     from infd.http.service import Service
 
 _CREATE: Final = msgspec.json.Decoder(ResponsesRequest)
@@ -219,8 +220,20 @@ def _stored(request: web.Request) -> Stored:
 
 
 def _listed(item: InputItem, id: str) -> dict[str, Any]:
-    fields: dict[str, Any] = {name: value for name, value in msgspec.to_builtins(item).items() if value is not None}
-    if item.type == "message" and isinstance(item.content, str):
-        kind = "output_text" if item.role == "assistant" else "input_text"
-        fields["content"] = [{"type": kind, "text": item.content}]
-    return {"type": item.type, **fields, "id": item.id or id}
+    """Return an input item as OpenAI's API lists items: with an id and a status, and a message's text as parts."""
+    fields = _present(item)
+    for name in ("content", "summary", "output"):
+        if isinstance(parts := getattr(item, name), list):
+            fields[name] = [_present(part) for part in parts]
+    if item.type == "message":
+        if isinstance(item.content, str):
+            fields["content"] = [{"text": item.content}]
+        kind = {"type": "output_text", "annotations": []} if item.role == "assistant" else {"type": "input_text"}
+        fields["content"] = [part if "refusal" in part else part | kind for part in fields["content"]]
+    elif item.type == "reasoning":
+        fields.setdefault("summary", [])
+    return {"status": "completed", **fields, "id": item.id or id}
+
+
+def _present(fields: InputItem | ItemPart) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(fields).items() if value is not None}

@@ -29,6 +29,7 @@ class InputItem(Struct, kw_only=True, omit_defaults=True):
     content: str | Annotated[list[ItemPart], Meta(max_length=4096)] | None = None
     summary: Annotated[list[ItemPart], Meta(max_length=4096)] | None = None
     id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
     call_id: CallId | None = None
     name: str | None = None
     arguments: str | None = None
@@ -208,7 +209,10 @@ OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class InputTokensDetails(Struct, kw_only=True):
+    """Tokens by what they cost. Only cached tokens are cheaper; a write to the cache costs nothing extra."""
+
     cached_tokens: int
+    cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(Struct, kw_only=True):
