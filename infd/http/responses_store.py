@@ -80,7 +80,7 @@ class Stored(Struct, eq=False):
         # A callback runs even if the task was cancelled before its first step.
         place.close()
         if not self.ended:
-            self.draft.response.status = "cancelled"
+            self.draft.break_off("cancelled")
         self.task = None
         self.notify()
 

@@ -18,6 +18,10 @@ from tests.http.test_tools import CALL, PARIS, SECOND
 from tests.text.templates import TOOLS as CHAT_TOOLS
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import aiohttp
+
     from infd.scheduler.plan import StepPlan
     from tests.http.endpoint import Endpoint
 
@@ -208,6 +212,9 @@ async def test_a_conversation_goes_on_from_a_stored_response():
 
     assert [item["type"] for item in listed["data"]] == ["message", "reasoning", "message"]
     assert (listed["has_more"], rest["has_more"]) == (True, False)
+    assert listed["data"][2] == first["output"][1] | {
+        "content": [{"type": "output_text", "text": "Yes.", "annotations": []}]
+    }
     assert rest["data"][0]["content"] == [{"type": "input_text", "text": "two"}]
     assert counted["input_tokens"] == second["usage"]["input_tokens"]
     assert deleted == {"id": first["id"], "object": "response", "deleted": True}
@@ -247,6 +254,35 @@ async def test_a_cancelled_response_stops_its_work(endpoint: Endpoint):
     await reader
     await endpoint.idle()
     assert (await endpoint.post(f"{PATH}/{queued['id']}/cancel", {}))[1] == cancelled
+
+
+async def test_a_cancelled_response_has_the_text_of_its_events(endpoint: Endpoint):
+    def pause(plan: StepPlan) -> None:
+        if any(span.start > 40 for span in plan.spans):
+            endpoint.executor.gate.clear()
+
+    endpoint.executor.fault = pause
+    body = asked(background=True, stream=True, max_output_tokens=200)
+    async with endpoint.session.post(PATH, json=body) as response:
+        events = [json.loads(line[6:]) async for line in _data(response, 6)]
+        path = f"{PATH}/{events[0]['response']['id']}"
+        _, cancelled = await endpoint.post(f"{path}/cancel", {})
+        endpoint.executor.fault = None
+        endpoint.executor.gate.set()
+        rest = decoded(await text_of(endpoint, f"{path}?stream=true"))
+
+    (message,) = cancelled["output"]
+    assert (cancelled["status"], message["status"]) == ("cancelled", "incomplete")
+    assert message["content"][0]["text"] == "".join(event.get("delta", "") for event in rest) != ""
+    assert await get(endpoint, path) == cancelled
+
+
+async def _data(response: aiohttp.ClientResponse, count: int) -> AsyncIterator[bytes]:
+    """Yield the data of the first `count` events."""
+    while count:
+        if (line := await response.content.readline()).startswith(b"data: "):
+            count -= 1
+            yield line
 
 
 async def test_an_error_in_the_background_is_a_failed_response(endpoint: Endpoint):

@@ -39,7 +39,7 @@ from infd.request import FinishReason
 from infd.text.json_object import json_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from infd.errors import RequestError
     from infd.http.answer import ChoiceDelta
@@ -59,13 +59,16 @@ _END = "completed"
 
 
 class Draft(Struct):
-    """A response, as far as it is generated.
+    """A response as far as it is generated.
 
-    number  sequence number of the response's next event
+    response  the object
+    number    number of the next event
+    settle    moves the text of the open item into the item
     """
 
     response: ResponseObject
     number: int = 0
+    settle: Callable[[], None] = lambda: None
 
     @classmethod
     def of(cls, request: ResponsesRequest, id: str, model: str) -> Draft:
@@ -108,14 +111,18 @@ class Draft(Struct):
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
     def fail(self, error: RequestError) -> bytes:
-        """Record that the response failed, and return the event that ends its stream."""
-        response = self.response
-        response.status = "failed"
-        response.error = ResponseFailure(code=error.code or error.type, message=str(error))
-        for item in response.output:
+        """Return the event that ends a response because of an error."""
+        self.response.error = ResponseFailure(code=error.code or error.type, message=str(error))
+        self.break_off("failed")
+        return self.event("response.failed", response=self.response)
+
+    def break_off(self, status: str) -> None:
+        """End the response with `status`; the open item is incomplete."""
+        self.settle()
+        self.response.status = status
+        for item in self.response.output:
             if item.status == "in_progress":
                 item.status = "incomplete"
-        return self.event("response.failed", response=response)
 
 
 class ResponsesErrors(OpenAIErrors):
@@ -151,9 +158,9 @@ class ResponsesFormat(ResponsesErrors):
         self._blank = ""  # white space held back; dropped unless text follows, which then begins a message with it
         self._frame: list[bytes] = []  # the open item's delta event, split where its values vary
         self._thought_tokens = 0
+        draft.settle = self._settle_texts
 
     def error_events(self, error: RequestError) -> bytes:
-        self._settle_texts()
         return self._draft.fail(error)
 
     def events(self, delta: ChoiceDelta) -> Pieces:
