@@ -171,6 +171,14 @@ async def test_logprobs_come_with_the_text(endpoint: Endpoint):
     assert all(len(entry["top_logprobs"]) == 2 for entry in logprobs)
 
 
+async def test_logprobs_are_those_of_the_messages_tokens():
+    async with speaking(f"<think>\nLet me see.\n</think>\n\nLet me see.\n{CALL}") as endpoint:
+        response = await both(endpoint, tools=TOOLS, top_logprobs=1)
+
+    (content,) = response["output"][1]["content"]
+    assert "".join(entry["token"] for entry in content["logprobs"]) == content["text"] == "Let me see."
+
+
 async def test_items_are_rendered_as_openais_messages():
     items = [
         {"role": "developer", "content": "Be kind."},

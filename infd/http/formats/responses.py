@@ -173,6 +173,7 @@ class ResponsesFormat(ResponsesErrors):
         self._add_logprobs(delta)
         if delta.aside is not None:
             self._thought_tokens += delta.aside.thought_tokens
+            del self._logprobs[: delta.aside.thought_tokens]
         for part in parts(delta):
             events += self._part_events(part)
         if delta.finish is not None:
@@ -250,7 +251,7 @@ class ResponsesFormat(ResponsesErrors):
         """Store the collected text or arguments of the open item in the item."""
         item, text = self._item, "".join(self._texts)
         if isinstance(item, MessageItem) and not item.content:
-            item.content.append(OutputText(text=text, logprobs=self._sent_logprobs()))
+            item.content.append(OutputText(text=text, logprobs=self._logprobs_of(text)))
         elif isinstance(item, ReasoningItem) and not item.content:
             item.content.append(ReasoningText(text=text))
         elif isinstance(item, FunctionCallItem):
@@ -332,7 +333,24 @@ class ResponsesFormat(ResponsesErrors):
         self._logprobs = []
         return encoded
 
-    def _sent_logprobs(self) -> list[TokenLogprob]:
-        sent, self._sent = self._sent + self._logprobs, []
-        self._logprobs = []
-        return sent
+    def _logprobs_of(self, text: str) -> list[TokenLogprob]:
+        """Return the log-probabilities of the open message's tokens; those of later tokens remain.
+
+        Tokens of marks, of white space around the message, and of the end id are no part of it.
+        """
+        entries = self._sent + self._logprobs
+        self._sent, self._logprobs = [], []
+        written = text.encode()
+        first = b"".join(bytes(entry.bytes) for entry in entries).find(written)
+        if first < 0:  # tokens that are not UTF-8 are replaced in the text
+            return entries
+        found: list[TokenLogprob] = []
+        place = 0
+        for number, entry in enumerate(entries):
+            if place >= first + len(written):
+                self._logprobs = entries[number:]
+                break
+            place += len(entry.bytes)
+            if place > first:
+                found.append(entry)
+        return found
