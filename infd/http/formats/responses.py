@@ -63,12 +63,13 @@ class Draft(Struct):
 
     response  the object
     number    number of the next event
-    settle    moves the text of the open item into the item
+    settle    moves the text of the open item into the item; None: no item is open. It refers to the request's
+              objects, which a stored response must not keep alive
     """
 
     response: ResponseObject
     number: int = 0
-    settle: Callable[[], None] = lambda: None
+    settle: Callable[[], None] | None = None
 
     @classmethod
     def of(cls, request: ResponsesRequest, id: str, model: str) -> Draft:
@@ -118,7 +119,9 @@ class Draft(Struct):
 
     def break_off(self, status: str) -> None:
         """End the response with `status`; the open item is incomplete."""
-        self.settle()
+        if self.settle is not None:
+            self.settle()
+            self.settle = None
         self.response.status = status
         for item in self.response.output:
             if item.status == "in_progress":
@@ -286,6 +289,7 @@ class ResponsesFormat(ResponsesErrors):
 
     def _finish(self, finish: FinishReason) -> None:
         response, ticket = self._response, self._ticket
+        self._draft.settle = None
         response.status = _STATUSES[finish]
         if finish is FinishReason.LENGTH:
             response.incomplete_details = {"reason": "max_output_tokens"}
