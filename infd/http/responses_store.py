@@ -1,9 +1,10 @@
 """Stored responses, which clients can retrieve and continue.
 
-The oldest response makes room. A response belongs to the tenant of its key: for all others it does not exist.
+Responses are stored in this process's memory, within limits on their number, bytes and age; the oldest response is
+dropped first. A response belongs to the tenant of the key that requested it; to other tenants it does not exist.
 
-Conversations are stored as JSON: decoded, items of few bytes take forty times as much memory. A conversation repeats
-the earlier responses that it continues, also after those are deleted, so their bytes count again.
+Conversations are stored as JSON, because decoded items of a few bytes take forty times as much memory. A conversation
+contains the earlier responses that it continues, even after these are deleted, so their bytes count again.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Arrays:
         """Return the arrays that `beside` accepts among arrays of distinct `values` with a length within `bounds`."""
         least, most = bounds
         most = len(values) if most is None else min(most, len(values))
-        sizes = range(min(least, 7), min(most, 7) + 1)  # sizes above 7 are not counted: 7 values have 5,040 arrangements
+        sizes = range(min(least, 7), min(most, 7) + 1)  # 7 items alone have 5,040 arrangements, which are too many
         if len(values) > _ARRANGEMENTS or sum(math.perm(len(values), n) for n in sizes) > _ARRANGEMENTS:
             raise failed(path, f"uniqueItems of {len(values)} items has too many arrangements", "grammar_too_large")
         arrays = [list(a) for n in range(least, most + 1) for a in itertools.permutations(values, n)]
