@@ -113,7 +113,7 @@ class GrammarService:
         self._compiling: dict[Constraint, Compilation] = {}
         self._cache: OrderedDict[Constraint, tuple[Grammar | Refusal, int]] = OrderedDict()
         self._cached_bytes = 0
-        self._spellings: dict[str, tuple[int, ...]] = {}  # text of the model's syntax -> token ids
+        self._spellings: dict[str, tuple[int, ...]] = {}  # text of ThoughtBudget.forced -> ids of tokens that spell it
 
     def describe(self) -> dict[str, object]:
         """Return the chosen library and the refused libraries, for `infdctl ops`; empty until a library is chosen."""

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # Encoding this many characters takes about 4 ms. Longer texts are encoded on a thread, because on the event loop
 # the encoding would delay the tokens of all streams.
 SHORT_CHARACTERS: Final = 4096
-# Encoding this many characters takes about 50 ms. Longer texts are encoded on other threads, where they delay no
-# ordinary text.
+# Encoding this many characters takes about 50 ms. Texts up to this length share the thread `Offload.short`; longer
+# texts use Offload's pool, so that shorter texts do not wait for them.
 ORDINARY_CHARACTERS: Final = 2**16
 SHORT_WORDS: Final = 64
 # A text longer than max(FREE_CHARACTERS, CHARACTERS_PER_TOKEN times the context length) is refused. Few texts have more

@@ -199,9 +199,9 @@ class Sampler:
         return tokens, verdict
 
     def _choose_shaped(self, logits: Tensor, verdict: Tensor, shaping: Shaping) -> tuple[Tensor, Tensor]:
-        """Apply the stages and the mask to logits [n, vocab] float32 in place; return tokens and verdict.
+        """Apply the stages and the mask to logits [n, vocab] float32 in place; return tokens and verdicts.
 
-        verdict  [n]: the verdict on the unmodified logits
+        verdict  [n]: SOUND or NOT_FINITE, found before shaping; the returned verdict may also be NOTHING_ALLOWED
         """
         at, stages, allowed = shaping
         for stage, shape in _SHAPING:

@@ -54,7 +54,7 @@ class Span(Struct, gc=False):
     """Compute `count` tokens of a row's sequence from position `start` on: keys and values, and the requested outputs.
 
     samples  whether to sample the token after the span
-    scores   number of leading tokens of the span, for each of which the next token, a prompt token, is scored
+    scores   number of prompt tokens to score: those that directly follow each of the span's first `scores` tokens
     """
 
     row: int

@@ -394,7 +394,7 @@ def _prepared(message: Message, *, text_arguments: bool) -> Message:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """Return a call with its arguments as an object, which templates print; clients send JSON text."""
+    """Return a call with its arguments parsed from the JSON text that clients send; unchanged if they are not JSON."""
     match call:
         case {"function": {"arguments": str(text)} as function}:
             try:

@@ -210,11 +210,9 @@ def _without_look_ahead(pattern: str) -> str:
         return pattern
 
     def others(after: list[str], *, ended: bool) -> str | None:
-        """Return an expression of the texts that begin with no member of `after`; None if there is no such text.
+        """Return an expression of the texts of `members` that begin with no string of `after`; None if there is none.
 
-        The texts consist of characters of the class.
-
-        ended  whether the expression matches the empty text
+        ended  whether the empty text qualifies
         """
         if "" in after:
             return None

@@ -30,7 +30,8 @@ WAITS = 31  # steps of which the median is taken, to compare polling with sleepi
 SHORT_S = 2e-3  # longer steps are not polled: the latency of the interrupt is a small share of their duration
 SPIN_STEPS = 1.5  # time limit of polling, in durations of the step
 WORTH = 0.97  # polling is used if a polled step lasts at most this share of an unpolled step
-SCORED = {"cpu": FEW, "cuda": 1024}  # scored tokens of a measured step; with FEW, a GPU's launches would dominate
+# Scored tokens of a measured step. With FEW, kernel launches would dominate a step's duration on a GPU.
+SCORED = {"cpu": FEW, "cuda": 1024}
 LIKELIEST = 20  # top logprobs per scored token in measured steps
 ALIKE = 1.25  # a calibration is valid while the shortest step's duration changes at most by this factor
 

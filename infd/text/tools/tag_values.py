@@ -103,7 +103,10 @@ class TagValuesParser(MarkedCalls):
         self._value: list[str] = []  # parts of a value that is emitted once it is complete
 
     def _cut(self, rest: str, asides: Asides) -> None:
-        """End the answer. The text of a value that is cut is emitted; the beginning of a mark after it is dropped."""
+        """Handle an answer that ends within a call: emit the unfinished value without a partial mark at its end.
+
+        A call whose name is unfinished is refused.
+        """
         if self._state == self._opened:
             self._refuse(rest)
         elif self._state in (self._undecided, self._document):

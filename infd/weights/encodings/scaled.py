@@ -23,11 +23,11 @@ class Numbers(Struct, frozen=True, kw_only=True):
 
     By default, consecutive inputs of a row are in ascending bits of a word, then in the next word.
 
-    type         meaning of a field: "uint", unsigned minus `offset`; "int", two's complement; or a floating-point type
+    type         how bits are read: "uint", unsigned minus `offset`; "int", two's complement; else a float
     turned       whether the stored matrix is transposed: [inputs, rows]; for zero points [groups of inputs, rows]
     across       whether a word holds numbers of consecutive rows at one input
     interleaved  whether the eight numbers of a word begin at bits 0, 16, 4, 20, 8, 24, 12 and 28; only if `across`
-    added        integer added to each whole word before unpacking; carries between fields are intended
+    added        integer added to each whole word before unpacking; carries between numbers are intended
     """
 
     stored: StoredTensor
