@@ -34,9 +34,10 @@ class Groups(NamedTuple):
 
 
 def common(kinds: Collection[Groups]) -> Groups | None:
-    """Return the narrowest groups that represent matrices of all `kinds` exactly; None if infd has none.
+    """Return groups that represent matrices of all `kinds` exactly; None if infd has none.
 
-    Groups of eight bits represent integers of four bits and tables of int8.
+    Eight bits represent integers of four bits and tables of int8. Kinds that differ become eight bits unless all are
+    integers of four bits without minima.
     """
     if len(set(kinds)) == 1:
         return next(iter(kinds))
