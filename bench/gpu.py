@@ -103,7 +103,7 @@ def put_together(
     gc.collect()  # frees an earlier runner's rows
     setup = ModelSetup(model, ops, torch.bfloat16, bench.device, length)
     runners = Runners(settings, setup, bench.bank, Pulse())
-    runner = assemble(runners, bench.bank, weights, WeightsSource(Path(), {}, {}, Path(), "")).runner
+    runner = assemble(runners, bench.bank, weights, WeightsSource(Path(), {}, {}, Path())).runner
     with runner.active():
         while runner.idle():
             pass

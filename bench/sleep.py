@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 
-from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.config import CacheConfig, Config, DeviceConfig, LiveConfig, ModelConfig, SchedulerConfig
 from infd.engine.engine import Engine
 from infd.executors.local import LocalExecutor
 from infd.request import Generate, Request, SamplingParams
@@ -96,7 +96,7 @@ async def measure(
         scheduler=SchedulerConfig(max_num_seqs=8, step_tokens=256),
         cache=CacheConfig(bytes=512 * MIB),
     )
-    engine = Engine(config, LocalExecutor(config), Metrics())
+    engine = Engine(LiveConfig(config), LocalExecutor(config), Metrics())
     await engine.load()
     if engine.executor.sleep_refusal:
         raise SystemExit(engine.executor.sleep_refusal)

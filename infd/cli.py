@@ -149,7 +149,7 @@ def start(loaded: Loaded) -> int:
     limit_thread_spinning(os.environ)
     from infd.daemon.serve import serve
 
-    return serve(loaded.config, _environment())
+    return serve(loaded, _environment())
 
 
 @cli.command()

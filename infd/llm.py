@@ -19,7 +19,7 @@ import msgspec
 import uvloop
 
 from infd.batch.progress import BatchProgress
-from infd.config import SETTINGS, Assignment, Environment, limit_thread_spinning, load
+from infd.config import SETTINGS, Assignment, Environment, LiveConfig, limit_thread_spinning, load
 from infd.daemon.local_model import LocalModel, cause
 from infd.daemon.progress import Stage
 from infd.engine.lifecycle.state import State
@@ -279,12 +279,13 @@ class _Server:
         gc.collect()  # the weights, if cycles refer to them
 
     async def _serve(self, environment: Environment) -> None:
-        model = LocalModel(self._config, environment, stage=lambda name: Stage(name, None))
+        live = LiveConfig(self._config)
+        model = LocalModel(live, environment, stage=lambda name: Stage(name, None))
         try:
             served, capacity = await model.load()
             if self._closed:
                 raise ServerStopped
-            self._backend = Backend(model.engine, self._config, model.offload)
+            self._backend = Backend(model.engine, live, model.offload)
             self._backend.served, self._rows = served, capacity.rows
             async with asyncio.TaskGroup() as tasks:
                 engine = tasks.create_task(model.engine.run(), name="engine")

@@ -41,7 +41,9 @@ Write the stacks of all tasks and threads to the log; exit 134.
 Write the status and one line for each request to the log.
 .TP
 .B HUP
-Ignored: settings are read at start only.
+Read settings and API keys again, and change those that may change while infd runs, all or none. The log names others.
+.B infdctl reload
+does the same and reports the changes.
 .SH EXIT STATUS
 .TP
 .B 0
@@ -179,7 +181,11 @@ then
 .I /etc/infd/conf.d/*.toml
 in the order of their names, then the environment as INFD_SECTION__KEY, then the command line.
 An unknown key is an error. A SIZE is a number of bytes, or a string like "512M" or "2G", in powers of 1024.
-Every change needs a restart.
+Settings marked live change on HUP and
+.BR "infdctl reload" ,
+or until then with
+.BR "infdctl config set" ;
+the others at the next start.
 .B infd config check
 checks all sources;
 .B infd config show --origin
@@ -269,7 +275,8 @@ def settings_page() -> str:
         default = f" Default: {setting.default_text}." if setting.default_text else ""
         flags = " or ".join(flag for flag in (setting.flag, setting.alias) if flag)
         flag = f" Flag: {flags}." if flags else ""
-        lines.append(_text(_sentence(setting.help) + default + flag))
+        live = " Live." if setting.live else ""
+        lines.append(_text(_sentence(setting.help) + default + flag + live))
     return "\n".join(lines) + TOML_END
 
 

@@ -401,7 +401,7 @@ class FakeExecutor:
             weights = Residency.LOADED
         self._hold(weights, Residency.LOADED if MemoryPart.CACHE in parts else cache)
 
-    async def load_weights(self, path: str) -> None:
+    async def load_weights(self, path: str, root: str = "") -> None:
         assert not self._steps_queued, "weights change between steps only"
         before, self.device.asleep = self.device.asleep, True
         await self.memory_gate.wait()

@@ -7,7 +7,7 @@ import os
 import time
 from contextlib import aclosing, suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +20,7 @@ from infd.errors import (
     Busy,
     CannotSleep,
     CheckpointError,
+    ConfigError,
     InfdError,
     OutOfMemory,
     Overtaken,
@@ -60,12 +61,25 @@ REFUSALS: Final = MappingProxyType(
 )
 
 
+class LiveSettings(Protocol):
+    """The daemon's settings, and how they change while it runs."""
+
+    def rows(self) -> list[protocol.SettingRow]: ...
+
+    async def reload(self) -> protocol.Reloaded:
+        """Read settings and API keys again. Raises ConfigError."""
+
+    async def set(self, values: Mapping[str, str]) -> protocol.Reloaded:
+        """Give live settings other values until the next reload. Raises ConfigError."""
+
+
 class AdminContext(Struct, frozen=True):
     """The objects and settings that verb handlers use.
 
     model      served name of the model
     drain      starts draining, as TERM does, and returns at once; idempotent
-    lora_root  directory beneath which adapters may be loaded; empty: loading is refused
+    settings   the daemon's settings
+    lora_root  returns the directory beneath which adapters may be loaded; empty: loading is refused
     apart      reasons why templates and tokenizers run in the worker process, by component
     grammars   returns the row of `ops` for the grammar library, as a dict; empty until the library is chosen
     """
@@ -73,7 +87,8 @@ class AdminContext(Struct, frozen=True):
     engine: Engine
     model: str
     drain: Callable[[], None]
-    lora_root: str = ""
+    settings: LiveSettings
+    lora_root: Callable[[], str] = str
     apart: Mapping[str, str] = {}
     grammars: Callable[[], Mapping[str, Any]] = dict
 
@@ -164,6 +179,25 @@ async def drain(context: AdminContext, args: protocol.NoArguments) -> protocol.D
     return protocol.Draining(os.getpid(), now.running, now.waiting)
 
 
+async def config(context: AdminContext, args: protocol.NoArguments) -> protocol.Settings:
+    return protocol.Settings(context.settings.rows())
+
+
+async def config_set(context: AdminContext, args: protocol.SetSettings) -> protocol.Reloaded:
+    return await _changed(context.settings.set(args.values))
+
+
+async def reload(context: AdminContext, args: protocol.NoArguments) -> protocol.Reloaded:
+    return await _changed(context.settings.reload())
+
+
+async def _changed(change: Awaitable[protocol.Reloaded]) -> protocol.Reloaded:
+    try:
+        return await change
+    except ConfigError as error:
+        raise Refused(422, "bad_config", str(error)) from error
+
+
 async def pause(context: AdminContext, args: protocol.Pause) -> protocol.TransitionResult:
     return await _transition(context, lambda: context.engine.control.pause(args.mode, args.new), args.wait_s)
 
@@ -232,13 +266,13 @@ async def load_lora(context: AdminContext, args: protocol.LoadLora) -> protocol.
     if not context.engine.loaded:
         state = context.engine.lifecycle.state.value
         raise Refused(409, "not_loaded", f"an adapter is checked against the model, which is not loaded yet ({state})")
-    if not context.lora_root:
+    if not (root := context.lora_root()):
         raise Refused(
-            403, "no_root", "lora.root is not set, so nothing may be loaded: set it (--lora-root) and start infd again"
+            403, "no_root", "lora.root is not set, so nothing may be loaded: set it, in a file and `infdctl reload`"
         )
     began, adapters = time.monotonic(), context.engine.adapters
     try:
-        changed = await adapters.load(args.name, args.path, root=context.lora_root, in_place=args.in_place)
+        changed = await adapters.load(args.name, args.path, root=root, in_place=args.in_place)
     except CheckpointError as error:
         raise Refused(422, "bad_adapter", str(error)) from error
     except AdapterExists as error:
@@ -286,6 +320,9 @@ VERBS = (
     Verb("ops", "/v1/ops", ops),
     Verb("abort", "/v1/requests/{id}/abort", abort, protocol.Abort, mutates=True),
     Verb("drain", "/v1/drain", drain, mutates=True),
+    Verb("config", "/v1/config", config),
+    Verb("config-set", "/v1/config/set", config_set, protocol.SetSettings, mutates=True),
+    Verb("reload", "/v1/reload", reload, mutates=True),
     Verb("pause", "/v1/pause", pause, protocol.Pause, mutates=True),
     Verb("resume", "/v1/resume", resume, protocol.Wake, mutates=True),
     Verb("sleep", "/v1/sleep", sleep, protocol.Sleep, mutates=True),

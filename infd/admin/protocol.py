@@ -8,7 +8,7 @@ so that no part of a command is ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -233,6 +233,53 @@ class Wake(Struct, forbid_unknown_fields=True):
 
     tags: frozenset[MemoryPart] | None = None
     wait_s: Seconds | None = None
+
+
+class SettingRow(Struct):
+    """A setting in force.
+
+    origin  where the value comes from: built-in, a file, a variable, a flag, or `infdctl config set`
+    live    whether it can change while the daemon runs
+    """
+
+    key: str
+    value: Any
+    origin: str
+    live: bool
+
+
+class Settings(Struct):
+    settings: list[SettingRow]
+
+
+class SetSettings(Struct, forbid_unknown_fields=True):
+    """Give live settings other values, until the next reload or start.
+
+    values  texts, as after `infd start --set KEY=`
+    """
+
+    values: Annotated[dict[str, str], Meta(min_length=1)]
+
+
+class SettingChange(Struct):
+    key: str
+    old: Any
+    new: Any
+
+
+class Reloaded(Struct):
+    """Settings and API keys after a change.
+
+    applied  settings that changed
+    restart  settings with another value in their source, which takes effect at the next start
+    keys     number of API keys in force
+    undone   settings among `applied` whose value of `infdctl config set` the reload replaced
+    """
+
+    applied: list[SettingChange]
+    restart: list[SettingChange]
+    keys: int
+    undone: list[str] = []
 
 
 class LoadWeights(Struct, forbid_unknown_fields=True):

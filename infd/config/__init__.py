@@ -1,11 +1,12 @@
 """Settings, and the environment of the process.
 
 tree.py declares the settings, settings.py lists them flat, loading.py merges
-files, variables and flags; environment.py reads all other variables.
+files, variables and flags; live.py holds those in force; environment.py reads all other variables.
 """
 
 from infd.config.environment import Environment, HubAccess, limit_thread_spinning
-from infd.config.loading import Assignment, Loaded, load
+from infd.config.live import LiveConfig
+from infd.config.loading import Assignment, Loaded, Sources, load
 from infd.config.settings import SETTINGS, Setting
 from infd.config.tree import (
     AdminConfig,
@@ -34,6 +35,7 @@ __all__ = [
     "GrammarConfig",
     "HubAccess",
     "LimitsConfig",
+    "LiveConfig",
     "Loaded",
     "LogConfig",
     "LoraConfig",
@@ -42,6 +44,7 @@ __all__ = [
     "SchedulerConfig",
     "ServerConfig",
     "Setting",
+    "Sources",
     "StoreConfig",
     "limit_thread_spinning",
     "load",

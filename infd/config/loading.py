@@ -43,15 +43,34 @@ class Assignment(Struct, frozen=True):
 
 
 class Loaded(Struct, frozen=True):
-    """The settings in force, and the origin of each key."""
+    """The settings in force, the origin of each key, and where to read them again."""
 
     config: Config
     origins: Mapping[str, str]
+    sources: Sources
 
     def value(self, key: str) -> object:
         """Return the value of `section.name`."""
         section, _, name = key.partition(".")
         return getattr(getattr(self.config, section), name)
+
+
+class Sources(Struct, frozen=True):
+    """The origins of a process's settings, to be read again by a reload; fields as the arguments of `load`."""
+
+    file: Path | None
+    directory: Path
+    environ: Mapping[str, str]
+    command_line: Sequence[Assignment]
+
+    def load(self, *changes: Assignment) -> Loaded:
+        """Read the settings; `changes` have the highest precedence. Raises ConfigError."""
+        return load(
+            file=self.file,
+            directory=self.directory,
+            environ=self.environ,
+            command_line=(*self.command_line, *changes),
+        )
 
 
 def load(
@@ -91,7 +110,8 @@ def load(
         origins[setting.key] = assignment.origin
     if problems:
         raise ConfigError("\n".join(problems))
-    return Loaded(msgspec.convert(values, Config), origins)
+    sources = Sources(file, directory, environ or {}, tuple(command_line))
+    return Loaded(msgspec.convert(values, Config), origins, sources)
 
 
 def _from_files(file: Path | None, directory: Path, problems: list[str]) -> Iterator[Assignment]:

@@ -24,6 +24,7 @@ class Setting(Struct, frozen=True):
     flag      command-line option for this setting; None: none; a --no- flag accepts no value and disables the setting
     alias     another name of that option; None: none
     accepted  accepted values, for help; None: derived from the type
+    live      whether a reload changes it in a running daemon
     """
 
     key: str
@@ -33,6 +34,7 @@ class Setting(Struct, frozen=True):
     flag: str | None
     alias: str | None
     accepted: str | None
+    live: bool
 
     @property
     def repeatable(self) -> bool:
@@ -100,7 +102,16 @@ def _settings() -> Iterator[Setting]:
             key = f"{section}.{field.name}"
             default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
             extra = meta.extra
-            yield Setting(key, field.type, default, meta.description, extra["flag"], extra["alias"], extra["values"])
+            yield Setting(
+                key,
+                field.type,
+                default,
+                meta.description,
+                extra["flag"],
+                extra["alias"],
+                extra["values"],
+                extra["live"],
+            )
 
 
 SETTINGS = MappingProxyType({setting.key: setting for setting in _settings()})

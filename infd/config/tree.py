@@ -19,14 +19,22 @@ NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)\Z")]
 
 
-def about(description: str, *, flag: str | None = None, alias: str | None = None, values: str | None = None) -> Meta:
+def about(
+    description: str,
+    *,
+    flag: str | None = None,
+    alias: str | None = None,
+    values: str | None = None,
+    live: bool = False,
+) -> Meta:
     """Describe a setting.
 
     flag    command-line option for this setting; None: none
     alias   another server's name of that option; None: none
     values  accepted values, for help; None: derived from the type
+    live    whether a reload changes it in a running daemon; otherwise a change takes effect at the next start
     """
-    return Meta(description=description, extra={"flag": flag, "alias": alias, "values": values})
+    return Meta(description=description, extra={"flag": flag, "alias": alias, "values": values, "live": live})
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -116,6 +124,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         about(
             "directory from which `infdctl load-weights` may load (default: the parent of the model's directory)",
             flag="--weights-root",
+            live=True,
         ),
     ] = ""
     max_model_len: Annotated[
@@ -135,72 +144,85 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65535), about("TCP port; 0 picks a free one", flag="--port")] = 8000
     cors_origins: Annotated[
         tuple[Origin, ...],
-        about("web origins allowed to call the API: `https://chat.example`, or `*` for all; empty: none"),
+        about("web origins allowed to call the API: `https://chat.example`, or `*` for all; empty: none", live=True),
     ] = ()
     unix_mode: Annotated[
         str, Meta(pattern=r"^0?[0-7]{3}\Z"), about("permission bits of `unix:` sockets, in octal as for chmod")
     ] = "0660"
     api_key_file: Annotated[
         str,
-        about("file of API keys, see KEY FILE; empty: no keys", flag="--api-key-file"),
+        about("file of API keys, see KEY FILE; empty: no keys", flag="--api-key-file", live=True),
     ] = ""
-    max_connections: Annotated[Count, about("most open connections; a new one then closes the longest idle")] = 4096
+    max_connections: Annotated[
+        Count, about("most open connections; a new one then closes the longest idle", live=True)
+    ] = 4096
     max_connections_per_address: Annotated[
-        Count, about("most open connections from one address (IPv6: one /64); raise it behind a proxy")
+        Count, about("most open connections from one address (IPv6: one /64); raise it behind a proxy", live=True)
     ] = 2048
-    header_timeout_s: Annotated[Positive, about("longest time from connecting to the end of the first headers")] = 10.0
-    idle_timeout_s: Annotated[Positive, about("longest idle time of a connection between requests")] = 75.0
+    header_timeout_s: Annotated[
+        Positive, about("longest time from connecting to the end of the first headers", live=True)
+    ] = 10.0
+    idle_timeout_s: Annotated[Positive, about("longest idle time of a connection between requests", live=True)] = 75.0
     max_body_bytes: Annotated[
         Annotated[int, Meta(ge=1024)] | None,
-        about("largest request body (default: 64K plus 32 bytes per token of max_model_len, at least 1M)"),
+        about("largest request body (default: 64K plus 32 bytes per token of max_model_len, at least 1M)", live=True),
     ] = None
-    body_timeout_s: Annotated[Positive, about("longest time for a request body to arrive")] = 30.0
-    body_pace: Annotated[Count, about("bytes per second at which a large body may exceed body_timeout_s")] = 2**16
+    body_timeout_s: Annotated[Positive, about("longest time for a request body to arrive", live=True)] = 30.0
+    body_pace: Annotated[
+        Count, about("bytes per second at which a large body may exceed body_timeout_s", live=True)
+    ] = 2**16
     max_bodies_bytes: Annotated[
-        int, Meta(ge=1024), about("most bytes of request bodies arriving at once, then 429")
+        int, Meta(ge=1024), about("most bytes of request bodies arriving at once, then 429", live=True)
     ] = 256 * 2**20
     queue_timeout_s: Annotated[
-        Positive | None, about("longest wait for the first step, then 503 (default: no limit)")
+        Positive | None, about("longest wait for the first step, then 503 (default: no limit)", live=True)
     ] = None
     request_timeout_s: Annotated[
-        Positive | None, about("longest time for a request, then 504 or an error event (default: no limit)")
+        Positive | None, about("longest time for a request, then 504 or an error event (default: no limit)", live=True)
     ] = None
     hold_timeout_s: Annotated[
-        Positive, about("longest wait of a new request while the server is paused or waking, then 503")
+        Positive, about("longest wait of a new request while the server is paused or waking, then 503", live=True)
     ] = 300.0
-    wake_on_request: Annotated[bool, about("wake on a request, if the server was put to sleep while ready")] = False
+    wake_on_request: Annotated[
+        bool, about("wake on a request, if the server was put to sleep while ready", live=True)
+    ] = False
     idle_sleep_s: Annotated[
-        Positive | None, about("sleep after this time without requests; a request wakes the server (default: never)")
+        Positive | None,
+        about("sleep after this time without requests; a request wakes the server (default: never)", live=True),
     ] = None
     idle_sleep_level: Annotated[
         int,
         Meta(ge=1, le=2),
         about(
             "level of the sleep after idle_sleep_s: 1 releases the cache, and moves a GPU's weights to host memory;"
-            " 2 drops the weights too"
+            " 2 drops the weights too",
+            live=True,
         ),
     ] = 1
-    drain_timeout_s: Annotated[NotNegative, about("longest time for requests in flight to finish after TERM")] = 60.0
+    drain_timeout_s: Annotated[
+        NotNegative, about("longest time for requests in flight to finish after TERM", live=True)
+    ] = 60.0
 
 
 class LimitsConfig(Section, frozen=True, kw_only=True):
     """Bounds on one request."""
 
-    choices: Annotated[Count, about("largest n")] = 128
-    stop_strings: Annotated[Natural, about("most stop strings")] = 16
-    stop_characters: Annotated[Count, about("longest stop string")] = 256
-    logit_bias: Annotated[Natural, about("most entries of logit_bias")] = 1024
-    bad_words: Annotated[Natural, about("most entries of bad_words")] = 1024
-    top_logprobs: Annotated[Natural, about("most alternatives reported per token")] = 20
+    choices: Annotated[Count, about("largest n", live=True)] = 128
+    stop_strings: Annotated[Natural, about("most stop strings", live=True)] = 16
+    stop_characters: Annotated[Count, about("longest stop string", live=True)] = 256
+    logit_bias: Annotated[Natural, about("most entries of logit_bias", live=True)] = 1024
+    bad_words: Annotated[Natural, about("most entries of bad_words", live=True)] = 1024
+    top_logprobs: Annotated[Natural, about("most alternatives reported per token", live=True)] = 20
     prompt_logprobs_bytes: Annotated[
         Count,
         about(
             "largest answer with logprobs of prompt tokens (prompt_logprobs, or echo with logprobs), estimated as"
-            " 128 bytes x n x tokens x (prompt_logprobs + 1)"
+            " 128 bytes x n x tokens x (prompt_logprobs + 1)",
+            live=True,
         ),
     ] = 128 * 2**20
-    cache_salt: Annotated[Natural, about("longest cache_salt, in characters")] = 128
-    json_depth: Annotated[int, Meta(ge=8), about("deepest nesting of a request body")] = 128
+    cache_salt: Annotated[Natural, about("longest cache_salt, in characters", live=True)] = 128
+    json_depth: Annotated[int, Meta(ge=8), about("deepest nesting of a request body", live=True)] = 128
 
 
 class StoreConfig(Section, frozen=True, kw_only=True):
@@ -212,9 +234,11 @@ class StoreConfig(Section, frozen=True, kw_only=True):
             "SQLite file that keeps them across restarts, locked while the server runs; empty: memory, until the end"
         ),
     ] = ""
-    entries: Annotated[Count, about("most stored responses and conversations")] = 4096
-    bytes: Annotated[Count, about("most bytes of them, and of the events of responses in the background")] = 256 * 2**20
-    age_s: Annotated[Positive, about("longest time for which one is stored unchanged")] = 24 * 3600.0
+    entries: Annotated[Count, about("most stored responses and conversations", live=True)] = 4096
+    bytes: Annotated[
+        Count, about("most bytes of them, and of the events of responses in the background", live=True)
+    ] = 256 * 2**20
+    age_s: Annotated[Positive, about("longest time for which one is stored unchanged", live=True)] = 24 * 3600.0
 
 
 class DeviceConfig(Section, frozen=True, kw_only=True):
@@ -271,8 +295,8 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
         ),
     ] = None
     max_num_seqs: Annotated[Count, about("most running sequences", flag="--max-num-seqs")] = 64
-    max_waiting: Annotated[Count, about("most queued choices, then 429")] = 1024
-    max_waiting_tokens: Annotated[Count, about("most queued prompt tokens, then 429")] = 2**20
+    max_waiting: Annotated[Count, about("most queued choices, then 429", live=True)] = 1024
+    max_waiting_tokens: Annotated[Count, about("most queued prompt tokens, then 429", live=True)] = 2**20
     priority_patience: Annotated[
         Count, about("later arrivals that may overtake a request, for each level of priority")
     ] = 64
@@ -324,6 +348,7 @@ class LoraConfig(Section, frozen=True, kw_only=True):
         about(
             "directory from which `infdctl load-lora` may load; empty: none, or for the embedded model its adapters",
             flag="--lora-root",
+            live=True,
         ),
     ] = ""
     max_adapters: Annotated[
@@ -353,21 +378,21 @@ class AdminConfig(Section, frozen=True, kw_only=True):
 class LogConfig(Section, frozen=True, kw_only=True):
     """The log, written to standard error or the journal."""
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], about("lowest level logged", flag="--log-level")] = (
-        "info"
-    )
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], about("lowest level logged", flag="--log-level", live=True)
+    ] = "info"
     format: Annotated[Literal["auto", "plain", "json", "journal"], about("auto: journal under systemd, else plain")] = (
         "auto"
     )
-    access: Annotated[bool, about("log one line per request")] = True
+    access: Annotated[bool, about("log one line per request", live=True)] = True
     banner: Annotated[bool, about("print a banner on a terminal", flag="--no-banner")] = True
 
 
 class MetricsConfig(Section, frozen=True, kw_only=True):
     """The metrics of GET /metrics."""
 
-    public: Annotated[bool, about("serve /metrics without an API key")] = False
-    compat: Annotated[Literal["vllm", "none"], about("also emit metrics under vLLM's names")] = "vllm"
+    public: Annotated[bool, about("serve /metrics without an API key", live=True)] = False
+    compat: Annotated[Literal["vllm", "none"], about("also emit metrics under vLLM's names", live=True)] = "vllm"
 
 
 class Config(Section, frozen=True, kw_only=True):

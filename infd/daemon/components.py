@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from infd.apart.client import Worker
-    from infd.config import Config, Environment, HubAccess, ModelConfig
+    from infd.config import Config, Environment, HubAccess, LiveConfig, ModelConfig
     from infd.engine.executor import Executor
     from infd.http.served_model import Adapters
     from infd.http.store.entry import Store
@@ -114,9 +114,9 @@ def hub(config: Config, access: HubAccess) -> Hub:
     return HuggingFace(name, revision, access)
 
 
-def store(config: Config, offload: Offload) -> Store:
+def store(live: LiveConfig, offload: Offload) -> Store:
     """Return the store of responses and conversations that the settings select."""
-    return SqliteStore(config.store, offload) if config.store.path else MemoryStore(config.store)
+    return SqliteStore(live, offload) if live.now.store.path else MemoryStore(live)
 
 
 def executor(

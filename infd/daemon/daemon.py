@@ -4,7 +4,7 @@ TERM   /readyz answers 503; requests in flight may finish within `drain_timeout_
 INT    (or a second TERM) all requests end with an error event at once; the process exits within 2 s
 USR1   the status and all requests are logged
 QUIT   all stacks are logged; the process exits with 134
-HUP    a warning is logged that only a restart applies changed settings
+HUP    all settings are read again; those that may change in a running daemon do
 """
 
 from __future__ import annotations
@@ -23,23 +23,27 @@ from typing import TYPE_CHECKING
 
 from infd.admin.commands import AdminContext
 from infd.admin.server import AdminServer
+from infd.config import LiveConfig
 from infd.daemon import components, dump, resolve
 from infd.daemon.banner import Readiness, announce_ready, process_age_s
 from infd.daemon.heartbeat import Heartbeat, sample_lag, status_line
 from infd.daemon.local_model import LocalModel, cause
 from infd.daemon.notify import Notifier
 from infd.daemon.progress import Stage
+from infd.daemon.reload import Reloader
 from infd.engine.lifecycle.state import State
-from infd.errors import ServerStopped
+from infd.errors import ConfigError, ServerStopped
 from infd.http.app import HttpServer
 from infd.memory import trim
 from infd.sockets.public import PublicSockets
+from infd.telemetry.log import set_levels
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from infd.config import Config, Environment
+    from infd.config import Config, Environment, Loaded
     from infd.engine.executor import Executor
+    from infd.http.auth import Keys
     from infd.scheduler.layout import Capacity
 
 log = logging.getLogger("infd.daemon")
@@ -60,12 +64,18 @@ class Daemon:
     work      coroutine function that runs once the daemon is ready; its result is the daemon's exit code. The daemon
               stops when it ends. Arguments: the endpoint's address, the number of sequences that the device computes at
               once, an event that the daemon sets when it stops earlier
+    start     `config` with its sources, which a reload reads again; None: there are none
     """
 
     def __init__(
-        self, config: Config, environment: Environment, executor: Executor | None = None, work: Work | None = None
+        self,
+        config: Config,
+        environment: Environment,
+        executor: Executor | None = None,
+        work: Work | None = None,
+        start: Loaded | None = None,
     ) -> None:
-        self.config = config
+        self.live = LiveConfig(config)
         self.environment = environment
         self._work = work
         self._worked: asyncio.Task[int] | None = None
@@ -75,19 +85,28 @@ class Daemon:
         self._guard: threading.Timer | None = None
         self._sockets: PublicSockets | None = None
 
-        self.model = LocalModel(config, environment, executor, stage=self._stage)
+        self.model = LocalModel(self.live, environment, executor, stage=self._stage)
         self.names, self.engine = self.model.names, self.model.engine
-        self.keys = resolve.keys(config, environment)
         self.notifier = Notifier(environment.notify_socket)
-        self.store = components.store(config, self.model.offload)
-        self.http = HttpServer(self.engine, config, self.model.metrics, self.keys, self.model.offload, self.store)
+        self.store = components.store(self.live, self.model.offload)
+        self.http = HttpServer(
+            self.engine,
+            self.live,
+            self.model.metrics,
+            resolve.keys(config, environment),
+            self.model.offload,
+            self.store,
+        )
+        self.reloader = Reloader(self.live, start, environment, self.model.offload, self.engine.events, self._apply)
+        self._hangup = asyncio.Event()
         self.admin_socket = environment.admin_socket(config)
         self.admin = AdminServer(
             AdminContext(
                 self.engine,
                 self.names[0],
                 self._on_drain,
-                resolve.lora_root(config),
+                self.reloader,
+                lambda: resolve.lora_root(self.live.now),
                 self.model.worker.reasons,
                 self.model.grammars.describe,
             )
@@ -119,7 +138,7 @@ class Daemon:
             await self.http.start(sockets.sockets)
         await self.admin.start(self.admin_socket, private=self.admin_socket.parent == self.environment.private)
         log.info("listening", extra={"address": " ".join(sockets.addresses), "admin": str(self.admin_socket)})
-        if sockets.reachable_from_outside and not self.keys:
+        if sockets.reachable_from_outside and not self.http.keys:
             log.warning(
                 "other machines can reach this server, and it requires no API key: set INFD_API_KEY or --api-key-file",
                 extra={"address": " ".join(sockets.reachable_from_outside)},
@@ -130,6 +149,7 @@ class Daemon:
                 tasks.create_task(self._load_and_run(sockets), name="daemon"),
                 tasks.create_task(heartbeat.run(), name="heartbeat"),
                 tasks.create_task(sample_lag(self.engine, self.model.metrics), name="loop-lag"),
+                tasks.create_task(self._reload_on_hangup(), name="reload"),
             )
             await self._stopping.wait()
             code = await self._wind_down()
@@ -144,7 +164,7 @@ class Daemon:
     def _bind(self) -> PublicSockets:
         if self.environment.inherited:
             return PublicSockets.inherit(self.environment.inherited)
-        return PublicSockets.bind(self.config.server)
+        return PublicSockets.bind(self.live.now.server)
 
     async def _load_and_run(self, sockets: PublicSockets) -> None:
         served, capacity = await self.model.load()
@@ -160,7 +180,7 @@ class Daemon:
                 self._worked.add_done_callback(self._on_worked)
 
     def _warn_unless_sleep_works(self) -> None:
-        if self.config.server.idle_sleep_s is not None and (reason := self.model.executor.sleep_refusal):
+        if self.live.now.server.idle_sleep_s is not None and (reason := self.model.executor.sleep_refusal):
             log.warning(
                 "server.idle_sleep_s is set, but infd cannot sleep here and keeps its memory: unset it, or choose a"
                 " device that can",
@@ -170,7 +190,7 @@ class Daemon:
     @property
     def _on_terminal(self) -> bool:
         """Whether to draw on standard error: log.banner is set, the log is plain text, and its output is a terminal."""
-        return self.config.log.banner and self.config.log.format in ("auto", "plain") and sys.stderr.isatty()
+        return self.live.now.log.banner and self.live.now.log.format in ("auto", "plain") and sys.stderr.isatty()
 
     def _stage(self, name: str) -> Stage:
         if not self._on_terminal:
@@ -181,9 +201,9 @@ class Daemon:
 
     async def _announce(self, sockets: PublicSockets, capacity: Capacity) -> None:
         self.model.metrics.cache_config = {
-            "block_size": str(self.config.cache.page_tokens),
+            "block_size": str(self.live.now.cache.page_tokens),
             "num_gpu_blocks": str(capacity.pages),
-            "enable_prefix_caching": str(self.config.cache.prefix_caching),
+            "enable_prefix_caching": str(self.live.now.cache.prefix_caching),
             "cache_dtype": str(self.engine.describe().get("cache_dtype", "")),
         }
         # Nearly all present objects live until exit, so freeze() exempts them from collection. The imports' garbage,
@@ -202,8 +222,8 @@ class Daemon:
             url=sockets.url,
             admin=str(self.admin_socket),
             ready_s=process_age_s(),
-            key=len(self.keys) > 0,
-            embedded=self.config.model.path == resolve.EMBEDDED,
+            key=len(self.http.keys) > 0,
+            embedded=self.live.now.model.path == resolve.EMBEDDED,
             quantization=str(facts.get("quantization", "none")),
             vocabulary=str(facts.get("vocabulary", "")),
             cache_dtype=str(facts.get("cache_dtype", "")),
@@ -214,6 +234,29 @@ class Daemon:
         self.notifier.ready(status_line(self.engine))
         self.model.serve_grammars()
 
+    async def _reload_on_hangup(self) -> None:
+        """Reload for each HUP; signals that arrive during a reload cause one more."""
+        while True:
+            await self._hangup.wait()
+            self._hangup.clear()
+            announced = self.engine.lifecycle.state not in (State.STARTING, State.DRAINING)
+            if announced:
+                self.notifier.reloading()
+            try:
+                await self.reloader.reload()
+            except ConfigError as error:
+                for line in str(error).splitlines():
+                    log.error("not reloaded: %s", line)
+            if announced:
+                self.notifier.ready(status_line(self.engine))
+
+    def _apply(self, config: Config, keys: Keys) -> None:
+        """Put changed settings and API keys in force; called by the reloader."""
+        self.live.now = config
+        self.http.keys = keys
+        set_levels(config.log)
+        self._warn_unless_sleep_works()
+
     async def _wind_down(self) -> int:
         self.http.close_listeners()
         if not self._fast.is_set():
@@ -221,7 +264,7 @@ class Daemon:
         self.engine.lifecycle.enter(State.DRAINING, "asked to stop")
         # Only after DRAINING, so that when systemd learns of the stop, the server already refuses new requests.
         self.notifier.stopping(status_line(self.engine))
-        timeout_s = 0.0 if self._fast.is_set() else self.config.server.drain_timeout_s
+        timeout_s = 0.0 if self._fast.is_set() else self.live.now.server.drain_timeout_s
         in_flight = self.engine.status().tickets
         log.info("draining", extra={"reason": self._stop_reason, "requests": in_flight, "timeout_s": timeout_s})
         if not self._fast.is_set() and await self._drain():
@@ -235,7 +278,7 @@ class Daemon:
     async def _drain(self) -> bool:
         """Wait until requests in flight have finished. Return False on timeout or a second signal."""
         async with asyncio.TaskGroup() as tasks:
-            drain = tasks.create_task(self.engine.drain(self.config.server.drain_timeout_s), name="drain")
+            drain = tasks.create_task(self.engine.drain(self.live.now.server.drain_timeout_s), name="drain")
             fast = tasks.create_task(self._fast.wait(), name="second-signal")
             await asyncio.wait((drain, fast), return_when=asyncio.FIRST_COMPLETED)
             drained = drain.done() and drain.result()
@@ -255,7 +298,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_term)
         loop.add_signal_handler(signal.SIGINT, self._on_int)
-        loop.add_signal_handler(signal.SIGHUP, log.warning, "settings are read at start only; restart to apply them")
+        loop.add_signal_handler(signal.SIGHUP, self._hangup.set)
         loop.add_signal_handler(signal.SIGUSR1, dump.status, self.engine)
         loop.add_signal_handler(signal.SIGQUIT, self._on_quit)
         # faulthandler dumps the threads even if the loop is stuck. With `chain`, the loop's handler runs afterwards.

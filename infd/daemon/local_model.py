@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from infd.config import Config, Environment
+    from infd.config import Environment, LiveConfig
     from infd.daemon.progress import Stage
     from infd.engine.executor import Executor
     from infd.grammar.protocol import Vocabulary
@@ -39,7 +39,7 @@ class LocalModel:
 
     def __init__(
         self,
-        config: Config,
+        live: LiveConfig,
         environment: Environment,
         executor: Executor | None = None,
         *,
@@ -47,12 +47,13 @@ class LocalModel:
     ) -> None:
         """Build the components.
 
+        live      settings in force
         executor  executes steps; None: built from the settings
         stage     returns the display of the progress of a stage of loading, given the stage's name
 
         Raises CheckpointError, ConfigError.
         """
-        self._config = config
+        config = self._config = live.now
         self._environment = environment
         self._stage = stage
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -63,12 +64,12 @@ class LocalModel:
         resolve.grammar_engine(config)
         self.worker = Worker(apart.MODULE)
         self.offload = Offload(interrupt=self.worker.interrupt)
-        self.metrics = Metrics(self.names[0], compat=config.metrics.compat == "vllm")
+        self.metrics = Metrics(self.names[0])
         self._loading = stage(f"loading {self.names[0]}")
         self._reading = asyncio.Event()  # set when weights begin to be read; at the latest, when they are loaded
         self.executor = executor or components.executor(config, environment, self.directory, self._on_read)
         self.grammars = GrammarService(config.grammar, self.offload, trial_of(config.grammar.engine), self.metrics)
-        self.engine = Engine(config, self.executor, self.metrics, grammars=self.grammars, names=self.names)
+        self.engine = Engine(live, self.executor, self.metrics, grammars=self.grammars, names=self.names)
         self._language: components.Language | None = None
         self._capacity: Capacity | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 
 
 class Notifier:
@@ -25,6 +26,10 @@ class Notifier:
 
     def ready(self, status: str) -> None:
         self.send("READY=1", f"STATUS={status}")
+
+    def reloading(self) -> None:
+        """Announce a reload; `ready` ends it."""
+        self.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def status(self, status: str) -> None:
         self.send(f"STATUS={status}")

@@ -18,7 +18,7 @@ from infd.errors import StartError
 from infd.telemetry import log
 
 if TYPE_CHECKING:
-    from infd.config import Config, Environment
+    from infd.config import Config, Environment, Loaded
     from infd.daemon.daemon import Work
 
 # Longest time for which each of the device thread's many short calls waits for the GIL while the event loop is busy.
@@ -26,15 +26,18 @@ if TYPE_CHECKING:
 SWITCH_INTERVAL_S = 0.0005
 
 
-def serve(config: Config, environment: Environment) -> int:
+def serve(loaded: Loaded, environment: Environment) -> int:
     """Run a daemon in this process until a signal or `infdctl drain` stops it. Return the exit code."""
-    code = run(config, environment)
+    code = run(loaded.config, environment, start=loaded)
     exit_if_threads_are_stuck(code)
     return code
 
 
-def run(config: Config, environment: Environment, work: Work | None = None) -> int:
-    """Run a daemon as `serve` does, or until `work` ends. Callers then call `exit_if_threads_are_stuck`."""
+def run(config: Config, environment: Environment, work: Work | None = None, start: Loaded | None = None) -> int:
+    """Run a daemon as `serve` does, or until `work` ends. Callers then call `exit_if_threads_are_stuck`.
+
+    start  see Daemon
+    """
     _open_standard_streams()
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -42,7 +45,7 @@ def run(config: Config, environment: Environment, work: Work | None = None) -> i
     log.configure(config.log, environment.journal_stream)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(_run(config, environment, work))
+            code = runner.run(_run(config, environment, work, start))
     except StartError as error:
         code = error.exit_code
         for line in str(error).splitlines():
@@ -53,8 +56,8 @@ def run(config: Config, environment: Environment, work: Work | None = None) -> i
     return code
 
 
-async def _run(config: Config, environment: Environment, work: Work | None) -> int:
-    return await Daemon(config, environment, work=work).run()
+async def _run(config: Config, environment: Environment, work: Work | None, start: Loaded | None) -> int:
+    return await Daemon(config, environment, work=work, start=start).run()
 
 
 def _open_standard_streams() -> None:

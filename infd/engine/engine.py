@@ -24,7 +24,7 @@ from infd.telemetry.events import Events
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from infd.config import Config
+    from infd.config import LiveConfig
     from infd.engine.admission.ticket import Ticket
     from infd.engine.executor import Executor
     from infd.grammar.protocol import Grammars
@@ -49,7 +49,7 @@ class Engine:
 
     def __init__(
         self,
-        config: Config,
+        live: LiveConfig,
         executor: Executor,
         metrics: Metrics,
         *,
@@ -59,9 +59,11 @@ class Engine:
     ) -> None:
         """Build the parts.
 
+        live      settings in force
         grammars  compiles constraints; None: requests with a constraint are refused
         names     model names that clients may send for the model without an adapter
         """
+        config = live.now
         self.metrics = metrics
         self.events = Events()
         self.lifecycle = Lifecycle(self.events)
@@ -76,12 +78,12 @@ class Engine:
             reserved=names,
         )
         telemetry = Telemetry(self.events, metrics, clock)
-        budget = QueueBudget(config.scheduler)
-        gate = Gate(self.lifecycle, config.server.hold_timeout_s)
+        budget = QueueBudget(live)
+        gate = Gate(self.lifecycle, live)
         self.core = EngineCore(config, executor, self.adapters, grammars, budget, telemetry)
-        self.admission = Admission(config.server, self.core, budget, gate, self.adapters, grammars, telemetry)
+        self.admission = Admission(live, self.core, budget, gate, self.adapters, grammars, telemetry)
         memory = ModelMemory(executor, self.core, self.adapters, self.lifecycle)
-        self.control = LifecycleControl(config.server, self.lifecycle, self.core, self.admission, memory, telemetry)
+        self.control = LifecycleControl(live, self.lifecycle, self.core, self.admission, memory, telemetry)
         self._memory = memory
         self._running: asyncio.Task[None] | None = None
         metrics.gauges = self.gauges

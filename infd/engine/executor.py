@@ -70,8 +70,10 @@ class Executor(Protocol):
         After a StartError no part is restored, and `wake` may be called again.
         """
 
-    async def load_weights(self, path: str) -> None:
-        """Load the weights of another checkpoint of this model, below model.weights_root.
+    async def load_weights(self, path: str, root: str = "") -> None:
+        """Load the weights of another checkpoint of this model.
+
+        root  directory that must contain `path` (model.weights_root); empty: the parent of the configured checkpoint
 
         Raises StartError; if reading fails midway, `memory.weights` is INVALID.
         """

@@ -142,8 +142,8 @@ class LocalExecutor:
     async def wake(self, parts: Collection[MemoryPart]) -> None:
         await self._change(lambda loaded: loaded.residence.wake(parts))
 
-    async def load_weights(self, path: str) -> None:
-        await self._change(lambda loaded: loaded.residence.load(path))
+    async def load_weights(self, path: str, root: str = "") -> None:
+        await self._change(lambda loaded: loaded.residence.load(path, root))
 
     async def _change(self, work: Callable[[Loaded], R]) -> R:
         """Change memory on the device thread, and return the result.

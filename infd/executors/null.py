@@ -63,8 +63,7 @@ class NullExecutor:
         """Set up; `load` determines the sizes.
 
         sizes         called by `load`; may raise StartError
-        weights_root  returns the directory that must contain weights; called by `load_weights` if model.weights_root is
-                      not set
+        weights_root  returns the directory that must contain weights; called by `load_weights` if it is given none
         """
         self.depth = config.device.depth or 1
         self._config = config
@@ -124,9 +123,8 @@ class NullExecutor:
             cache=Residency.LOADED if MemoryPart.CACHE in parts else before.cache,
         )
 
-    async def load_weights(self, path: str) -> None:
-        root = self._config.model.weights_root or str(self._weights_root())
-        checkpoint.read_config(checkpoint.locate(path, root))
+    async def load_weights(self, path: str, root: str = "") -> None:
+        checkpoint.read_config(checkpoint.locate(path, root or str(self._weights_root())))
         self.memory = Memory(cache=self.memory.cache)
 
     async def read_adapter(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:

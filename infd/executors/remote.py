@@ -138,8 +138,8 @@ class RemoteExecutor:
     async def wake(self, parts: Collection[MemoryPart]) -> None:
         await self._call(lambda call: wire.Wake(call, frozenset(parts)))
 
-    async def load_weights(self, path: str) -> None:
-        await self._call(lambda call: wire.LoadWeights(call, path))
+    async def load_weights(self, path: str, root: str = "") -> None:
+        await self._call(lambda call: wire.LoadWeights(call, path, root))
 
     async def read_adapter(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:
         try:

@@ -60,6 +60,7 @@ class Wake(Struct, tag=True):
 class LoadWeights(Struct, tag=True):
     call: int
     path: str
+    root: str
 
 
 class ReadAdapter(Struct, tag=True):

@@ -94,8 +94,8 @@ class Worker:
                 self._begin(self._answer(call, self.executor.sleep(level)))
             case wire.Wake(call, parts):
                 self._begin(self._answer(call, self.executor.wake(parts)))
-            case wire.LoadWeights(call, path):
-                self._begin(self._answer(call, self.executor.load_weights(path)))
+            case wire.LoadWeights(call, path, root):
+                self._begin(self._answer(call, self.executor.load_weights(path, root)))
             case wire.ReadAdapter(call, adapter, root, room):
                 self._begin(self._answer(call, self.executor.read_adapter(adapter, root, room)))
             case wire.ForgetAdapter(adapter, slot):

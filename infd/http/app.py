@@ -35,7 +35,7 @@ from infd.http.service import ERRORS, SERVICE, Service
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from infd.config import Config
+    from infd.config import LiveConfig
     from infd.engine.engine import Engine
     from infd.http.apis.api import Api
     from infd.http.auth import Keys
@@ -134,11 +134,11 @@ class HttpServer:
     """The HTTP endpoint. `start` may be called before a model is loaded; set `served` after loading."""
 
     def __init__(
-        self, engine: Engine, config: Config, metrics: Metrics, keys: Keys, offload: Offload, store: Store
+        self, engine: Engine, live: LiveConfig, metrics: Metrics, keys: Keys, offload: Offload, store: Store
     ) -> None:
-        self.service = Service(engine, config, metrics, keys, offload, store)
+        self.service = Service(engine, live, metrics, keys, offload, store)
         self._runner = web.AppRunner(application(self.service), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
-        self._connections = Connections(config.server, metrics)
+        self._connections = Connections(live, metrics)
         self._listeners: list[asyncio.Server] = []
         self._heart: asyncio.Task[None] | None = None
 
@@ -149,6 +149,14 @@ class HttpServer:
     @served.setter
     def served(self, model: ServedModel) -> None:
         self.service.served = model
+
+    @property
+    def keys(self) -> Keys:
+        return self.service.keys
+
+    @keys.setter
+    def keys(self, keys: Keys) -> None:
+        self.service.keys = keys
 
     async def start(self, sockets: Iterable[socket.socket]) -> None:
         """Accept connections on `sockets`, which are already bound. The server closes the sockets."""

@@ -8,7 +8,7 @@ from infd.engine.lifecycle.state import State
 from infd.errors import NotReady
 
 if TYPE_CHECKING:
-    from infd.config import Config
+    from infd.config import Config, LiveConfig
     from infd.engine.engine import Engine
     from infd.http.served_model import ServedModel
     from infd.offload import Offload
@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 class Backend:
     """Engine, settings, threads and served model. `served` is None until a model is loaded."""
 
-    def __init__(self, engine: Engine, config: Config, offload: Offload) -> None:
+    def __init__(self, engine: Engine, live: LiveConfig, offload: Offload) -> None:
         self.engine = engine
-        self.config = config
+        self.live = live
         self.offload = offload
         self.served: ServedModel | None = None
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.live.now
 
     def model(self) -> ServedModel:
         """Return the served model. Raises NotReady while no model is loaded."""

@@ -19,7 +19,7 @@ from infd.errors import NotStored, RequestError, ServerStopped, TooManyEvents
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from infd.config import StoreConfig
+    from infd.config import LiveConfig
     from infd.http.formats.responses import Draft
     from infd.http.pieces import Pieces
     from infd.http.store.entry import Entry, Store
@@ -84,9 +84,9 @@ class Running(Struct, eq=False):
 class Background:
     """All background responses being generated, and those that could not be stored at their end, until dropped."""
 
-    def __init__(self, store: Store, bounds: StoreConfig) -> None:
+    def __init__(self, store: Store, live: LiveConfig) -> None:
         self._store = store
-        self._bounds = bounds
+        self._live = live
         self._running: dict[str, Running] = {}
         self._bytes = 0
 
@@ -148,10 +148,10 @@ class Background:
     def grow(self, size: int) -> None:
         """Count further bytes of events. Beyond the bound, drop responses, oldest first."""
         self._bytes += size
-        if self._bytes <= self._bounds.bytes:
+        if self._bytes <= self._live.now.store.bytes:
             return
         for running in list(self._running.values()):
-            if self._bytes <= self._bounds.bytes:
+            if self._bytes <= self._live.now.store.bytes:
                 return
             running.cause = running.cause or TooManyEvents()
             self.drop(running.entry.id)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from infd.errors import Overloaded
 
 if TYPE_CHECKING:
-    from infd.config import ServerConfig
+    from infd.config import LiveConfig
     from infd.telemetry.metrics import Metrics
 
 _LOG = logging.getLogger("infd.http")
@@ -38,15 +38,15 @@ class Droppable(Protocol):
 class Connections:
     """All open connections, at most as many as the settings and the process's limit of open files permit."""
 
-    def __init__(self, server: ServerConfig, metrics: Metrics) -> None:
-        self._max = min(server.max_connections, descriptor_limit())
-        if self._max < server.max_connections:
+    def __init__(self, live: LiveConfig, metrics: Metrics) -> None:
+        self._live = live
+        self._descriptors = descriptor_limit()
+        if self._descriptors < (configured := live.now.server.max_connections):
             _LOG.warning(
                 "at most %d connections at once instead of %d: the limit of open files (ulimit -n) is low",
-                self._max,
-                server.max_connections,
+                self._descriptors,
+                configured,
             )
-        self._max_per_address = server.max_connections_per_address
         self._metrics = metrics
         self._open_at_address: dict[str, int] = {}  # number of open connections, by address
         self._open: set[Droppable] = set()
@@ -59,12 +59,12 @@ class Connections:
 
     def enter(self, connection: Droppable) -> None:
         """Add a new connection, idle at first. Raises Overloaded if a cap is reached and no connection is idle."""
-        address = connection.address
-        if address and self._open_at_address.get(address, 0) >= self._max_per_address:
+        address, server = connection.address, self._live.now.server
+        if address and self._open_at_address.get(address, 0) >= server.max_connections_per_address:
             self._drop_longest_idle(
                 self._idle_at_address.get(address), "your address has too many connections, all of them in use"
             )
-        if len(self._open) >= self._max:
+        if len(self._open) >= min(server.max_connections, self._descriptors):
             self._drop_longest_idle(self._idle, "there are too many connections, all of them in use")
         self._open.add(connection)
         self.without_request.add(connection)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from infd.config import LiveConfig
 
 ANY: Final = "*"
 MAX_AGE_S: Final = 7200  # the maximum that every browser supports
@@ -20,8 +20,12 @@ READABLE: Final = "X-Request-Id, Retry-After"
 class Origins:
     """The origins that the settings allow: exact origins, or all."""
 
-    def __init__(self, allowed: Iterable[str]) -> None:
-        self._allowed = frozenset(allowed)
+    def __init__(self, live: LiveConfig) -> None:
+        self._live = live
+
+    @property
+    def _allowed(self) -> tuple[str, ...]:
+        return self._live.now.server.cors_origins
 
     def preflight(self, request: web.Request) -> web.Response | None:
         """Return the response to a preflight request; None for other requests and for origins that are not allowed.

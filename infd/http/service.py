@@ -15,7 +15,7 @@ from infd.http.formats.base import Errors
 from infd.http.sse import Streams
 
 if TYPE_CHECKING:
-    from infd.config import Config
+    from infd.config import LiveConfig
     from infd.engine.engine import Engine
     from infd.http.auth import Keys
     from infd.http.store.entry import Store
@@ -33,15 +33,15 @@ class Service(Backend):
     """The backend, and the state of the HTTP server."""
 
     def __init__(
-        self, engine: Engine, config: Config, metrics: Metrics, keys: Keys, offload: Offload, store: Store
+        self, engine: Engine, live: LiveConfig, metrics: Metrics, keys: Keys, offload: Offload, store: Store
     ) -> None:
-        super().__init__(engine, config, offload)
+        super().__init__(engine, live, offload)
         self.metrics = metrics
         self.keys = keys
         self.streams = Streams()
         self.store = store
-        self.background = Background(store, config.store)
-        self.origins = Origins(config.server.cors_origins)
+        self.background = Background(store, live)
+        self.origins = Origins(live)
         self.in_flight = InFlight()
         self.bodies_bytes = 0  # received bytes of all bodies that are not decoded yet
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
 Fact = str | int | float | bool | None
-Kind = Literal["state", "verb", "rest", "weights", "adapter", "step", "request"]
+Kind = Literal["state", "verb", "rest", "weights", "adapter", "step", "request", "config"]
 
 MAX_EVENTS: Final = 1024
 LONGEST: Final = 256  # maximum characters of a message or a fact; some facts quote text from clients

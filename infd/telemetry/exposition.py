@@ -30,10 +30,13 @@ if TYPE_CHECKING:
 STATES = ("starting", "ready", "draining", "paused", "sleeping", "failed")
 
 
-def expose(metrics: Metrics) -> bytes:
-    """Return all series in Prometheus' text format. Takes about 10 ms, so call it on a thread."""
+def expose(metrics: Metrics, *, compat: bool = True) -> bytes:
+    """Return all series in Prometheus' text format. Takes about 10 ms, so call it on a thread.
+
+    compat  whether series are also exposed under `vllm:` names
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Scrape(metrics))
+    registry.register(_Scrape(metrics, compat=compat))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
@@ -115,13 +118,14 @@ SERIES = (
 class _Scrape:
     """The collector of one scrape."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, *, compat: bool) -> None:
         self._metrics = metrics
+        self._compat = compat
 
     def collect(self) -> Iterator[Metric]:
         gauges = self._metrics.gauges()
         yield from self._native(gauges)
-        if self._metrics.compat:
+        if self._compat:
             yield from self._as_vllm(gauges)
 
     def _native(self, gauges: Gauges) -> Iterator[Metric]:

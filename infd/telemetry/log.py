@@ -37,6 +37,11 @@ def configure(config: LogConfig, journal_stream: str = "") -> None:
         chosen = "journal" if goes_to_journal(journal_stream, sys.stderr.fileno()) else "plain"
     handler = JournalHandler() if chosen == "journal" else StandardError(Json() if chosen == "json" else Plain())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    set_levels(config)
+
+
+def set_levels(config: LogConfig) -> None:
+    """Set the lowest level logged, and whether requests are."""
     logging.getLogger("infd").setLevel(config.level.upper())
     _ACCESS.setLevel(logging.NOTSET if config.access else logging.CRITICAL)
 

@@ -98,12 +98,10 @@ class Metrics:
     """All counters of one engine.
 
     model_name  the `model_name` label
-    compat      whether series are also exposed under `vllm:` names
     """
 
-    def __init__(self, model_name: str = "", *, compat: bool = True) -> None:
+    def __init__(self, model_name: str = "") -> None:
         self.model_name = model_name
-        self.compat = compat
 
         self.prompt_tokens = 0
         self.prompt_tokens_cached = 0  # prompt tokens found in the cache

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from infd.config import CacheConfig, Config, DeviceConfig, LoraConfig, ModelConfig, SchedulerConfig
+from infd.config import CacheConfig, Config, DeviceConfig, LiveConfig, LoraConfig, ModelConfig, SchedulerConfig
 from infd.engine.engine import Engine
 from infd.errors import RequestFailed
 from infd.executors.local import LocalExecutor
@@ -47,7 +47,7 @@ async def serving(checkpoint: Path, *, depth: int = 1, per_step: int = 16, slots
         cache=CacheConfig(bytes=2**20, page_tokens=4),
         lora=LoraConfig(max_adapters=slots, max_adapters_per_step=per_step),
     )
-    async with running(Engine(config, LocalExecutor(config), Metrics(), names=("base",))) as engine:
+    async with running(Engine(LiveConfig(config), LocalExecutor(config), Metrics(), names=("base",))) as engine:
         yield engine
 
 

@@ -10,11 +10,12 @@ import pytest
 
 from infd.admin.commands import AdminContext
 from infd.admin.server import AdminServer
-from infd.config import Config
+from infd.config import Config, LiveConfig
 from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.request import Generate, Request, SamplingParams
 from infd.telemetry.metrics import Metrics
+from tests.admin.settings import fixed
 from tests.fakes import FakeExecutor
 
 if TYPE_CHECKING:
@@ -33,9 +34,11 @@ class AdminEngine:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.executor = FakeExecutor()
-        self.engine = Engine(Config(), self.executor, Metrics())
+        self.engine = Engine(LiveConfig(Config()), self.executor, Metrics())
         self.drained = asyncio.Event()
-        self.admin = AdminServer(AdminContext(self.engine, "embedded", self.drained.set, grammars=lambda: GRAMMARS))
+        self.admin = AdminServer(
+            AdminContext(self.engine, "embedded", self.drained.set, fixed(), grammars=lambda: GRAMMARS)
+        )
 
     @asynccontextmanager
     async def loaded(self) -> AsyncIterator[None]:

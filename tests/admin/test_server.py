@@ -17,6 +17,7 @@ from infd.admin.protocol import Problem
 from infd.admin.server import AdminServer
 from infd.errors import StartError
 from infd.request import FinishReason
+from tests.admin.settings import fixed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,7 +176,7 @@ async def test_groups_decide_what_another_user_may_do(
     tmp_path: Path, backend: AdminEngine, groups: tuple[int, ...], read: int, change: int
 ) -> None:
     server = AdminServer(
-        AdminContext(backend.engine, "embedded", backend.drained.set),
+        AdminContext(backend.engine, "embedded", backend.drained.set, fixed()),
         access=Access(owner=1000, readers=50, admins=60),
         identify=lambda connection: Peer(4711, 99, frozenset(groups)),
     )
@@ -207,7 +208,7 @@ async def test_mutations_are_logged_with_caller_and_outcome(
 
 async def test_a_second_daemon_is_refused_and_the_first_goes_on(backend: AdminEngine) -> None:
     with pytest.raises(StartError, match="another infd"):
-        await AdminServer(AdminContext(backend.engine, "embedded", backend.drained.set)).start(backend.socket)
+        await AdminServer(AdminContext(backend.engine, "embedded", backend.drained.set, fixed())).start(backend.socket)
     assert (await ask(backend.socket, "GET", "/version"))[0] == 200
 
 

@@ -13,6 +13,7 @@ from infd.admin.commands import AdminContext, status
 from infd.admin.ctl import show
 from infd.engine.lifecycle.state import State
 from infd.errors import CheckpointError
+from tests.admin.settings import fixed
 from tests.admin.test_ctl import infdctl
 from tests.admin.test_pause import at
 
@@ -45,7 +46,7 @@ async def test_sleep_and_staged_wake_report_their_effect(backend: AdminEngine) -
 async def test_status_reports_what_stays_on_the_gpu_during_sleep(
     backend: AdminEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    context = AdminContext(backend.engine, "embedded", backend.drained.set)
+    context = AdminContext(backend.engine, "embedded", backend.drained.set, fixed())
     async with backend.loaded():
         for resident, told in (
             ({}, False),
@@ -59,7 +60,7 @@ async def test_status_reports_what_stays_on_the_gpu_during_sleep(
 async def test_status_lists_captured_steps(
     backend: AdminEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = AdminContext(backend.engine, "embedded", backend.drained.set)
+    context = AdminContext(backend.engine, "embedded", backend.drained.set, fixed())
     async with backend.loaded():
         facts = backend.executor.describe()
         for graphs, told in (
@@ -135,7 +136,7 @@ async def test_a_device_that_keeps_its_memory_reports_it(backend: AdminEngine) -
 async def test_status_reports_bytes_in_huge_pages_and_whether_more_will_follow(
     backend: AdminEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = AdminContext(backend.engine, "embedded", backend.drained.set)
+    context = AdminContext(backend.engine, "embedded", backend.drained.set, fixed())
     async with backend.loaded():
         facts = backend.executor.describe()
         for pages, told in (

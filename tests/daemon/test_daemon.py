@@ -18,7 +18,16 @@ import aiohttp
 import msgspec
 import pytest
 
-from infd.config import AdminConfig, Config, DeviceConfig, Environment, ModelConfig, SchedulerConfig, ServerConfig
+from infd.config import (
+    AdminConfig,
+    Config,
+    DeviceConfig,
+    Environment,
+    LiveConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
 from infd.daemon import components, resolve
 from infd.daemon.banner import Readiness, announce_ready, first_request, process_age_s
 from infd.daemon.daemon import Daemon
@@ -106,7 +115,7 @@ async def test_a_device_without_automatic_sleep_is_reported_at_start(
 async def test_a_step_that_does_not_move_stops_the_watchdog(manager: socket.socket, notifier: Notifier) -> None:
     executor = FakeExecutor()
     executor.gate.clear()
-    engine = Engine(Config(), executor, Metrics())
+    engine = Engine(LiveConfig(Config()), executor, Metrics())
     heartbeat = Heartbeat(engine, executor, notifier, watchdog_s=30.0)
     await engine.load()
     running = asyncio.ensure_future(engine.run())
@@ -140,7 +149,7 @@ async def test_a_step_that_does_not_move_stops_the_watchdog(manager: socket.sock
 
 async def test_a_frozen_request_does_not_stop_the_watchdog(manager: socket.socket, notifier: Notifier) -> None:
     executor = FakeExecutor()
-    engine = Engine(Config(), executor, Metrics())
+    engine = Engine(LiveConfig(Config()), executor, Metrics())
     heartbeat = Heartbeat(engine, executor, notifier, watchdog_s=30.0)
     await engine.load()
     running = asyncio.ensure_future(engine.run())
@@ -163,7 +172,7 @@ async def test_a_frozen_request_does_not_stop_the_watchdog(manager: socket.socke
 
 async def test_status_is_sent_only_when_it_changed(manager: socket.socket, notifier: Notifier) -> None:
     executor = FakeExecutor()
-    engine = Engine(Config(), executor, Metrics())
+    engine = Engine(LiveConfig(Config()), executor, Metrics())
     heartbeat = Heartbeat(engine, executor, notifier, watchdog_s=None)
 
     heartbeat.beat()

@@ -222,12 +222,51 @@ def test_usr1_logs_the_status_and_every_request(start_daemon: Start) -> None:
     assert daemon.log("status of a request")["state"] == "running"
 
 
-def test_hup_says_that_a_restart_is_needed_and_changes_nothing(start_daemon: Start) -> None:
+def test_hup_changes_live_settings_and_names_the_others(start_daemon: Start) -> None:
     daemon = start_daemon().ready()
+    (daemon.directory / "infd.toml").write_text("[limits]\nchoices = 3\n[device]\ndepth = 2\n")
     daemon.signal(signal.SIGHUP)
+    daemon.wait_for("RELOADING", "1")
+    while daemon.notified[-1].get("READY") != "1":
+        assert daemon.read_notification()
 
-    assert daemon.get("/readyz")[0] == 200
-    assert daemon.log("settings are read at start only; restart to apply them")["level"] == "warning"
+    with pytest.raises(AssertionError, match="n is at most 3"), daemon.stream(n=4):
+        pass
+    assert daemon.log("setting changed")["new"] == 3
+    assert daemon.log("this setting changes at the next start only")["key"] == "device.depth"
+
+
+def test_a_hup_with_a_bad_file_changes_nothing(start_daemon: Start) -> None:
+    daemon = start_daemon("--set", "limits.choices=3").ready()
+    (daemon.directory / "infd.toml").write_text("[limits]\nchoices = 0\n")
+    daemon.signal(signal.SIGHUP)
+    daemon.wait_for("RELOADING", "1")
+    while daemon.notified[-1].get("READY") != "1":
+        assert daemon.read_notification()
+
+    assert "limits.choices = 0" in daemon.log_text()
+    with daemon.stream(n=3, max_tokens=1):
+        pass
+
+
+def test_a_reload_over_the_admin_socket_fails_visibly(start_daemon: Start) -> None:
+    daemon = start_daemon().ready()
+    control = [sys.executable, "-c", "from infd.admin.ctl import main; main()", "--socket", str(daemon.admin_socket)]
+
+    def infdctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*control, *arguments], capture_output=True, text=True, check=False)
+
+    assert "0 settings changed" in infdctl("reload").stderr
+    assert infdctl("config", "set", "log.level=debug").stdout == 'log.level: "info" -> "debug"\n'
+    assert '"debug"' in infdctl("config", "get", "log.level").stdout
+    assert infdctl("config", "set", "device.depth=2").returncode == 1
+    assert infdctl("config", "get", "log.lvl").returncode == 2
+    (daemon.directory / "infd.toml").write_text("[limits]\nchoices = 0\n")
+    failed = infdctl("reload")
+
+    assert failed.returncode == 1
+    assert "limits.choices = 0" in failed.stderr
+    assert '"debug"' in infdctl("config", "get", "log").stdout
 
 
 def test_an_idle_daemon_feeds_the_watchdog(start_daemon: Start) -> None:

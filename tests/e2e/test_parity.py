@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.config import CacheConfig, Config, DeviceConfig, LiveConfig, ModelConfig, SchedulerConfig
 from infd.engine.engine import Engine
 from infd.executors.local import LocalExecutor
 from infd.request import Generate, Request, SamplingParams
@@ -64,7 +64,7 @@ async def serving(
         scheduler=SchedulerConfig(step_tokens=step_tokens, max_num_seqs=rows),
         cache=CacheConfig(bytes=cache_bytes, page_tokens=4),
     )
-    async with running(Engine(config, LocalExecutor(config), Metrics())) as engine:
+    async with running(Engine(LiveConfig(config), LocalExecutor(config), Metrics())) as engine:
         yield engine
 
 

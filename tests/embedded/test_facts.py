@@ -15,7 +15,7 @@ from infd import errors
 from infd.admin.commands import VERBS
 from infd.admin.ctl.app import cli as infdctl
 from infd.cli import cli as infd_cli
-from infd.config import SETTINGS, Config
+from infd.config import SETTINGS, Config, LiveConfig
 from infd.embedded.recipe import facts
 from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
@@ -40,10 +40,11 @@ def routes() -> set[tuple[str, str]]:
     from infd.http.store.memory import MemoryStore
 
     config = Config()
-    metrics = Metrics("m", compat=False)
-    store = MemoryStore(config.store)
-    engine = Engine(config, FakeExecutor(), metrics)
-    app = application(Service(engine, config, metrics, Keys(), Offload(), store))
+    metrics = Metrics("m")
+    live = LiveConfig(config)
+    store = MemoryStore(live)
+    engine = Engine(live, FakeExecutor(), metrics)
+    app = application(Service(engine, live, metrics, Keys(), Offload(), store))
     return {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource is not None}
 
 

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from infd.config import Config, SchedulerConfig
+from infd.config import Config, LiveConfig, SchedulerConfig
 from infd.engine.engine import Engine
 from infd.request import FinishReason, Generate, Request, SamplingParams, Score, Want
 from infd.telemetry.metrics import Metrics
@@ -52,7 +52,7 @@ async def running(engine: Engine) -> AsyncIterator[Engine]:
 @asynccontextmanager
 async def serving(executor: Executor | None = None, **scheduler: int) -> AsyncIterator[Engine]:
     """Run an engine that nothing may be left in when the block is closed."""
-    engine = Engine(Config(scheduler=SchedulerConfig(**scheduler)), executor or FakeExecutor(), Metrics())
+    engine = Engine(LiveConfig(Config(scheduler=SchedulerConfig(**scheduler))), executor or FakeExecutor(), Metrics())
     async with running(engine):
         yield engine
     nothing_is_left(engine)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from infd.config import Config, LoraConfig, SchedulerConfig
+from infd.config import Config, LiveConfig, LoraConfig, SchedulerConfig
 from infd.engine.engine import Engine
 from infd.errors import AdapterExists, AdapterTooLarge, AdapterUnavailable, CheckpointError, ModelNotFound
 from infd.request import Adapter, FinishReason, Generate, Request, SamplingParams
@@ -39,7 +39,7 @@ async def serving(
     executor.files.update(dict.fromkeys("abcdefgh", (10 * MIB, 1)))
     lora = LoraConfig(max_adapters=slots, max_adapters_per_step=per_step, host_bytes=host_bytes)
     config = Config(lora=lora, scheduler=SchedulerConfig(max_waiting=4096))
-    engine = Engine(config, executor, Metrics("base"), names=("base",))
+    engine = Engine(LiveConfig(config), executor, Metrics("base"), names=("base",))
     async with running(engine):
         yield engine
         await idle(engine)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.config import Config
+from infd.config import Config, LiveConfig
 from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.engine.steps.watchdog import PATIENCE_S
@@ -305,7 +305,7 @@ async def test_a_request_that_can_never_fit_is_refused(prompt: list[int], error:
 
 
 async def test_no_request_is_admitted_before_the_model_is_loaded_or_while_draining():
-    engine = Engine(Config(), FakeExecutor(), Metrics())
+    engine = Engine(LiveConfig(Config()), FakeExecutor(), Metrics())
     with pytest.raises(NotReady):
         async with engine.admit(1, 0):
             pass
@@ -401,7 +401,7 @@ async def test_a_single_token_that_does_not_fit_fails_its_request():
 async def test_a_stuck_step_is_reported_once_and_cleared_by_progress():
     now = 0.0
     executor = FakeExecutor()
-    engine = Engine(Config(), executor, Metrics(), clock=lambda: now)
+    engine = Engine(LiveConfig(Config()), executor, Metrics(), clock=lambda: now)
     await engine.load()
     running = asyncio.create_task(engine.run())
     await asyncio.sleep(0)
@@ -423,7 +423,7 @@ async def test_a_lost_device_ends_every_stream_with_an_error_and_the_engine_fail
         if plan.number == 3:
             raise DeviceLost("poisoned")
 
-    engine = Engine(Config(), FakeExecutor(depth=2, fault=lost), Metrics())
+    engine = Engine(LiveConfig(Config()), FakeExecutor(depth=2, fault=lost), Metrics())
     await engine.load()
     running = asyncio.create_task(engine.run())
     await asyncio.sleep(0)
@@ -452,7 +452,7 @@ class LosesDevice(FakeExecutor):
 
 
 async def test_every_token_that_was_committed_before_the_device_was_lost_is_handed_out():
-    engine = Engine(Config(), LosesDevice(depth=2), Metrics())
+    engine = Engine(LiveConfig(Config()), LosesDevice(depth=2), Metrics())
     await engine.load()
     running = asyncio.create_task(engine.run())
     await asyncio.sleep(0)

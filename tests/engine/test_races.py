@@ -26,7 +26,16 @@ from msgspec import Struct
 
 from infd import embedded
 from infd.adapters.reading import HostWeights
-from infd.config import CacheConfig, Config, DeviceConfig, LoraConfig, ModelConfig, SchedulerConfig, ServerConfig
+from infd.config import (
+    CacheConfig,
+    Config,
+    DeviceConfig,
+    LiveConfig,
+    LoraConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
 from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.errors import (
@@ -132,7 +141,7 @@ def engine_over(world: World, depth: int, host_bytes: int) -> Engine:
         cache=CacheConfig(bytes=2**20, page_tokens=16),
         lora=LoraConfig(max_adapters=2, max_adapters_per_step=depth, host_bytes=host_bytes),
     )
-    return Engine(config, LocalExecutor(config), Metrics(), names=("embedded",))
+    return Engine(LiveConfig(config), LocalExecutor(config), Metrics(), names=("embedded",))
 
 
 class History:

@@ -43,6 +43,7 @@ from infd.text.tokenizer import Tokenizer
 from infd.text.tools.families_json import HERMES
 from infd.text.tools.offered import Offered
 from infd.weights.checkpoint import TensorFile
+from tests.admin.settings import fixed
 from tests.fuzz.grammar import Chooser, mapping
 from tests.fuzz.hostile import template, text, tokenizer
 from tests.fuzz.wire import BODIES, LAST, cut, made, statuses
@@ -527,7 +528,7 @@ class AdminTarget(SocketTarget):
     async def _start(self) -> str:
         endpoint = await self._stack.enter_async_context(serving())
         directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="infd-fuzz-"))
-        admin = AdminServer(AdminContext(endpoint.engine, "embedded", lambda: None))
+        admin = AdminServer(AdminContext(endpoint.engine, "embedded", lambda: None, fixed()))
         await admin.start(Path(directory, "admin.sock"))
         self._stack.push_async_callback(admin.close)
         return str(Path(directory, "admin.sock"))

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from infd import embedded
 from infd.apart.client import Worker
-from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.config import CacheConfig, Config, DeviceConfig, LiveConfig, ModelConfig, SchedulerConfig
 from infd.daemon.components import Language
 from infd.engine.engine import Engine
 from infd.errors import GrammarFailed, RequestFailed
@@ -258,7 +258,7 @@ class Proof:
         grammars = Grammars(service, target.vocabulary)
         device = DeviceConfig(kind="cpu", threads=1, depth=depth, kernel_cache=config.device.kernel_cache)
         config = Config(model=config.model, device=device, scheduler=config.scheduler, cache=config.cache)
-        engine = Engine(config, LocalExecutor(config, target.build), metrics, grammars=grammars)
+        engine = Engine(LiveConfig(config), LocalExecutor(config, target.build), metrics, grammars=grammars)
         try:
             async with running(engine):
                 for begun in range(0, constraints, ROUND):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from infd.config import Config
+from infd.config import Config, LiveConfig
 from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.http.app import HttpServer
@@ -111,11 +111,12 @@ async def serving(
     config = config or Config()
     executor = executor or FakeExecutor(capacity(pages=512, rows=16, step_tokens=64, max_model_len=256))
     metrics = Metrics()
-    engine = Engine(config, executor, metrics, grammars=grammars)
+    live = LiveConfig(config)
+    engine = Engine(live, executor, metrics, grammars=grammars)
     offload = Offload()
-    store = SqliteStore(config.store, offload) if config.store.path else MemoryStore(config.store)
+    store = SqliteStore(live, offload) if config.store.path else MemoryStore(live)
     await store.open()
-    server = HttpServer(engine, config, metrics, keys or Keys(), offload, store)
+    server = HttpServer(engine, live, metrics, keys or Keys(), offload, store)
     listening = socket.create_server(("127.0.0.1", 0))
     url = "http://{}:{}".format(*listening.getsockname())
     await server.start([listening])

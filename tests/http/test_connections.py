@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from infd.config import Config, ServerConfig
+from infd.config import Config, LiveConfig, ServerConfig
 from infd.errors import Overloaded
 from infd.http import app, connection, connections
 from infd.http.connections import Connections, address_of
@@ -32,7 +32,8 @@ class Guest:
 
 
 def house(most: int = 2, per_address: int = 2) -> Connections:
-    return Connections(ServerConfig(max_connections=most, max_connections_per_address=per_address), Metrics())
+    bounds = ServerConfig(max_connections=most, max_connections_per_address=per_address)
+    return Connections(LiveConfig(Config(server=bounds)), Metrics())
 
 
 def test_at_the_limit_the_connection_idle_for_longest_is_closed():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from infd.config import StoreConfig
+from infd.config import Config, LiveConfig, StoreConfig
 from infd.errors import ConfigError, InvalidRequest, NotStored
 from infd.http.store.entry import ENTRY_BYTES, Entry, is_id, new_id
 from infd.http.store.memory import MemoryStore
@@ -35,9 +35,9 @@ class Clock:
 @asynccontextmanager
 async def opened(path: Path | None, clock: Clock | None = None, **bounds: Any) -> AsyncIterator[Store]:
     """Open a store: in the file, or with None in memory."""
-    config, offload = StoreConfig(path=str(path or ""), **bounds), Offload()
+    live, offload = LiveConfig(Config(store=StoreConfig(path=str(path or ""), **bounds))), Offload()
     clock = clock or Clock()
-    store = MemoryStore(config, clock) if path is None else SqliteStore(config, offload, clock)
+    store = MemoryStore(live, clock) if path is None else SqliteStore(live, offload, clock)
     try:
         await store.open()
         try:

@@ -61,7 +61,7 @@ def load(
     bank = bank or HostBank()
     if described is None:  # no calibration is stored
         settings = replace(settings, device=replace(settings.device, kernel_cache=""))
-    source = WeightsSource(Path(), described or {}, {}, Path(), "")
+    source = WeightsSource(Path(), described or {}, {}, Path())
     return assemble(Runners(settings, setup, bank, pulse), bank, Arena(64, CPU, "weights"), source)
 
 

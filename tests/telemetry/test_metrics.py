@@ -9,10 +9,10 @@ from infd.telemetry.exposition import STATES, expose
 from infd.telemetry.metrics import Gauges, Histogram, Metrics
 
 
-def samples(metrics: Metrics) -> dict[str, float]:
+def samples(metrics: Metrics, *, compat: bool = True) -> dict[str, float]:
     """Every sample by `name{label="value",...}`, labels in order of their names."""
     found = {}
-    for family in text_string_to_metric_families(expose(metrics).decode()):
+    for family in text_string_to_metric_families(expose(metrics, compat=compat).decode()):
         for sample in family.samples:
             labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
             found[f"{sample.name}{{{labels}}}"] = sample.value
@@ -45,7 +45,7 @@ def test_counts_appear_under_both_names() -> None:
 
 
 def test_without_compat_only_names_of_our_own_appear() -> None:
-    names = {name for name in samples(Metrics("tiny", compat=False)) if not name.startswith("process_")}
+    names = {name for name in samples(Metrics("tiny"), compat=False) if not name.startswith("process_")}
 
     assert names
     assert all(name.startswith("infd_") for name in names)

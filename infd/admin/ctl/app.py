@@ -17,7 +17,7 @@ import click
 from msgspec import Struct
 
 from infd.admin import protocol
-from infd.admin.ctl import lifecycle, loras, show
+from infd.admin.ctl import lifecycle, loras, settings, show
 from infd.admin.ctl.bench import bench
 from infd.admin.ctl.client import AdminClient, Failure, TimedOut, Unreachable
 from infd.admin.ctl.events import events
@@ -173,5 +173,7 @@ for command in (
     loras.loras,
     loras.load_lora,
     loras.unload_lora,
+    settings.reload,
+    settings.config,
 ):
     cli.add_command(command)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
     from infd.adapters.registry import Adapters
-    from infd.config import ServerConfig
+    from infd.config import LiveConfig
     from infd.engine.admission.budget import QueueBudget
     from infd.engine.admission.gate import Gate
     from infd.engine.admission.ticket import Watchers
@@ -39,7 +39,7 @@ class Admission:
 
     def __init__(
         self,
-        server: ServerConfig,
+        live: LiveConfig,
         core: EngineCore,
         budget: QueueBudget,
         gate: Gate,
@@ -49,7 +49,7 @@ class Admission:
     ) -> None:
         self.budget = budget
         self.gate = gate
-        self._server = server
+        self._live = live
         self._core = core
         self._adapters = adapters
         self._grammars = grammars
@@ -86,7 +86,7 @@ class Admission:
         self.require_room(choices, tokens)
         reservation = self.budget.reserve(choices, tokens)
         ticket = Ticket(
-            secrets.token_hex(12), reservation, self._server, self._telemetry.now, self._submit, self.expire
+            secrets.token_hex(12), reservation, self._live.now.server, self._telemetry.now, self._submit, self.expire
         )
         self._tickets[ticket.id] = ticket
         self._empty.clear()

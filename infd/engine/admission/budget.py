@@ -13,7 +13,7 @@ from msgspec import Struct
 from infd.errors import Overloaded
 
 if TYPE_CHECKING:
-    from infd.config import SchedulerConfig
+    from infd.config import LiveConfig
 
 
 class Reservation(Struct):
@@ -30,10 +30,10 @@ class QueueBudget:
     queued_tokens     prompt tokens that are reserved, or that are queued and not yet planned
     """
 
-    def __init__(self, bounds: SchedulerConfig) -> None:
+    def __init__(self, live: LiveConfig) -> None:
         self.reserved_choices = 0
         self.queued_tokens = 0
-        self._bounds = bounds
+        self._live = live
 
     def require(self, choices: int, tokens: int, waiting: int) -> None:
         """Raise Overloaded if a request of this size does not fit.
@@ -41,8 +41,8 @@ class QueueBudget:
         waiting  choices in the scheduler's queue
         """
         waiting += self.reserved_choices
-        if waiting + choices > self._bounds.max_waiting:
-            raise Overloaded(f"{waiting} choices are waiting, of at most {self._bounds.max_waiting}")
+        if waiting + choices > (most := self._live.now.scheduler.max_waiting):
+            raise Overloaded(f"{waiting} choices are waiting, of at most {most}")
         self._require_tokens(tokens, beside=self.queued_tokens)
 
     def reserve(self, choices: int, tokens: int) -> Reservation:
@@ -75,6 +75,6 @@ class QueueBudget:
 
     def _require_tokens(self, tokens: int, beside: int) -> None:
         """Raise Overloaded if `tokens` more do not fit. A prompt fits in any case if no other prompt waits."""
-        most = self._bounds.max_waiting_tokens
+        most = self._live.now.scheduler.max_waiting_tokens
         if beside and beside + tokens > most:
             raise Overloaded(f"{beside} prompt tokens are waiting, of at most {most}: {tokens} more would be too many")

@@ -9,6 +9,7 @@ from infd.engine.lifecycle.state import State
 from infd.errors import NotReady
 
 if TYPE_CHECKING:
+    from infd.config import LiveConfig
     from infd.engine.lifecycle.state import Lifecycle
 
 
@@ -18,10 +19,9 @@ class Gate:
     holds  whether new requests wait while the gate is closed; otherwise they are refused
     """
 
-    def __init__(self, lifecycle: Lifecycle, hold_s: float) -> None:
-        """hold_s: most seconds that a request waits at the gate."""
+    def __init__(self, lifecycle: Lifecycle, live: LiveConfig) -> None:
         self.holds = False
-        self._hold_s = hold_s
+        self._live = live
         self._lifecycle = lifecycle
         self._waiters: dict[object, asyncio.Future[None]] = {}  # in order of arrival
 
@@ -41,15 +41,15 @@ class Gate:
 
     async def enter(self) -> None:
         """Return once the gate is open. Raises NotReady."""
-        request = object()
+        request, hold_s = object(), self._live.now.server.hold_timeout_s
         try:
-            async with asyncio.timeout(self._hold_s):
+            async with asyncio.timeout(hold_s):
                 while not self.open:
                     self.require()
                     self._waiters[request] = asyncio.get_running_loop().create_future()
                     await self._waiters[request]
         except TimeoutError:
-            raise self.not_ready(f"the request waited {self._hold_s:g} s for it (server.hold_timeout_s)") from None
+            raise self.not_ready(f"the request waited {hold_s:g} s for it (server.hold_timeout_s)") from None
         finally:
             self._waiters.pop(request, None)
 

@@ -21,7 +21,7 @@ from infd.memory import ALL
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from infd.config import ServerConfig
+    from infd.config import LiveConfig
     from infd.engine.admission.admission import Admission
     from infd.engine.core import EngineCore
     from infd.engine.lifecycle.memory import ModelMemory
@@ -40,14 +40,14 @@ class LifecycleControl:
 
     def __init__(
         self,
-        server: ServerConfig,
+        live: LiveConfig,
         lifecycle: Lifecycle,
         core: EngineCore,
         admission: Admission,
         memory: ModelMemory,
         telemetry: Telemetry,
     ) -> None:
-        self._settings = server
+        self._live = live
         self._lifecycle = lifecycle
         self._core = core
         self._admission = admission
@@ -82,7 +82,7 @@ class LifecycleControl:
             self._before_sleep = now
         new = self._before_sleep.new  # requests that the pause holds at the gate stay there
         if self._before_sleep.state is State.READY:
-            new = "hold" if by_itself or self._settings.wake_on_request else "reject"
+            new = "hold" if by_itself or self._live.now.server.wake_on_request else "reject"
         level = max(level, now.level)
         return self._set_target(Target(state=State.SLEEPING, mode=mode, new=new, level=level, by_itself=by_itself))
 
@@ -138,7 +138,7 @@ class LifecycleControl:
     def wakes_on_request(self) -> bool:
         """Whether the engine sleeps, and the next request wakes it."""
         now = self.target
-        wakes = self._settings.wake_on_request or now.by_itself
+        wakes = self._live.now.server.wake_on_request or now.by_itself
         return now.state is State.SLEEPING and self._before_sleep.state is State.READY and wakes
 
     def on_request(self) -> None:
@@ -148,7 +148,8 @@ class LifecycleControl:
 
     def sleep_if_idle(self) -> None:
         """Sleep after `server.idle_sleep_s` without a request. Called about once a second."""
-        idle_s = self._settings.idle_sleep_s
+        settings = self._live.now.server
+        idle_s = settings.idle_sleep_s
         if idle_s is None or self._lifecycle.state is not State.READY or self._memory.sleep_refusal:
             return
         accepted = self._core.in_flight.accepted
@@ -156,7 +157,7 @@ class LifecycleControl:
             self._idle = accepted, self._now()
         elif self._now() - self._idle[1] >= idle_s:
             self._idle = None
-            self.sleep(level=self._settings.idle_sleep_level, by_itself=True)
+            self.sleep(level=settings.idle_sleep_level, by_itself=True)
 
     def stop(self) -> bool:
         """Cancel all transitions and hold no more requests at the gate. Return whether steps remain held.
@@ -289,7 +290,7 @@ class LifecycleControl:
         lifecycle = self._lifecycle
         error: Exception | None = None
         try:
-            await self._memory.load_weights(path)
+            await self._memory.load_weights(path, self._live.now.model.weights_root)
         except asyncio.CancelledError:
             transition.end(self._now(), Overtaken(lifecycle.state.value))
             raise

@@ -73,12 +73,15 @@ class ModelMemory:
                 self._lifecycle.enter(State.SLEEPING, "waking")
                 await self._executor.wake(missing)
 
-    async def load_weights(self, path: str) -> None:
-        """Load the weights of another checkpoint. Raises StartError, and WrongState unless steps are held."""
+    async def load_weights(self, path: str, root: str) -> None:
+        """Load the weights of another checkpoint, see `Executor.load_weights`.
+
+        Raises StartError, and WrongState unless steps are held.
+        """
         async with self._changing:
             self._require_held_steps()
             self.weights_generation += 1  # counted first: a failed load may change weights too
-            await self._executor.load_weights(path)
+            await self._executor.load_weights(path, root)
             # Frozen sequences keep pages computed by the old weights; no other sequence may share these pages.
             self._core.forget_prefixes(preempting=False)
 

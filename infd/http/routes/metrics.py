@@ -12,6 +12,6 @@ async def scrape(request: web.Request) -> web.StreamResponse:
     """Return all metrics in Prometheus' text format."""
     service = request.app[SERVICE]
     return web.Response(
-        body=await service.offload(expose, service.metrics.snapshot()),
+        body=await service.offload(expose, service.metrics.snapshot(), compat=service.config.metrics.compat == "vllm"),
         headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
     )

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from infd.config import StoreConfig
+    from infd.config import LiveConfig
     from infd.http.store.entry import Entry
 
 
@@ -25,8 +25,8 @@ class Holding(Struct, eq=False):
 class MemoryStore:
     """A `Store` whose entries are lost when the process ends."""
 
-    def __init__(self, bounds: StoreConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self._bounds = bounds
+    def __init__(self, live: LiveConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._live = live
         self._clock = clock
         self._entries: OrderedDict[str, tuple[float, Entry]] = OrderedDict()  # with the time of the last change
         self._tenants: dict[str, Holding] = {}
@@ -39,7 +39,7 @@ class MemoryStore:
         pass
 
     async def add(self, entry: Entry) -> None:
-        if entry.bytes <= self._bounds.bytes:
+        if entry.bytes <= self._live.now.store.bytes:
             self._put(entry)
             self._trim()
 
@@ -78,12 +78,12 @@ class MemoryStore:
     def _trim(self) -> None:
         while self._entries:
             oldest, (changed, _) = next(iter(self._entries.items()))
-            if self._clock() - changed <= self._bounds.age_s:
+            if self._clock() - changed <= self._live.now.store.age_s:
                 break
             self._drop(oldest)
-        while len(self._entries) > self._bounds.entries:
+        while len(self._entries) > self._live.now.store.entries:
             self._drop_of(max(self._tenants.values(), key=lambda held: len(held.ids)))
-        while self.bytes > self._bounds.bytes:
+        while self.bytes > self._live.now.store.bytes:
             self._drop_of(max(self._tenants.values(), key=lambda held: held.bytes))
 
     def _drop_of(self, held: Holding) -> None:

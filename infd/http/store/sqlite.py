@@ -24,7 +24,7 @@ from infd.http.store.entry import Entry, failed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from infd.config import StoreConfig
+    from infd.config import LiveConfig
     from infd.offload import Offload
 
 P = ParamSpec("P")
@@ -59,9 +59,9 @@ class SqliteStore:
     clock  seconds since the epoch, because ages are compared across restarts
     """
 
-    def __init__(self, config: StoreConfig, offload: Offload, clock: Callable[[], float] = time.time) -> None:
-        self._bounds = config
-        self._path = Path(config.path)
+    def __init__(self, live: LiveConfig, offload: Offload, clock: Callable[[], float] = time.time) -> None:
+        self._live = live
+        self._path = Path(live.now.store.path)
         self._offload = offload
         self._clock = clock
         self._db: sqlite3.Connection | None = None
@@ -71,7 +71,7 @@ class SqliteStore:
         await self._offload.storage(self._open)
 
     async def add(self, entry: Entry) -> None:
-        if entry.bytes <= self._bounds.bytes:
+        if entry.bytes <= self._live.now.store.bytes:
             await self._do(self._put, entry)
 
     async def get(self, id: str, tenant: str) -> Entry | None:
@@ -166,7 +166,7 @@ class SqliteStore:
         self._trim()
 
     def _find(self, id: str, tenant: str) -> Entry | None:
-        oldest = self._clock() - self._bounds.age_s
+        oldest = self._clock() - self._live.now.store.age_s
         row = self._run(_SELECT + "WHERE id = ? AND tenant = ? AND time >= ?", id, tenant, oldest).fetchone()
         return None if row is None else _entry(row)
 
@@ -174,7 +174,7 @@ class SqliteStore:
         if (entry := self._find(id, tenant)) is None:
             return None
         changed = change(entry)
-        if changed.bytes <= self._bounds.bytes:
+        if changed.bytes <= self._live.now.store.bytes:
             self._put(changed)
         else:
             self._drop(id)
@@ -195,12 +195,12 @@ class SqliteStore:
     def _trim(self) -> None:
         """Drop expired entries; beyond a bound, the oldest entries of the tenant that holds most."""
         while (row := self._run("SELECT id, time FROM entries ORDER BY changed LIMIT 1").fetchone()) is not None:
-            if self._clock() - row[1] <= self._bounds.age_s:
+            if self._clock() - row[1] <= self._live.now.store.age_s:
                 break
             self._drop(row[0])
-        while self._entries > self._bounds.entries:
+        while self._entries > self._live.now.store.entries:
             self._drop(self._first(_OLDEST_OF_MOST_ENTRIES))
-        while self._bytes > self._bounds.bytes:
+        while self._bytes > self._live.now.store.bytes:
             self._drop(self._first(_OLDEST_OF_MOST_BYTES))
 
     def _first(self, statement: str) -> str:

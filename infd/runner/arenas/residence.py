@@ -169,15 +169,15 @@ class Residence:
         self.memory = replace(self.memory, weights=Residency.LOADED)
         self._unpark()
 
-    def load(self, path: str) -> None:
+    def load(self, path: str, root: str = "") -> None:
         """Replace the weights by those of another checkpoint, whose tensors have equal shapes.
 
-        path  see WeightsSource.locate
+        path, root  see WeightsSource.locate
 
         If the checkpoint does not match the model, raises CheckpointError before weights are read. If reading fails
         midway, loaded weights become INVALID, and released weights stay released.
         """
-        directory = self._source.locate(path)
+        directory = self._source.locate(path, root)
         if self.memory.weights in OFF_DEVICE:
             self._require_room()
         with Checkpoint(directory) as checkpoint:

@@ -1,4 +1,4 @@
-"""The checkpoint from which a model's weights were read, and the directories that may contain other checkpoints."""
+"""The checkpoint from which a model's weights were read, and where other checkpoints may lie."""
 
 from __future__ import annotations
 
@@ -25,36 +25,30 @@ class WeightsSource(Struct, frozen=True):
     config      content of config.json
     stamps      see Checkpoint.stamps
     configured  absolute path of the directory in the settings
-    root        directory that must contain every other checkpoint
     """
 
     directory: Path
     config: Mapping[str, Any]
     stamps: Mapping[str, tuple[int, int]]
     configured: Path
-    root: str
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, root: str) -> Self:
-        """Return the source of weights that were read from the configured checkpoint.
-
-        root  directory that must contain every other checkpoint; empty: the checkpoint's parent directory
-        """
-        configured = checkpoint.directory.absolute()
-        return cls(
-            checkpoint.directory, checkpoint.config, checkpoint.stamps(), configured, root or str(configured.parent)
-        )
+    def of(cls, checkpoint: Checkpoint) -> Self:
+        """Return the source of weights that were read from the configured checkpoint."""
+        return cls(checkpoint.directory, checkpoint.config, checkpoint.stamps(), checkpoint.directory.absolute())
 
     def replaced(self, checkpoint: Checkpoint) -> Self:
         """Return the source of weights that were read from another checkpoint."""
         return replace(self, directory=checkpoint.directory, config=checkpoint.config, stamps=checkpoint.stamps())
 
-    def locate(self, path: str) -> Path:
-        """Return the directory of the checkpoint at `path`: the configured directory, or one below the root.
+    def locate(self, path: str, root: str) -> Path:
+        """Return the directory of the checkpoint at `path`: the configured directory, or one below `root`.
+
+        root  directory that must contain every other checkpoint; empty: the configured checkpoint's parent
 
         Raises CheckpointError for any other path.
         """
-        return self.configured if Path(path) == self.configured else locate(path, self.root)
+        return self.configured if Path(path) == self.configured else locate(path, root or str(self.configured.parent))
 
     def require_same_architecture(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError if a checkpoint's architecture differs from the served architecture."""

@@ -141,7 +141,7 @@ def _build(
             unused[0],
         )
     try:
-        source = WeightsSource.of(checkpoint, config.model.weights_root)
+        source = WeightsSource.of(checkpoint)
         loaded = assemble(Runners(config, setup, bank, pulse), bank, weights, source)
     except RequestFailed as error:  # the trial steps failed
         raise CheckpointError(

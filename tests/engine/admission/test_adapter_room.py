@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from infd.config import Config, LoraConfig, SchedulerConfig, ServerConfig
+from infd.config import Config, LiveConfig, LoraConfig, SchedulerConfig, ServerConfig
 from infd.engine.engine import Engine
 from infd.errors import (
     Aborted,
@@ -43,7 +43,7 @@ async def serving(*, room: int = 15, patience: int = 64, **server: Any) -> Async
         scheduler=SchedulerConfig(priority_patience=patience),
         server=ServerConfig(**server),
     )
-    engine = Engine(config, executor, Metrics("base"), names=("base",))
+    engine = Engine(LiveConfig(config), executor, Metrics("base"), names=("base",))
     async with running(engine):
         for name in "abc":
             await engine.adapters.load(name, name)

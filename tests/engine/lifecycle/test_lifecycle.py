@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from infd.config import Config, SchedulerConfig, ServerConfig
+from infd.config import Config, LiveConfig, SchedulerConfig, ServerConfig
 from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.engine.streams import stream
@@ -48,7 +48,7 @@ class Histories(RuleBasedStateMachine):
         room = capacity(pages=pages, rows=4, step_tokens=16, score_cost=score_cost)
         self.executor = FakeExecutor(room, depth=depth)
         config = Config(server=ServerConfig(wake_on_request=wakes), scheduler=SchedulerConfig(max_waiting=12))
-        self.engine = Engine(config, self.executor, Metrics())
+        self.engine = Engine(LiveConfig(config), self.executor, Metrics())
         self.clients: list[asyncio.Task[Any]] = []
         self.transitions: list[Transition] = []
         self.drained = False

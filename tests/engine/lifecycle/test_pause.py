@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.config import Config, SchedulerConfig, ServerConfig
+from infd.config import Config, LiveConfig, SchedulerConfig, ServerConfig
 from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.errors import (
@@ -162,7 +162,7 @@ async def test_the_held_are_bounded_as_the_queue_is():
 
 
 async def resting(**server: float) -> tuple[Engine, asyncio.Task[None]]:
-    engine = Engine(Config(server=ServerConfig(**server)), FakeExecutor(), Metrics())
+    engine = Engine(LiveConfig(Config(server=ServerConfig(**server))), FakeExecutor(), Metrics())
     await engine.load()
     running = asyncio.create_task(engine.run())
     await turns()
@@ -287,7 +287,7 @@ async def test_a_drain_finishes_the_requests_that_a_waiting_pause_was_finishing(
 
 
 async def test_nothing_is_paused_before_the_model_is_loaded():
-    engine = Engine(Config(), FakeExecutor(), Metrics())
+    engine = Engine(LiveConfig(Config()), FakeExecutor(), Metrics())
     for verb in (engine.control.pause, engine.control.resume):
         with pytest.raises(WrongState, match="starting"):
             verb()
@@ -299,7 +299,7 @@ async def test_a_lost_device_fails_the_wait_for_a_pause():
         if plan.number == 5:
             raise DeviceLost("poisoned")
 
-    engine = Engine(Config(scheduler=SchedulerConfig()), FakeExecutor(fault=lost), Metrics())
+    engine = Engine(LiveConfig(Config(scheduler=SchedulerConfig())), FakeExecutor(fault=lost), Metrics())
     await engine.load()
     running = asyncio.create_task(engine.run())
     await turns()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from infd.config import Config, ServerConfig
+from infd.config import Config, LiveConfig, ServerConfig
 from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.errors import (
@@ -51,7 +51,8 @@ class Clock:
 
 @asynccontextmanager
 async def serving(*, depth: int = 1, clock: Clock | None = None, **server: Any) -> AsyncIterator[Engine]:
-    engine = Engine(Config(server=ServerConfig(**server)), FakeExecutor(depth=depth), Metrics(), clock=clock or Clock())
+    live = LiveConfig(Config(server=ServerConfig(**server)))
+    engine = Engine(live, FakeExecutor(depth=depth), Metrics(), clock=clock or Clock())
     async with running(engine):
         await turns()
         yield engine

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from infd.config import Config, SchedulerConfig
+from infd.config import Config, LiveConfig
 from infd.engine.engine import Engine
 from infd.errors import GrammarFailed, Unsupported
 from infd.request import FinishReason, Generate, Request, SamplingParams
@@ -36,7 +36,7 @@ def request(
 
 @asynccontextmanager
 async def serving(executor: FakeExecutor, grammars: FakeGrammars | None = None) -> AsyncIterator[Engine]:
-    engine = Engine(Config(scheduler=SchedulerConfig()), executor, Metrics(), grammars=grammars or FakeGrammars())
+    engine = Engine(LiveConfig(Config()), executor, Metrics(), grammars=grammars or FakeGrammars())
     async with running(engine):
         yield engine
     nothing_is_left(engine)
@@ -180,7 +180,7 @@ async def test_a_constraint_that_cannot_be_compiled_is_refused_before_it_is_queu
 
 
 async def test_without_grammars_a_constraint_is_refused():
-    engine = Engine(Config(), FakeExecutor(), Metrics())
+    engine = Engine(LiveConfig(Config()), FakeExecutor(), Metrics())
     async with running(engine):
         with pytest.raises(Unsupported):
             await ask(engine, request([1], Counted(2, 1)))

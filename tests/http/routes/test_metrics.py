@@ -173,7 +173,7 @@ async def test_odd_methods_and_paths_make_no_labels_of_their_own(endpoint: Endpo
 
 
 async def test_a_scrape_is_written_off_the_loop(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(metrics, "expose", lambda counted: threading.current_thread().name.encode())
+    monkeypatch.setattr(metrics, "expose", lambda counted, compat: threading.current_thread().name.encode())
 
     async with endpoint.session.get("/metrics") as response:
         assert (await response.text()).startswith("infd-offload")

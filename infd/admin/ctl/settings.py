@@ -1,0 +1,93 @@
+"""`infdctl reload | config get | config set`: settings of the running daemon."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from infd.admin import protocol
+from infd.admin.ctl import show
+from infd.admin.ctl.options import json_option
+
+if TYPE_CHECKING:
+    from infd.admin.ctl.client import AdminClient
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def reload(client: AdminClient, as_json: bool) -> None:
+    """Read settings and API keys again, as on HUP, and change those that may change while infd runs.
+
+    The configuration is checked whole first; if it is invalid, nothing changes and the exit code is 1. Settings that
+    take effect at the next start only are listed. Values of `infdctl config set` are replaced.
+    """
+    done = client.post("/v1/reload", protocol.Reloaded, patient=True)
+    if as_json:
+        show.as_json(done)
+        return
+    click.echo(f"reloaded: {len(done.applied)} settings changed, {done.keys} API keys", err=True)
+    _show_changes(done)
+
+
+@click.group(no_args_is_help=False)
+def config() -> None:
+    """Show or change the settings of the running daemon."""
+
+
+@config.command("get")
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@json_option
+@click.pass_obj
+def get(client: AdminClient, keys: tuple[str, ...], as_json: bool) -> None:
+    """Show the settings in force: all, or those named SECTION.KEY, or all of a SECTION."""
+    rows = client.get("/v1/config", protocol.Settings).settings
+    for key in keys:
+        if not any(_selects(key, row.key) for row in rows):
+            raise click.UsageError(f"the daemon has no setting {key!r}; `infdctl config get` lists all")
+    rows = [row for row in rows if not keys or any(_selects(key, row.key) for key in keys)]
+    if as_json:
+        show.as_json(protocol.Settings(rows))
+        return
+    show.table(
+        ("SETTING", "VALUE", "CHANGES", "FROM"),
+        ((row.key, _text(row.value), "live" if row.live else "at a start", row.origin) for row in rows),
+    )
+
+
+@config.command("set")
+@click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
+@json_option
+@click.pass_obj
+def set_(client: AdminClient, assignments: tuple[str, ...], as_json: bool) -> None:
+    """Change settings until the next reload or start, all or none. Values are written as after `infd start --set`."""
+    values = {}
+    for assignment in assignments:
+        key, separator, value = assignment.partition("=")
+        if not separator:
+            raise click.UsageError(f"{assignment}: expected SECTION.KEY=VALUE")
+        values[key.strip()] = value
+    done = client.post("/v1/config/set", protocol.Reloaded, {"values": values}, patient=True)
+    if as_json:
+        show.as_json(done)
+        return
+    _show_changes(done)
+
+
+def _show_changes(done: protocol.Reloaded) -> None:
+    undone = set(done.undone)
+    for change in done.applied:
+        note = "  (replaces a value of `infdctl config set`)" if change.key in undone else ""
+        click.echo(f"{change.key}: {_text(change.old)} -> {_text(change.new)}{note}")
+    for change in done.restart:
+        click.echo(f"{change.key}: {_text(change.old)} -> {_text(change.new)}  (at the next start)")
+
+
+def _selects(key: str, name: str) -> bool:
+    return name == key or name.startswith(f"{key}.")
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None else json.dumps(value, ensure_ascii=False)

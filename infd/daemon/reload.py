@@ -1,0 +1,132 @@
+"""Change live settings of a running daemon: read all settings again, or set some until the next reload.
+
+Settings are read and checked whole before the first of them changes. Those that take effect at a start only keep their
+values, and are reported with the old and the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from infd.admin import protocol
+from infd.config import SETTINGS, Assignment, Loaded
+from infd.daemon import resolve
+from infd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from infd.config import Config, Environment, LiveConfig
+    from infd.http.auth import Keys
+    from infd.offload import Offload
+    from infd.telemetry.events import Events
+
+log = logging.getLogger("infd.daemon")
+
+SET = "infdctl config set"
+
+
+class Reloader:
+    """The live settings, and the values that `infdctl config set` gave them since the last reload."""
+
+    def __init__(
+        self,
+        live: LiveConfig,
+        start: Loaded | None,
+        environment: Environment,
+        offload: Offload,
+        events: Events,
+        apply: Callable[[Config, Keys], None],
+    ) -> None:
+        """Take the settings of the start.
+
+        start  settings of the start, with their sources; None: settings that a program chose, which never change
+        apply  called on the loop with the changed settings and the API keys, once both are known to be valid
+        """
+        self._live = live
+        self._sources = None if start is None else start.sources
+        self._environment = environment
+        self._offload = offload
+        self._events = events
+        self._apply = apply
+        self._set: dict[str, Assignment] = {}
+        self._origins: Mapping[str, str] = {} if start is None else start.origins
+        self._one_at_a_time = asyncio.Lock()
+
+    async def reload(self) -> protocol.Reloaded:
+        """Read all settings and the API keys again. Raises ConfigError, which leaves everything as it was."""
+        async with self._one_at_a_time:
+            undone = sorted(self._set)
+            try:
+                done = await self._change({})
+            except ConfigError as error:
+                self._events.publish("config", "not reloaded", error=str(error))
+                raise
+            done.undone = [key for key in undone if key in {change.key for change in done.applied}]
+            fields = {"applied": len(done.applied), "restart": len(done.restart), "keys": done.keys}
+            self._events.publish("config", "reloaded", **fields)
+            log.info("reloaded", extra=fields)
+            for change in done.applied:
+                log.info("setting changed", extra=msgspec.structs.asdict(change))
+            for change in done.restart:
+                log.warning("this setting changes at the next start only", extra=msgspec.structs.asdict(change))
+            for key in done.undone:
+                log.warning("the reload replaced a value of `%s`", SET, extra={"key": key})
+            return done
+
+    async def set(self, values: Mapping[str, str]) -> protocol.Reloaded:
+        """Give live settings other values, as texts, until the next reload or start. Raises ConfigError."""
+        async with self._one_at_a_time:
+            if fixed := [key for key in values if key in SETTINGS and not SETTINGS[key].live]:
+                raise ConfigError(f"{', '.join(fixed)}: changes at a start only; set it in a file, and restart infd")
+            assigned = {key: Assignment(key, value, SET) for key, value in values.items()}
+            done = await self._change(self._set | assigned)
+            for change in done.applied:
+                self._events.publish("config", "set", key=change.key, old=change.old, new=change.new)
+            return done
+
+    def rows(self) -> list[protocol.SettingRow]:
+        """Return all settings with their values and origins."""
+        return [
+            protocol.SettingRow(key, value_of(self._live.now, key), self._origins.get(key, ""), setting.live)
+            for key, setting in SETTINGS.items()
+        ]
+
+    async def _change(self, assigned: dict[str, Assignment]) -> protocol.Reloaded:
+        if self._sources is None:
+            raise ConfigError("this daemon's settings come from a program, not from files: there is nothing to reload")
+        loaded = await self._offload(self._sources.load, *assigned.values())
+        now = self._live.now
+        changed = [key for key in SETTINGS if loaded.value(key) != value_of(now, key)]
+        applied = [key for key in changed if SETTINGS[key].live]
+        config = _merged(now, loaded, applied)
+        keys = await self._offload(resolve.keys, config, self._environment)
+        self._apply(config, keys)
+        self._set = assigned
+        self._origins = {**self._origins, **{key: loaded.origins[key] for key in SETTINGS if SETTINGS[key].live}}
+        changes = {key: protocol.SettingChange(key, value_of(now, key), loaded.value(key)) for key in changed}
+        return protocol.Reloaded(
+            applied=[changes[key] for key in applied],
+            restart=[changes[key] for key in changed if not SETTINGS[key].live],
+            keys=len(keys),
+        )
+
+
+def value_of(config: Config, key: str) -> Any:
+    """Return the value of `section.name`."""
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def _merged(config: Config, loaded: Loaded, keys: Iterable[str]) -> Config:
+    """Return `config` with the values that `keys` have in `loaded`."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key in keys:
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = loaded.value(key)
+    return replace(config, **{name: replace(getattr(config, name), **values) for name, values in sections.items()})

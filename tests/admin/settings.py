@@ -1,0 +1,13 @@
+"""Settings of a daemon under test that has no files."""
+
+from __future__ import annotations
+
+from infd.config import Config, Environment, LiveConfig
+from infd.daemon.reload import Reloader
+from infd.offload import Offload
+from infd.telemetry.events import Events
+
+
+def fixed() -> Reloader:
+    """The built-in settings; every change is refused."""
+    return Reloader(LiveConfig(Config()), None, Environment(), Offload(), Events(), lambda config, keys: None)

@@ -1,0 +1,152 @@
+"""Settings that change while the daemon runs."""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import pytest
+
+from infd.config import SETTINGS, Environment, LiveConfig, load
+from infd.daemon.reload import Reloader, value_of
+from infd.errors import ConfigError
+from infd.offload import Offload
+from infd.telemetry.events import Events
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from infd.config import Config
+    from infd.http.auth import Keys
+
+
+class Server:
+    """Settings of a file, and the API keys in force."""
+
+    def __init__(self, directory: Path, text: str = "") -> None:
+        self.file = directory / "infd.toml"
+        self.file.write_text(text)
+        self.offload = Offload()
+        start = load(file=self.file)
+        self.live = LiveConfig(start.config)
+        self.keys: Keys | None = None
+        self.reloader = Reloader(self.live, start, Environment(), self.offload, Events(), self._apply)
+
+    def _apply(self, config: Config, keys: Keys) -> None:
+        self.live.now, self.keys = config, keys
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path, "[server]\nport = 8000\n")
+    yield server
+    server.offload.close()
+
+
+async def test_a_reload_changes_live_settings_and_names_those_that_want_a_restart(server: Server) -> None:
+    server.file.write_text('[server]\nport = 9000\nidle_timeout_s = 5\n[log]\nlevel = "debug"\n')
+
+    done = await server.reloader.reload()
+
+    assert [(change.key, change.old, change.new) for change in done.applied] == [
+        ("server.idle_timeout_s", 75.0, 5.0),
+        ("log.level", "info", "debug"),
+    ]
+    assert [(change.key, change.old, change.new) for change in done.restart] == [("server.port", 8000, 9000)]
+    assert server.live.now.server.idle_timeout_s == 5.0
+    assert server.live.now.server.port == 8000
+
+
+async def test_a_reload_without_changes_changes_nothing(server: Server) -> None:
+    before = server.live.now
+    done = await server.reloader.reload()
+
+    assert (done.applied, done.restart) == ([], [])
+    assert server.live.now == before
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[server]\nidle_timeout_s = 0\n", "server.idle_timeout_s"),
+        ("[server]\nidel_timeout_s = 5\n", "unknown setting server.idel_timeout_s"),
+        ("[server\n", "is not TOML"),
+        ('[server]\nidle_timeout_s = 5\napi_key_file = "/nowhere"\n', "/nowhere cannot be read"),
+    ],
+)
+async def test_bad_settings_change_nothing_and_say_why(server: Server, text: str, named: str) -> None:
+    before = server.live.now
+    server.file.write_text(text)
+
+    with pytest.raises(ConfigError, match=named):
+        await server.reloader.reload()
+
+    assert server.live.now is before
+
+
+async def test_a_key_file_is_read_again_although_no_setting_changed(server: Server, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"a:{sha256(b'one').hexdigest()}\n")
+    server.file.write_text(f'[server]\napi_key_file = "{keys}"\n')
+    assert (await server.reloader.reload()).keys == 1
+    keys.write_text(f"a:{sha256(b'two').hexdigest()}\nb:{sha256(b'three').hexdigest()}\n")
+
+    done = await server.reloader.reload()
+
+    assert (done.applied, done.keys) == ([], 2)
+    assert server.keys is not None
+    assert server.keys.identify("Bearer two") is not None
+
+
+async def test_a_setting_stays_set_until_the_reload_which_names_it(server: Server) -> None:
+    await server.reloader.set({"server.idle_timeout_s": "7"})
+    await server.reloader.set({"limits.choices": "3"})
+    assert server.live.now.server.idle_timeout_s == 7.0
+    assert server.live.now.limits.choices == 3
+    origins = {row.key: row.origin for row in server.reloader.rows()}
+    assert origins["server.idle_timeout_s"] == "infdctl config set"
+
+    done = await server.reloader.reload()
+
+    assert done.undone == ["limits.choices", "server.idle_timeout_s"]
+    assert server.live.now.server.idle_timeout_s == 75.0
+    assert {row.key: row.origin for row in server.reloader.rows()}["server.idle_timeout_s"] == "built-in"
+
+
+async def test_a_setting_of_the_start_is_not_set(server: Server) -> None:
+    with pytest.raises(ConfigError, match=r"server\.port: changes at a start only"):
+        await server.reloader.set({"limits.choices": "3", "server.port": "1"})
+
+    assert server.live.now.limits.choices == 128
+
+
+async def test_a_value_that_is_refused_is_not_kept_for_the_next_change(server: Server) -> None:
+    with pytest.raises(ConfigError, match=r"limits\.choices"):
+        await server.reloader.set({"limits.choices": "0"})
+    await server.reloader.set({"limits.stop_strings": "3"})
+
+    assert server.live.now.limits.choices == 128
+
+
+async def test_changes_at_once_take_turns(server: Server) -> None:
+    await asyncio.gather(
+        *(server.reloader.set({"limits.choices": str(number)}) for number in range(1, 20)),
+        server.reloader.reload(),
+        server.reloader.set({"limits.stop_strings": "5"}),
+    )
+
+    assert server.live.now.limits.choices == 128  # the reload came after the values that were set
+    assert server.live.now.limits.stop_strings == 5
+
+
+async def test_settings_of_a_program_do_not_change() -> None:
+    offload = Offload()
+    config = load().config
+    reloader = Reloader(LiveConfig(config), None, Environment(), offload, Events(), lambda config, keys: None)
+
+    with pytest.raises(ConfigError, match="come from a program"):
+        await reloader.reload()
+    assert {row.key: row.value for row in reloader.rows()} == {key: value_of(config, key) for key in SETTINGS}
+    offload.close()
