@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from infd.commandline import misused, unwritable
 from infd.config import SETTINGS, Assignment, Environment, Loaded, limit_thread_spinning, load
 from infd.errors import NotAnswered, StartError, UsageError
 from infd.memory import use_one_heap
@@ -35,13 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run `infd` and exit with a status of sysexits(3)."""
     try:
         code: int = cli.main(arguments, prog_name="infd", standalone_mode=False)
+        sys.stdout.flush()
     except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx is not None else "infd"
-        _print_error(f"{error.format_message().removesuffix('.')}. See `{command} --help`.")
+        _print_error(misused(error, "infd"))
         code = os.EX_USAGE
     except (StartError, NotAnswered) as error:
         _print_error(str(error))
         code = error.exit_code
+    except OSError as error:
+        _print_error(unwritable(error))
+        code = os.EX_IOERR
     except (click.Abort, KeyboardInterrupt):
         code = os.EX_OK
     sys.exit(code)
@@ -67,10 +71,17 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def configurable(command: Command) -> Command:
-    """Add `--config`, `--set` and the settings' own flags to `command`, and pass it the settings as `loaded`."""
+    """Add `--config`, `--set` and the settings' own flags to `command`, and pass it the settings as `loaded`.
+
+    A command with an argument MODEL accepts the model there too.
+    """
 
     def with_settings(config: Path | None, set_: tuple[str, ...], **options: Any) -> int:
         flags = {name: options.pop(name) for name in tuple(options) if name in _FLAGS}
+        if (model := options.pop("model", None)) is not None:
+            if flags["model__path"] is not None:
+                raise click.UsageError("MODEL and --model name the same setting; give one")
+            flags["model__path"] = model
         return command(loaded=_load(config, set_, flags), **options)
 
     with_settings.__doc__ = command.__doc__
@@ -136,9 +147,10 @@ def cli() -> None:
 
 
 @cli.command()
+@click.argument("model", required=False)
 @configurable
 def start(loaded: Loaded) -> int:
-    """Serve in the foreground until TERM or INT.
+    """Serve MODEL, by default the embedded model, in the foreground until TERM or INT.
 
     TERM lets requests in flight finish, for at most server.drain_timeout_s; INT ends them at once.
     """

@@ -16,6 +16,7 @@ InfdError
 │   ├── ResponseNotFound   404
 │   ├── ConversationNotFound  404
 │   ├── ItemNotFound       404
+│   ├── OriginNotAllowed   403, a browser's preflight request
 │   ├── UnknownPath        404
 │   ├── MethodNotAllowed   405
 │   ├── BodyTooLarge       413
@@ -211,6 +212,17 @@ class ItemNotFound(RequestError):
 
 class UnknownPath(RequestError):
     status, code = 404, "unknown_path"
+
+
+class OriginNotAllowed(RequestError):
+    """A preflight request of a web page that the settings do not allow."""
+
+    status, code = 403, "origin_not_allowed"
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(
+            f"pages of {shorten(origin)} may not send requests here; the operator allows them in server.cors_origins"
+        )
 
 
 class MethodNotAllowed(RequestError):

@@ -141,6 +141,25 @@ def test_without_a_gpu_and_a_target_warm_says_what_is_missing(capsys: pytest.Cap
     assert missing in capsys.readouterr().err
 
 
+def test_output_that_cannot_be_written_is_one_line_and_exit_74() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "infd", "config", "show"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert (done.returncode, done.stderr) == (74, "infd: standard output: No space left on device\n")
+
+
+def test_the_model_is_an_argument_of_start(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("start", "/nowhere/model") == 78
+    assert "/nowhere/model" in capfd.readouterr().err
+    assert run("start", "/nowhere/model", "--model", "/nowhere/else") == 64
+
+
 def test_help_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("start", "--help") == 0
     assert "--kv-cache-bytes SIZE" in capsys.readouterr().out

@@ -205,6 +205,29 @@ def test_variables_that_orchestrators_inject_are_not_settings() -> None:
     assert from_environ(INFD_SERVICE_HOST="10.0.0.1", INFD_PORT="tcp://10.0.0.1:80", INFD_ADMIN_SOCKET="/x") == Config()
 
 
+@pytest.mark.parametrize("variable", ["INFD_SERVER_PORT", "INFD_PORT"])
+def test_a_variable_that_lacks_an_underscore_is_an_error_unless_kubernetes_sets_it(variable: str) -> None:
+    assert problems(environ={variable: "8001"}) == [
+        f"environment variable {variable}: settings have two underscores: INFD_SERVER__PORT"
+    ]
+    assert from_environ(**{variable: "tcp://10.0.0.1:8000", "INFD_SERVER_PORT_8000_TCP_PROTO": "tcp"}) == Config()
+
+
+@pytest.mark.parametrize("text", ['["127.0.0.1", "::1"]', "['127.0.0.1', '::1',]", "127.0.0.1, ::1"])
+def test_a_list_is_written_as_in_toml_or_with_commas(text: str) -> None:
+    assert from_environ(INFD_SERVER__HOST=text).server.host == ("127.0.0.1", "::1")
+
+
+def test_a_broken_list_is_an_error() -> None:
+    (problem,) = problems(environ={"INFD_SERVER__HOST": '["127.0.0.1"'})
+    assert "not a list" in problem
+
+
+def test_an_empty_name_is_not_served() -> None:
+    (problem,) = problems(environ={"INFD_MODEL__SERVED_NAMES": ""})
+    assert "model.served_names" in problem
+
+
 def test_a_misspelt_variable_is_an_error() -> None:
     assert problems(environ={"INFD_SERVR__PORT": "1"}) == [
         "environment variable INFD_SERVR__PORT: unknown setting servr.port; the nearest known one is server.port"

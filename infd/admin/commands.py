@@ -276,7 +276,7 @@ async def load_lora(context: AdminContext, args: protocol.LoadLora) -> protocol.
     except CheckpointError as error:
         raise Refused(422, "bad_adapter", str(error)) from error
     except AdapterExists as error:
-        raise Refused(409, "name_taken", str(error)) from error
+        raise Refused(422, "name_taken", str(error)) from error
     except AdapterTooLarge as error:
         raise Refused(507, "no_memory", str(error)) from error
     return await _await_unused(context, args.name, args.wait_s, began, changed=changed)

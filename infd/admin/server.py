@@ -64,8 +64,8 @@ class AdminServer:
         self._server: asyncio.AbstractServer | None = None
         self._runner: web.AppRunner | None = None
 
-    async def start(self, path: str | Path, *, private: bool = False) -> None:
-        """Listen on `path`; with `private` the directory of `path` must be accessible to this user alone.
+    async def start(self, path: str | Path, *, private: bool = False, make_directory: bool = True) -> None:
+        """Listen on `path`; `private` and `make_directory` are those of UnixListener.
 
         Raises SocketTaken, or ConfigError if the socket cannot be bound.
         """
@@ -77,7 +77,7 @@ class AdminServer:
         for feed in FEEDS:
             app.router.add_route(feed.method, feed.path, partial(self._feed, feed), expect_handler=_answer_expectation)
         app.router.add_route("*", "/{elsewhere:.*}", _refuse_unknown, name=_UNKNOWN, expect_handler=_answer_expectation)
-        self._listener = UnixListener(path, group=self._access.readers, private=private)
+        self._listener = UnixListener(path, group=self._access.readers, private=private, make_directory=make_directory)
         # No handler_cancellation: a mutation is finished even if its client disconnects.
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self._runner.setup()

@@ -215,7 +215,9 @@ class ChatClient:
         except msgspec.MsgspecError:
             refusal = None
         reason = refusal.message if refusal is not None and refusal.message else f"{response.status} {response.reason}"
-        if response.status == http.HTTPStatus.BAD_REQUEST:
+        if response.status == http.HTTPStatus.BAD_REQUEST or (
+            response.status == http.HTTPStatus.NOT_FOUND and refusal is not None  # a model that is not served
+        ):
             raise RequestRefused(reason)
         raise NotAnswered(reason + hint)
 

@@ -12,7 +12,7 @@ from infd.chat import commands
 from infd.chat.client import Ending
 from infd.chat.history import input_history
 from infd.chat.screen import Plain, Terminal
-from infd.errors import NotAnswered
+from infd.errors import NotAnswered, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 
 def talk(client: ChatClient, conversation: Conversation, history: Path | None) -> int:
-    """Run a conversation and return the exit code. Raises NotAnswered.
+    """Run a conversation and return the exit code. Raises NotAnswered, UsageError.
 
     On a terminal, each line of input is a message or a command. Otherwise all of standard input is one message.
     """
     screen: Screen = Terminal() if sys.stdout.isatty() else Plain()
     if not sys.stdin.isatty():
-        conversation.say(sys.stdin.read().strip())
+        if not (text := sys.stdin.read().strip()):
+            raise UsageError("standard input holds no message; write one to it, or run `infd chat` on a terminal")
+        conversation.say(text)
         return os.EX_OK if answer(client, conversation, screen) else 128 + signal.SIGINT
     screen.remark(f"{', '.join(client.models())} at {client.url}; /help, Ctrl-D to leave")
     with input_history(history):

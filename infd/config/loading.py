@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 DIRECTORY = Path("/etc/infd")
 BUILT_IN = "built-in"
 
+# Variables of infd that are no settings.
+OTHER_VARIABLES = frozenset({"INFD_API_KEY", "INFD_ADMIN_SOCKET"})
+# Kubernetes sets INFD_PORT=tcp://10.0.0.1:8000 for a service named infd, INFD_SERVER_PORT for one named infd-server.
+_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -93,7 +97,7 @@ def load(
     origins = dict.fromkeys(SETTINGS, BUILT_IN)
     for assignment in (
         *_from_files(file, directory, problems),
-        *_from_environ(environ or {}),
+        *_from_environ(environ or {}, problems),
         *command_line,
     ):
         setting = SETTINGS.get(assignment.key)
@@ -144,12 +148,23 @@ def _flatten(document: Mapping[str, Any], origin: str) -> Iterator[Assignment]:
                 yield Assignment(f"{name}.{key}", value, origin, text=False)
 
 
-def _from_environ(environ: Mapping[str, str]) -> Iterator[Assignment]:
+def _from_environ(environ: Mapping[str, str], problems: list[str]) -> Iterator[Assignment]:
     for variable in sorted(environ):
+        if not variable.startswith("INFD_") or variable in OTHER_VARIABLES:
+            continue
         section, separator, name = variable.removeprefix("INFD_").partition("__")
-        # Names without a double underscore are no settings: Kubernetes sets INFD_SERVICE_HOST for a service named infd.
-        if variable.startswith("INFD_") and separator:
+        if separator:
             yield Assignment(f"{section}.{name}".lower(), environ[variable], f"environment variable {variable}")
+        elif (meant := _meant(section.lower())) and not _SERVICE_LINK.match(environ[variable]):
+            problems.append(f"environment variable {variable}: settings have two underscores: {meant}")
+
+
+def _meant(name: str) -> str | None:
+    """Return the variable of the setting whose name lacks an underscore, or its section; None: another program's."""
+    section, _, rest = name.partition("_")
+    keys = [key for key in SETTINGS if key == f"{section}.{rest}"]
+    keys = keys or [key for key in SETTINGS if key.partition(".")[2] == name]
+    return f"INFD_{keys[0].replace('.', '__').upper()}" if len(keys) == 1 else None
 
 
 def _typed(setting: Setting, assignment: Assignment) -> object:
@@ -160,8 +175,18 @@ def _typed(setting: Setting, assignment: Assignment) -> object:
         if setting.sized:
             value = _size(value)
         elif setting.repeatable:
-            value = [item.strip() for item in value.split(",")] if assignment.text else [value]
+            value = _items(value) if assignment.text else [value]
     return msgspec.convert(value, setting.type, strict=not assignment.text)
+
+
+def _items(text: str) -> list[object]:
+    """Parse `a, b`, or `["a", "b"]` as in TOML and JSON. Raises ValueError."""
+    if not text.lstrip().startswith("["):
+        return [item.strip() for item in text.split(",")]
+    try:
+        return list(tomllib.loads(f"items = {text.strip()}")["items"])
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"not a list: {error}") from None
 
 
 def _table(value: object) -> dict[str, str]:

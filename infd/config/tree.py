@@ -16,7 +16,7 @@ Count = Annotated[int, Meta(ge=1)]
 # Durations are finite: at most 1e9 s (about 30 years), or 1e9 ms.
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
-Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)\Z")]
+Origin = Annotated[str, Meta(pattern=r"^(\*|localhost|[a-z][a-z0-9+.-]*://[^/\s]+)\Z")]
 
 
 def about(
@@ -87,7 +87,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         ),
     ] = "auto"
     served_names: Annotated[
-        tuple[str, ...],
+        tuple[Annotated[str, Meta(min_length=1)], ...],
         about(
             "model names that clients may send; the first is reported (default: from the path)", flag="--served-name"
         ),
@@ -144,7 +144,11 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65535), about("TCP port; 0 picks a free one", flag="--port")] = 8000
     cors_origins: Annotated[
         tuple[Origin, ...],
-        about("web origins allowed to call the API: `https://chat.example`, or `*` for all; empty: none", live=True),
+        about(
+            "web origins allowed to call the API: `https://chat.example`, `localhost` for every port of localhost,"
+            " 127.0.0.1 and [::1], or `*` for all; empty: none",
+            live=True,
+        ),
     ] = ()
     unix_mode: Annotated[
         str, Meta(pattern=r"^0?[0-7]{3}\Z"), about("permission bits of `unix:` sockets, in octal as for chmod")

@@ -136,7 +136,11 @@ class Daemon:
         sockets = self._sockets = self._bind()
         if not sockets.inherited:
             await self.http.start(sockets.sockets)
-        await self.admin.start(self.admin_socket, private=self.admin_socket.parent == self.environment.private)
+        await self.admin.start(
+            self.admin_socket,
+            private=self.admin_socket.parent == self.environment.private,
+            make_directory=not self.live.now.admin.socket,  # a directory that the settings misspell is not made
+        )
         log.info("listening", extra={"address": " ".join(sockets.addresses), "admin": str(self.admin_socket)})
         if sockets.reachable_from_outside and not self.http.keys:
             log.warning(

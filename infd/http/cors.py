@@ -5,20 +5,25 @@ Only browsers enforce CORS; CORS protects browsers' users, not the server.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
+
+from infd.errors import OriginNotAllowed
 
 if TYPE_CHECKING:
     from infd.config import LiveConfig
 
 ANY: Final = "*"
+LOCALHOST: Final = "localhost"
+_LOCAL: Final = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?")
 MAX_AGE_S: Final = 7200  # the maximum that every browser supports
 READABLE: Final = "X-Request-Id, Retry-After"
 
 
 class Origins:
-    """The origins that the settings allow: exact origins, or all."""
+    """The origins that the settings allow: exact origins, those of this machine, or all."""
 
     def __init__(self, live: LiveConfig) -> None:
         self._live = live
@@ -28,13 +33,15 @@ class Origins:
         return self._live.now.server.cors_origins
 
     def preflight(self, request: web.Request) -> web.Response | None:
-        """Return the response to a preflight request; None for other requests and for origins that are not allowed.
+        """Return the response to a preflight request; None for other requests. Raises OriginNotAllowed.
 
         A preflight request needs no API key, because browsers send preflight requests without credentials.
         """
-        method = request.headers.get("Access-Control-Request-Method")
-        if request.method != "OPTIONS" or method is None or not self._allows(request.headers.get("Origin")):
+        method, origin = request.headers.get("Access-Control-Request-Method"), request.headers.get("Origin")
+        if request.method != "OPTIONS" or method is None or origin is None:
             return None
+        if not self._allows(origin):
+            raise OriginNotAllowed(origin)
         headers = {
             "Access-Control-Allow-Methods": "GET, POST, DELETE",
             "Access-Control-Max-Age": str(MAX_AGE_S),
@@ -59,4 +66,7 @@ class Origins:
         response.headers["Access-Control-Expose-Headers"] = READABLE
 
     def _allows(self, origin: str | None) -> bool:
-        return origin is not None and (ANY in self._allowed or origin in self._allowed)
+        if origin is None:
+            return False
+        allowed = self._allowed
+        return ANY in allowed or origin in allowed or (LOCALHOST in allowed and _LOCAL.fullmatch(origin) is not None)

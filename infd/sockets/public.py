@@ -51,6 +51,7 @@ class PublicSockets:
                     file = UnixListener(
                         host.removeprefix(UNIX),
                         mode=int(server.unix_mode, 8),
+                        make_directory=False,
                         purpose="socket",
                         setting="server.host (--host)",
                     )

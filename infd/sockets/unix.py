@@ -2,8 +2,8 @@
 
 A socket file outlives its process, so the file's presence does not prove a live
 server. The process that has locked the file PATH.lock owns the socket PATH; a
-socket whose lock is free is stale. The lock file is never removed: otherwise
-two processes could lock two different files of the same name.
+socket whose lock is free is stale. The owner removes both files, so a process
+that has locked a file checks that the path still names that file.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import fcntl
 import os
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from infd.errors import ConfigError, SocketTaken
@@ -28,6 +29,7 @@ class UnixListener:
         group: int | None = None,
         mode: int = 0o660,
         private: bool = False,
+        make_directory: bool = True,
         purpose: str = "admin socket",
         setting: str = "admin.socket (--admin-socket)",
     ) -> None:
@@ -36,16 +38,19 @@ class UnixListener:
         group    group id that may connect; None: the process's group
         mode     permission bits of the socket file
         private  require a directory that only this user may enter: all users may write to the parent directory
+        make_directory  make the directory if it is missing; otherwise a missing directory is an error
         purpose  name of the socket in error messages
         setting  setting that error messages advise to change
 
         Raises SocketTaken if a live daemon has locked the path, ConfigError if the path cannot be bound.
         """
         self.path = Path(path)
+        self._lock_path = Path(f"{path}.lock")
         self._purpose = purpose
         self._setting = setting
         try:
-            self._make_directory(group, private=private)
+            if make_directory:
+                self._make_directory(group, private=private)
             self._lock = self._take_lock()
         except OSError as error:
             raise self._unusable(error) from error
@@ -65,8 +70,9 @@ class UnixListener:
             raise
 
     def close(self) -> None:
-        """Remove the socket file, then release the lock."""
+        """Remove the socket file and the lock file, then release the lock."""
         self.path.unlink(missing_ok=True)
+        self._lock_path.unlink(missing_ok=True)
         self._release()
 
     def _release(self) -> None:
@@ -86,16 +92,21 @@ class UnixListener:
             )
 
     def _take_lock(self) -> int:
-        lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(lock, 32).decode(errors="replace").strip()
-            os.close(lock)
-            raise SocketTaken(
-                f"another infd (pid {holder or 'unknown'}) serves the {self._purpose} {self.path};"
-                f" stop it, or set {self._setting} to another path"
-            ) from None
+        while True:
+            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.read(lock, 32).decode(errors="replace").strip()
+                os.close(lock)
+                raise SocketTaken(
+                    f"another infd (pid {holder or 'unknown'}) serves the {self._purpose} {self.path};"
+                    f" stop it, or set {self._setting} to another path"
+                ) from None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), os.stat(self._lock_path, follow_symlinks=False)):
+                    break
+            os.close(lock)  # the last owner removed this file between open and flock
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
         return lock

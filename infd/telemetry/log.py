@@ -7,6 +7,7 @@ are escaped, so that no client forges a line. Prompts are never logged.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import select
@@ -37,6 +38,7 @@ def configure(config: LogConfig, journal_stream: str = "") -> None:
         chosen = "journal" if goes_to_journal(journal_stream, sys.stderr.fileno()) else "plain"
     handler = JournalHandler() if chosen == "journal" else StandardError(Json() if chosen == "json" else Plain())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.captureWarnings(True)
     set_levels(config)
 
 
@@ -44,6 +46,13 @@ def set_levels(config: LogConfig) -> None:
     """Set the lowest level logged, and whether requests are."""
     logging.getLogger("infd").setLevel(config.level.upper())
     _ACCESS.setLevel(logging.NOTSET if config.access else logging.CRITICAL)
+
+
+def adopt(library: str) -> None:
+    """Send the records of an imported library to this process's log instead of the library's own handlers."""
+    logger = logging.getLogger(library)
+    logger.handlers.clear()
+    logger.propagate = True
 
 
 def access(*, quiet: bool = False, **fields: Any) -> None:
@@ -138,4 +147,4 @@ def plain(value: object) -> str:
     text = str(value)
     if text.isascii() and text.isprintable() and text and not set(text) & set(' "='):
         return text
-    return ascii(msgspec.json.encode(text).decode())[1:-1]
+    return json.dumps(text).replace("\x7f", "\\u007f")

@@ -64,7 +64,7 @@ async def test_every_kind_of_answer_is_readable(fields: dict[str, Any]):
 async def test_other_origins_get_no_permission(origin: str):
     async with serving(allowing(PAGE)) as endpoint:
         status, headers = await preflight(endpoint, origin)
-        assert status == 405
+        assert status == 403
         assert "Access-Control-Allow-Origin" not in headers
 
         _, headers = await ask(endpoint, origin)
@@ -81,5 +81,35 @@ async def test_a_star_allows_every_page():
 
 async def test_unless_set_no_page_may(endpoint: Endpoint):
     status, headers = await preflight(endpoint)
-    assert status == 405
+    assert status == 403
     assert not {"Access-Control-Allow-Origin", "Vary"} & headers.keys()
+
+
+@pytest.mark.parametrize(
+    ("origin", "allowed"),
+    [
+        ("http://localhost:3000", True),
+        ("https://127.0.0.1", True),
+        ("http://[::1]:8080", True),
+        ("http://localhost.evil.example", False),
+        ("http://localhost:3000.evil.example", False),
+        ("file://localhost", False),
+    ],
+)
+async def test_localhost_allows_every_port_of_this_machine(origin: str, allowed: bool):
+    async with serving(allowing("localhost")) as endpoint:
+        status, headers = await preflight(endpoint, origin)
+
+        assert (status, headers.get("Access-Control-Allow-Origin")) == ((204, origin) if allowed else (403, None))
+
+
+async def test_a_refused_preflight_names_the_setting():
+    async with (
+        serving() as endpoint,
+        endpoint.session.options(COMPLETIONS, headers={"Origin": PAGE, **ASKING}) as response,
+    ):
+        error = (await response.json())["error"]
+
+    assert (response.status, error["code"]) == (403, "origin_not_allowed")
+    assert PAGE in error["message"]
+    assert "server.cors_origins" in error["message"]

@@ -104,7 +104,7 @@ def test_the_ipv6_wildcard_alone_takes_ipv4_as_well(listen) -> None:
 
 
 def test_a_unix_host_is_a_socket_with_the_mode_asked_for(listen, tmp_path: Path) -> None:
-    path = tmp_path / "run" / "http.sock"
+    path = tmp_path / "http.sock"
     listening = listen(f"unix:{path}", "127.0.0.1", unix_mode="0666")
 
     assert listening.addresses[0] == f"unix:{path}"

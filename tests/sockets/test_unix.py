@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,9 +25,36 @@ def test_only_owner_and_group_may_open_the_socket(tmp_path: Path) -> None:
     listener.close()
 
 
-def test_closing_leaves_no_socket_behind(tmp_path: Path) -> None:
+def test_closing_leaves_no_files_behind(tmp_path: Path) -> None:
     UnixListener(tmp_path / "admin.sock").close()
-    assert not (tmp_path / "admin.sock").exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_the_settings_misspell_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        UnixListener(tmp_path / "nifd" / "admin.sock", make_directory=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_processes_that_take_turns_never_own_a_socket_together(tmp_path: Path) -> None:
+    taken = """
+import os, sys
+from infd.errors import SocketTaken
+from infd.sockets.unix import UnixListener
+for _ in range(300):
+    try:
+        listener = UnixListener(sys.argv[1])
+    except SocketTaken:
+        continue
+    with open(sys.argv[2], "x"):
+        pass
+    os.unlink(sys.argv[2])
+    listener.close()
+"""
+    command = [sys.executable, "-c", taken, str(tmp_path / "admin.sock"), str(tmp_path / "owner")]
+    processes = [subprocess.Popen(command) for _ in range(3)]
+
+    assert [process.wait() for process in processes] == [0, 0, 0]
 
 
 def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:

@@ -60,6 +60,26 @@ def test_a_field_can_neither_break_a_line_nor_pose_as_another_field(evil: str) -
     assert value.endswith('"')
 
 
+def test_json_in_a_field_is_escaped_once() -> None:
+    line = log.Plain().format(record("verb", asked='{"path":"/a\u00e4"}'))
+
+    assert json.loads(line.partition(" asked=")[2]) == '{"path":"/a\u00e4"}'
+
+
+def test_a_library_that_logs_by_itself_is_adopted(capfd: pytest.CaptureFixture[str]) -> None:
+    library = logging.getLogger("library")
+    library.addHandler(logging.StreamHandler(sys.stderr))
+    library.propagate = False
+    log.configure(LogConfig(format="json"))
+    log.adopt("library")
+
+    library.warning("raw")
+
+    logging.getLogger().handlers[0].flush()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == "raw"
+
+
 def test_continued_messages_are_indented() -> None:
     line = log.Plain().format(record("one\n2026 INFO infd.test forged"))
 

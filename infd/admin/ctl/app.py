@@ -22,6 +22,7 @@ from infd.admin.ctl.bench import bench
 from infd.admin.ctl.client import AdminClient, Failure, TimedOut, Unreachable
 from infd.admin.ctl.events import events
 from infd.admin.ctl.options import json_option, patience_options
+from infd.commandline import misused, unwritable
 from infd.config import Environment
 from infd.sockets.unix import accessible_to_others
 from infd.version import __version__
@@ -47,10 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run `infdctl`, and exit with its exit code, or 130 if interrupted."""
     try:
         code: int | None = cli.main(arguments, prog_name="infdctl", standalone_mode=False)
+        sys.stdout.flush()
     except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx is not None else "infdctl"
-        click.echo(f"infdctl: {error.format_message().removesuffix('.')}. See `{command} --help`.", err=True)
+        click.echo(f"infdctl: {misused(error, 'infdctl')}", err=True)
         code = error.exit_code
+    except OSError as error:
+        click.echo(f"infdctl: {unwritable(error)}", err=True)
+        code = 1
     except Failure as failure:
         click.echo(f"infdctl: {failure}", err=True)
         code = failure.exit_code

@@ -12,9 +12,12 @@ import transformers
 from infd.errors import CheckpointError
 from infd.models.config import Settings, architecture
 from infd.models.transformers.known import reasons, require
+from infd.telemetry import log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+log.adopt("transformers")
 
 MOST_LAYERS = 4096
 TOWERS = ("vision_config", "audio_config")

@@ -1,0 +1,26 @@
+"""How the command lines of `infd` and `infdctl` report errors."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import click
+
+
+def misused(error: click.UsageError, program: str) -> str:
+    """Return a usage error in two sentences: the error, and the command that shows the usage."""
+    command = error.ctx.command_path if error.ctx is not None else program
+    message = re.sub(r"\?(\)?)$", r"\1", error.format_message().removesuffix("."))
+    return f"{message}. See `{command} --help`."
+
+
+def unwritable(error: OSError) -> str:
+    """Return an error of reading or writing, and discard further output: it could fail again while Python exits."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.__stdout__.fileno() if sys.__stdout__ is not None else 1)
+    os.close(devnull)
+    return f"{error.filename or 'standard output'}: {error.strerror or error}"
