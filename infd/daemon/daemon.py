@@ -262,9 +262,12 @@ class Daemon:
         self._warn_unless_sleep_works()
 
     async def _wind_down(self) -> int:
-        self.http.close_listeners()
-        if not self._fast.is_set():
-            await self.http.await_first_requests()
+        if self._sockets is not None and self._sockets.inherited:
+            # systemd queues further connections for the next process.
+            self.http.close_listeners()
+            if not self._fast.is_set():
+                await self.http.await_first_requests()
+        # Other listeners stay open until the last stream has ended: probes and scrapes are answered, work with 503.
         self.engine.lifecycle.enter(State.DRAINING, "asked to stop")
         # Only after DRAINING, so that when systemd learns of the stop, the server already refuses new requests.
         self.notifier.stopping(status_line(self.engine))

@@ -56,11 +56,7 @@ def test_the_null_device_needs_no_torch_and_no_children(start_daemon: Start) -> 
 def test_term_lets_a_stream_finish(start_daemon: Start) -> None:
     daemon = start_daemon(*QUICK).ready()
     with daemon.stream(max_tokens=100, stream_options={"include_usage": True}) as events:
-        address = daemon.address
         daemon.signal(signal.SIGTERM)
-        daemon.wait_for("STOPPING", "1")
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(address)
         rest = list(events)
 
     assert events.done
@@ -113,6 +109,29 @@ def test_infdctl_drain_is_what_term_does(start_daemon: Start) -> None:
     assert daemon.log("draining")["reason"] == "infdctl drain"
     assert [choice["finish_reason"] for event in rest for choice in event["choices"]][-1] == "length"
     assert daemon.exit_code() == 0
+
+
+def test_a_draining_daemon_answers_probes_and_refuses_work_until_the_last_stream_has_ended(
+    start_daemon: Start,
+) -> None:
+    daemon = start_daemon(*SLOW).ready()
+    address = daemon.address
+    with daemon.stream(max_tokens=20) as events:
+        daemon.signal(signal.SIGTERM)
+        daemon.wait_for("STOPPING", "1")
+
+        assert {path: daemon.get(path)[0] for path in ("/livez", "/readyz", "/metrics", "/v1/models")} == {
+            "/livez": 200,
+            "/readyz": 503,
+            "/metrics": 200,
+            "/v1/models": 200,
+        }
+        with pytest.raises(AssertionError, match="draining"), daemon.stream():
+            pass
+        assert len(list(events)) >= 19
+    assert daemon.exit_code() == 0
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(address):
+        pass
 
 
 def test_readiness_fails_while_draining(start_daemon: Start) -> None:
