@@ -21,6 +21,7 @@ InfdError
 │   ├── MethodNotAllowed   405
 │   ├── BodyTooLarge       413
 │   ├── UnknownExpectation 417
+│   ├── ToolServerFailed   424, an MCP server does not answer as the protocol says
 │   ├── Overloaded         429, with Retry-After; a limit of load is reached
 │   ├── NotReady           503, with Retry-After
 │   ├── AdapterUnavailable 503, the adapter's files are missing, changed, or now too large
@@ -62,7 +63,7 @@ A Fault is an error as plain values, for step results and for messages between p
 from __future__ import annotations
 
 import os
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from msgspec import Struct
 
@@ -235,6 +236,21 @@ class BodyTooLarge(RequestError):
 
 class UnknownExpectation(RequestError):
     status, code = 417, "unknown_expectation"
+
+
+class ToolServerFailed(RequestError):
+    """An MCP server is not reached, does not answer in time, or answers with an error or what is no answer.
+
+    kind    kind of the error in an `mcp_call` item
+    number  HTTP status, or JSON-RPC error code
+    """
+
+    status, type, code, param = 424, "external_connector_error", "tool_server_failed", "tools"
+
+    def __init__(self, message: str, *, kind: Literal["http_error", "mcp_protocol_error"], number: int) -> None:
+        super().__init__(message if len(message) <= 500 else message[:500] + "...")
+        self.kind = kind
+        self.number = number
 
 
 class Overloaded(RequestError):

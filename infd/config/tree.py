@@ -16,6 +16,8 @@ Count = Annotated[int, Meta(ge=1)]
 # Durations are finite: at most 1e9 s (about 30 years), or 1e9 ms.
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
+ServerLabel = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}\Z")]
+ServerUrl = Annotated[str, Meta(pattern=r"^https?://[^/\s]+\S*\Z")]
 Origin = Annotated[str, Meta(pattern=r"^(\*|localhost|[a-z][a-z0-9+.-]*://[^/\s]+)\Z")]
 
 
@@ -245,6 +247,32 @@ class StoreConfig(Section, frozen=True, kw_only=True):
     age_s: Annotated[Positive, about("longest time for which one is stored unchanged", live=True)] = 24 * 3600.0
 
 
+class McpConfig(Section, frozen=True, kw_only=True):
+    """MCP servers whose tools a response may call. Clients name servers of this table, and no other URL."""
+
+    servers: Annotated[
+        dict[ServerLabel, ServerUrl],
+        about("MCP servers: label and URL of the streamable HTTP endpoint", flag="--mcp-server"),
+    ] = {}
+    tools: Annotated[
+        dict[str, str],
+        about("tools that may be called: a server's label, and names separated by blanks (default: all of its tools)"),
+    ] = {}
+    header_files: Annotated[
+        dict[str, str],
+        about(
+            "files with request headers such as `Authorization: Bearer TOKEN`, one a line: a server's label and path"
+        ),
+    ] = {}
+    timeout_s: Annotated[Positive, about("longest time for listing a server's tools, and for one call")] = 30.0
+    answer_bytes: Annotated[
+        Annotated[int, Meta(ge=2**10)], about("most bytes read of a server's answer to one request")
+    ] = 2**20
+    list_age_s: Annotated[NotNegative, about("time for which a server's list of tools is kept")] = 300.0
+    calls: Annotated[Count, about("most calls of servers' tools in one response")] = 32
+    connections: Annotated[Count, about("most connections to servers; further calls wait")] = 32
+
+
 class DeviceConfig(Section, frozen=True, kw_only=True):
     """The device that runs the model."""
 
@@ -406,6 +434,7 @@ class Config(Section, frozen=True, kw_only=True):
     server: ServerConfig = ServerConfig()
     limits: LimitsConfig = LimitsConfig()
     store: StoreConfig = StoreConfig()
+    mcp: McpConfig = McpConfig()
     device: DeviceConfig = DeviceConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()

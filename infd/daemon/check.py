@@ -13,6 +13,7 @@ from infd.daemon.examine import Examined, examine, weight_files
 from infd.errors import CheckpointError, ConfigError
 from infd.hub.cached import cached
 from infd.hub.fetch import find_gguf, split
+from infd.mcp.servers import Servers
 from infd.text import apart, renderers
 from infd.text.chat import ChatTemplate
 from infd.text.syntax import check_names
@@ -65,6 +66,7 @@ def check(config: Config, environment: Environment) -> list[str]:
     found.collect(parsers)
     found.collect(lambda: resolve.keys(config, environment))
     found.collect(lambda: resolve.grammar_engine(config))
+    found.collect(lambda: Servers.read(config.mcp))
     found.collect(adapters)
     if config.lora.modules:
         found.unchecked.append("whether the adapters fit the model")

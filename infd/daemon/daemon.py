@@ -34,6 +34,7 @@ from infd.daemon.reload import Reloader
 from infd.engine.lifecycle.state import State
 from infd.errors import ConfigError, ServerStopped
 from infd.http.app import HttpServer
+from infd.mcp.servers import Servers
 from infd.memory import trim
 from infd.sockets.public import PublicSockets
 from infd.telemetry.log import set_levels
@@ -96,6 +97,7 @@ class Daemon:
             resolve.keys(config, environment),
             self.model.offload,
             self.store,
+            Servers.read(config.mcp),
         )
         self.reloader = Reloader(self.live, start, environment, self.model.offload, self.engine.events, self._apply)
         self._hangup = asyncio.Event()

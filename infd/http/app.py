@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from infd.http.auth import Keys
     from infd.http.served_model import ServedModel
     from infd.http.store.entry import Store
+    from infd.mcp.servers import Servers
     from infd.offload import Offload
     from infd.telemetry.metrics import Metrics
 
@@ -134,9 +135,16 @@ class HttpServer:
     """The HTTP endpoint. `start` may be called before a model is loaded; set `served` after loading."""
 
     def __init__(
-        self, engine: Engine, live: LiveConfig, metrics: Metrics, keys: Keys, offload: Offload, store: Store
+        self,
+        engine: Engine,
+        live: LiveConfig,
+        metrics: Metrics,
+        keys: Keys,
+        offload: Offload,
+        store: Store,
+        tool_servers: Servers,
     ) -> None:
-        self.service = Service(engine, live, metrics, keys, offload, store)
+        self.service = Service(engine, live, metrics, keys, offload, store, tool_servers)
         self._runner = web.AppRunner(application(self.service), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
         self._connections = Connections(live, metrics)
         self._listeners: list[asyncio.Server] = []
@@ -203,4 +211,5 @@ class HttpServer:
             await asyncio.wait([self._heart])
         await self.service.background.close()
         await self._runner.cleanup()
+        await self.service.tool_servers.close()
         await self.service.store.close()

@@ -143,7 +143,8 @@ class _Stream:
     async def end(self) -> Pieces:
         if self._before_end is not None:
             await self._before_end()
-        await self._events.send(self._format.last_events())
+        if last := self._format.last_events():
+            await self._events.send(last)
         return []
 
     def _encode(self, deltas: list[ChoiceDelta]) -> Pieces:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from infd.engine.engine import Engine
     from infd.http.auth import Keys
     from infd.http.store.entry import Store
+    from infd.mcp.servers import Servers
     from infd.offload import Offload
     from infd.telemetry.metrics import Metrics
 
@@ -33,9 +34,17 @@ class Service(Backend):
     """The backend, and the state of the HTTP server."""
 
     def __init__(
-        self, engine: Engine, live: LiveConfig, metrics: Metrics, keys: Keys, offload: Offload, store: Store
+        self,
+        engine: Engine,
+        live: LiveConfig,
+        metrics: Metrics,
+        keys: Keys,
+        offload: Offload,
+        store: Store,
+        tool_servers: Servers,
     ) -> None:
         super().__init__(engine, live, offload)
+        self.tool_servers = tool_servers
         self.metrics = metrics
         self.keys = keys
         self.streams = Streams()

@@ -14,11 +14,11 @@ from infd.http.store import items
 from infd.http.store.entry import Entry, failed, is_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from infd.http.background import Running
     from infd.http.formats.responses import Draft
-    from infd.http.schema.responses import ResponsesFields
+    from infd.http.schema.responses import OutputItem, ResponsesFields
     from infd.http.service import Service
 
 P = ParamSpec("P")
@@ -57,8 +57,13 @@ class Turn(Struct, frozen=True, kw_only=True):
         response = self.draft.response
         if self.conversation is None or response.status not in ("completed", "incomplete"):
             return
-        output = items.encode(msgspec.convert(msgspec.to_builtins(response.output), list[InputItem]))
+        output = items.encode(output_items(response.output))
         await self.service.store.change(self.conversation, self.tenant, adding(self.parts[-1], output))
+
+
+def output_items(output: Sequence[OutputItem]) -> list[InputItem]:
+    """Return items of an output as items of a later input."""
+    return msgspec.json.decode(msgspec.json.encode(output), type=list[InputItem])
 
 
 def adding(*parts: bytes) -> Callable[[Entry], Entry]:

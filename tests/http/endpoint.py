@@ -18,6 +18,7 @@ from infd.http.app import HttpServer
 from infd.http.auth import Keys
 from infd.http.store.memory import MemoryStore
 from infd.http.store.sqlite import SqliteStore
+from infd.mcp.servers import Servers
 from infd.offload import Offload
 from infd.telemetry.metrics import Metrics
 from tests.fakes import FakeExecutor, capacity
@@ -116,7 +117,7 @@ async def serving(
     offload = Offload()
     store = SqliteStore(live, offload) if config.store.path else MemoryStore(live)
     await store.open()
-    server = HttpServer(engine, live, metrics, keys or Keys(), offload, store)
+    server = HttpServer(engine, live, metrics, keys or Keys(), offload, store, Servers.read(config.mcp))
     listening = socket.create_server(("127.0.0.1", 0))
     url = "http://{}:{}".format(*listening.getsockname())
     await server.start([listening])

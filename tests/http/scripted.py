@@ -18,6 +18,7 @@ from tests.text.templates import TEMPLATES
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from infd.config import Config
     from infd.grammar.protocol import Grammars
     from infd.scheduler.plan import Span
     from tests.http.endpoint import Endpoint
@@ -45,14 +46,17 @@ def ids_of(text: str) -> list[int]:
 
 @asynccontextmanager
 async def speaking(
-    *answers: str, template: str = TEMPLATES["qwen3"], grammars: Grammars | None = None
+    *answers: str,
+    template: str = TEMPLATES["qwen3"],
+    grammars: Grammars | None = None,
+    config: Config | None = None,
 ) -> AsyncIterator[Endpoint]:
     """Run an endpoint whose choices generate `answers`, in order of index."""
     room = capacity(pages=8192, rows=16, step_tokens=1024, max_model_len=CONTEXT)
     executor = FakeExecutor(room)
     executor.device = ScriptedDevice(room)
     executor.device.answers = answers
-    async with serving(executor=executor, grammars=grammars) as endpoint:
+    async with serving(config, executor=executor, grammars=grammars) as endpoint:
         chat = ChatTemplate({"default": template})
         endpoint.server.served = msgspec.structs.replace(
             served(CONTEXT), template=chat, syntax=Syntax.choose(tokenizer(), chat)

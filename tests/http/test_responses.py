@@ -351,7 +351,7 @@ async def test_the_stores_bounds_are_settings():
         ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0]"),
-        ({"tools": [{"type": "mcp", "server_url": "http://x"}]}, "tools[0].type"),
+        ({"tools": [{"type": "mcp", "server_url": "http://x"}]}, "tools[0].server_url"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),

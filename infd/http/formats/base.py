@@ -79,7 +79,10 @@ class Format(Errors, Protocol):
         """Return the framed events of a delta; an empty list if the delta changes nothing visible."""
 
     def last_events(self) -> bytes:
-        """Return the framed events that follow the last delta, the API's end marker included."""
+        """Return the framed events that follow the last delta, the API's end marker included.
+
+        Empty if the request's answer goes on with another of the model's answers.
+        """
 
     def encode_logprobs(self, delta: ChoiceDelta) -> dict[str, Pieces]:
         """Return the log-probabilities of a delta and of its prompt report, as encoded elements of JSON arrays by name.

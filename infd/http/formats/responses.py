@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from infd.http.apis.responses import LOGPROBS
@@ -23,6 +23,9 @@ from infd.http.schema.responses import (
     CustomCallItem,
     FunctionCallItem,
     InputTokensDetails,
+    McpApprovalItem,
+    McpCallItem,
+    McpListItem,
     MessageItem,
     OutputItem,
     OutputText,
@@ -47,8 +50,9 @@ if TYPE_CHECKING:
     from infd.http.formats.ordered import Part
     from infd.http.gathering import WholeChoice
     from infd.http.pieces import Pieces
+    from infd.http.remote_tools import RemoteTools
     from infd.http.schema.logprobs import TokenLogprob
-    from infd.http.schema.responses import ResponsesRequest
+    from infd.http.schema.responses import ResponsesRequest, ResponseTool
 
 _STATUSES = {
     FinishReason.STOP: "completed",
@@ -57,6 +61,7 @@ _STATUSES = {
     FinishReason.ERROR: "failed",
 }
 _END = "completed"
+CallItem = FunctionCallItem | CustomCallItem | McpCallItem | McpApprovalItem
 _LAST = {"completed": "response.completed", "failed": "response.failed"}
 
 
@@ -77,11 +82,13 @@ class Draft(Struct):
     number    number of the next event
     settle    stores the collected text of an open item in the item; None before generation, and after the response
               has ended, so that a stored response does not keep the request's objects alive
+    waiting   calls of MCP servers' tools that the model has made and infd has not; the response goes on after them
     """
 
     response: ResponseObject
     number: int = 0
     settle: Callable[[], None] | None = None
+    waiting: list[McpCallItem] = field(default_factory=list)
 
     @classmethod
     def of(cls, request: ResponsesRequest, id: str, model: str) -> Draft:
@@ -108,7 +115,7 @@ class Draft(Struct):
                 temperature=request.temperature,
                 text=_text_options(request.text),
                 tool_choice="auto" if choice is None else choice,
-                tools=[replace(tool, parameters=_one_line(tool.parameters)) for tool in request.tools or ()],
+                tools=[_echoed(tool) for tool in request.tools or ()],
                 top_logprobs=request.top_logprobs or 0,
                 top_p=request.top_p,
                 truncation=request.truncation or "disabled",
@@ -117,6 +124,40 @@ class Draft(Struct):
                 metadata=request.metadata or {},
             )
         )
+
+    def new_id(self, kind: str) -> str:
+        """Return an id for the next item of the output."""
+        return f"{kind}_{self.response.id.removeprefix('resp_')}_{len(self.response.output)}"
+
+    def begin(self) -> list[bytes]:
+        """Return the events with which the response begins, once; then an empty list."""
+        if self.response.status != "queued":
+            return []
+        self.response.status = "in_progress"
+        kinds = ["response.in_progress"] if self.number else ["response.created", "response.in_progress"]
+        return [self.event(kind, response=self.response) for kind in kinds]
+
+    def add(self, item: OutputItem) -> bytes:
+        """Add an item to the output; return its first event."""
+        self.response.output.append(item)
+        return self.item_event("response.output_item.added", item, item=item)
+
+    def item_event(self, kind: str, of: OutputItem, **fields: Any) -> bytes:
+        """Return the next event, about an item of the output, framed."""
+        output = self.response.output
+        place = next(place for place in range(len(output) - 1, -1, -1) if output[place] is of)
+        if "item" not in fields:
+            fields = {"item_id": of.id, **fields}
+        return self.event(kind, output_index=place, **fields)
+
+    def end(self, finish: FinishReason) -> None:
+        """End the response because its last answer has ended."""
+        self.settle = None
+        self.response.status = _STATUSES[finish]
+        if self.response.status == "completed":
+            self.response.completed_at = int(time.time())
+        if finish is FinishReason.LENGTH:
+            self.response.incomplete_details = {"reason": "max_output_tokens"}
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """Return the next event, framed."""
@@ -140,13 +181,17 @@ class Draft(Struct):
         self.response.status = status
         self.response.completed_at = None
         for item in self.response.output:
-            if item.status == "in_progress":
+            if not isinstance(item, McpListItem | McpApprovalItem) and item.status == "in_progress":
                 item.status = "incomplete"
 
 
 def _text_options(given: TextOptions | None) -> TextOptions:
     format = (given and given.format) or TextFormat()
     return TextOptions(format=replace(format, schema=_one_line(format.schema)), verbosity="medium")
+
+
+def _echoed(tool: ResponseTool) -> ResponseTool:
+    return replace(tool, parameters=_one_line(tool.parameters))
 
 
 def _one_line(json: Raw) -> Raw:
@@ -167,11 +212,25 @@ class ResponsesErrors(OpenAIErrors):
 RESPONSES_ERRORS: Final = ResponsesErrors()
 
 
-class ResponsesFormat(ResponsesErrors):
-    """The format of POST /v1/responses."""
+class DraftErrors(ResponsesErrors):
+    """The errors of a response that has begun: it ends as failed."""
 
-    def __init__(self, request: ResponsesRequest, draft: Draft, accepted: Accepted) -> None:
+    def __init__(self, draft: Draft) -> None:
         self._draft = draft
+
+    def error_events(self, error: RequestError) -> bytes:
+        self._draft.fail(error)
+        return self._draft.last_event()
+
+
+class ResponsesFormat(DraftErrors):
+    """The format of POST /v1/responses: of one answer of the model, of which a response has several if it calls tools
+    of MCP servers.
+    """
+
+    def __init__(self, request: ResponsesRequest, draft: Draft, remote: RemoteTools, accepted: Accepted) -> None:
+        super().__init__(draft)
+        self._remote = remote
         self._response = draft.response
         self._response.model = accepted.model
         self._ticket = accepted.ticket
@@ -180,8 +239,8 @@ class ResponsesFormat(ResponsesErrors):
         self._logprobs: list[TokenLogprob] = []  # of tokens whose log-probabilities no event contains yet
         self._sent: list[TokenLogprob] = []  # of the open message's tokens in earlier events
         self._custom = {tool.name for tool in request.tools or () if tool.type == "custom"}
-        self._begun = False
         self._item: OutputItem | None = None
+        self._calls: list[McpCallItem] = []  # complete calls of MCP servers' tools
         self._arguments: list[str] = []  # parts of the open call's arguments
         self._texts: list[str] = []  # parts of the open item's text
         self._blank = ""  # leading white space of a message, held back; dropped if no text follows
@@ -189,17 +248,8 @@ class ResponsesFormat(ResponsesErrors):
         self._thought_tokens = 0
         draft.settle = self._settle_texts
 
-    def error_events(self, error: RequestError) -> bytes:
-        self._draft.fail(error)
-        return self._draft.last_event()
-
     def events(self, delta: ChoiceDelta) -> Pieces:
-        events: Pieces = []
-        if not self._begun:
-            self._begun = True
-            self._response.status = "in_progress"
-            kinds = ["response.in_progress"] if self._draft.number else ["response.created", "response.in_progress"]
-            events += [self._draft.event(kind, response=self._response) for kind in kinds]
+        events: Pieces = self._draft.begin()
         self._add_logprobs(delta)
         if delta.aside is not None:
             self._thought_tokens += delta.aside.thought_tokens
@@ -208,11 +258,11 @@ class ResponsesFormat(ResponsesErrors):
             events += self._part_events(part)
         if delta.finish is not None:
             events += self._end_item("incomplete" if delta.finish is not FinishReason.STOP else _END)
-            self._finish(delta.finish)
+            events += self._finish(delta.finish)
         return events
 
     def last_events(self) -> bytes:
-        return self._draft.last_event()
+        return b"" if self._draft.waiting else self._draft.last_event()
 
     def encode_logprobs(self, delta: ChoiceDelta) -> dict[str, Pieces]:
         self._add_logprobs(delta)
@@ -221,13 +271,13 @@ class ResponsesFormat(ResponsesErrors):
     def whole(self, choices: Sequence[WholeChoice]) -> Pieces:
         (choice,) = choices
         self.events(choice.delta)
-        return [msgspec.json.encode(self._response)]
+        return [] if self._draft.waiting else [msgspec.json.encode(self._response)]
 
     def _part_events(self, part: Part) -> Iterator[bytes]:
         match part:
             case ThoughtPart(text=text):
                 if not isinstance(self._item, ReasoningItem):
-                    yield from self._open(ReasoningItem(id=self._id("rs"), status="in_progress", content=[]))
+                    yield from self._open(ReasoningItem(id=self._draft.new_id("rs"), status="in_progress", content=[]))
                 yield self._delta(text, b"[]")
             case ContentPart(text=text):
                 if not isinstance(self._item, MessageItem):
@@ -235,7 +285,7 @@ class ResponsesFormat(ResponsesErrors):
                     if text.isspace():
                         self._blank = text
                         return
-                    yield from self._open(MessageItem(id=self._id("msg"), status="in_progress", content=[]))
+                    yield from self._open(MessageItem(id=self._draft.new_id("msg"), status="in_progress", content=[]))
                 yield self._delta(text, self._take_logprobs())
             case CallPart(begun=begun, arguments=arguments):
                 if begun is not None:
@@ -244,19 +294,34 @@ class ResponsesFormat(ResponsesErrors):
                     self._arguments.append(arguments)
                     if isinstance(self._item, FunctionCallItem):
                         yield self._event("response.function_call_arguments.delta", delta=arguments)
+                    elif isinstance(self._item, McpCallItem):
+                        yield self._event("response.mcp_call_arguments.delta", delta=arguments)
 
-    def _call(self, call_id: str, name: str) -> FunctionCallItem | CustomCallItem:
+    def _call(self, call_id: str, name: str) -> CallItem:
+        if (tool := self._remote.called(name)) is not None:
+            label, remote_name = tool.label, tool.tool.name
+            if tool.approval:
+                id = self._draft.new_id("mcpr")
+                return McpApprovalItem(id=id, server_label=label, name=remote_name, arguments="")
+            id = self._draft.new_id("mcp")
+            return McpCallItem(id=id, status="in_progress", server_label=label, name=remote_name, arguments="")
         if name in self._custom:
-            return CustomCallItem(id=self._id("ctc"), status="in_progress", call_id=call_id, name=name, input="")
-        return FunctionCallItem(id=self._id("fc"), status="in_progress", call_id=call_id, name=name, arguments="")
+            return CustomCallItem(
+                id=self._draft.new_id("ctc"), status="in_progress", call_id=call_id, name=name, input=""
+            )
+        return FunctionCallItem(
+            id=self._draft.new_id("fc"), status="in_progress", call_id=call_id, name=name, arguments=""
+        )
 
     def _open(self, item: OutputItem) -> Iterator[bytes]:
         yield from self._end_item(_END)
         self._blank = ""
         self._item = item
-        self._response.output.append(item)
-        added = replace(item)
-        yield self._event("response.output_item.added", item=added)
+        if isinstance(item, McpApprovalItem):
+            return  # it begins and ends with all its arguments
+        yield self._draft.add(item)
+        if isinstance(item, McpCallItem):
+            yield self._event("response.mcp_call.in_progress")
         if isinstance(item, MessageItem | ReasoningItem):
             part = OutputText(text="") if isinstance(item, MessageItem) else ReasoningText(text="")
             yield self._event("response.content_part.added", item_id=item.id, content_index=0, part=part)
@@ -284,7 +349,7 @@ class ResponsesFormat(ResponsesErrors):
             item.content.append(OutputText(text=text, logprobs=self._logprobs_of(text)))
         elif isinstance(item, ReasoningItem) and not item.content:
             item.content.append(ReasoningText(text=text))
-        elif isinstance(item, FunctionCallItem):
+        elif isinstance(item, FunctionCallItem | McpCallItem | McpApprovalItem):
             item.arguments = "".join(self._arguments)
         elif isinstance(item, CustomCallItem):
             given = msgspec.json.decode(json_object("".join(self._arguments))).get("input", "")
@@ -295,7 +360,11 @@ class ResponsesFormat(ResponsesErrors):
         if item is None:
             return
         self._settle_texts()
-        item.status = status
+        if isinstance(item, McpApprovalItem):
+            yield from self._request_approval(item, status)
+            return
+        if not isinstance(item, McpListItem):
+            item.status = status
         match item:
             case MessageItem(content=[part]):
                 logprobs = part.logprobs
@@ -308,36 +377,60 @@ class ResponsesFormat(ResponsesErrors):
                 yield self._event("response.content_part.done", item_id=item.id, content_index=0, part=part)
             case FunctionCallItem():
                 yield self._event("response.function_call_arguments.done", name=item.name, arguments=item.arguments)
+            case McpCallItem():
+                yield self._event("response.mcp_call_arguments.done", arguments=item.arguments)
+                if status == _END:
+                    item.status = "in_progress"
+                    self._calls.append(item)
             case CustomCallItem():
                 yield self._event("response.custom_tool_call_input.delta", delta=item.input)
                 yield self._event("response.custom_tool_call_input.done", input=item.input)
-        yield self._event("response.output_item.done", item=item)
-        if isinstance(item, FunctionCallItem | CustomCallItem):
+        if item not in self._calls:
+            yield self._event("response.output_item.done", item=item)
+        if isinstance(item, FunctionCallItem | CustomCallItem | McpCallItem):
             self._drop_logprobs("".join(self._arguments) or item.name)
         self._item, self._texts, self._arguments = None, [], []
 
-    def _finish(self, finish: FinishReason) -> None:
-        response, ticket = self._response, self._ticket
+    def _request_approval(self, item: McpApprovalItem, status: str) -> Iterator[bytes]:
+        """Ask the client for its approval of a call; omit a call whose arguments are incomplete."""
+        if status == _END:
+            yield self._draft.add(item)
+            yield self._event("response.output_item.done", item=item)
+        self._drop_logprobs(item.arguments or item.name)
+        self._item, self._texts, self._arguments = None, [], []
+
+    def _finish(self, finish: FinishReason) -> Iterator[bytes]:
+        self._count_tokens()
         self._draft.settle = None
-        response.status = _STATUSES[finish]
-        if response.status == "completed":
-            response.completed_at = int(time.time())
-        if finish is FinishReason.LENGTH:
-            response.incomplete_details = {"reason": "max_output_tokens"}
-        response.usage = ResponseUsage(
+        if self._calls and finish is FinishReason.STOP:
+            self._draft.waiting = self._calls
+            return
+        for item in self._calls:
+            item.status = "incomplete"
+            yield self._draft.item_event("response.output_item.done", item, item=item)
+        self._draft.end(finish)
+
+    def _count_tokens(self) -> None:
+        """Add the answer's tokens to those of the response's earlier answers."""
+        ticket, before = self._ticket, self._response.usage
+        usage = ResponseUsage(
             input_tokens=ticket.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=ticket.cached_tokens),
             output_tokens=ticket.generated_tokens,
             output_tokens_details=OutputTokensDetails(reasoning_tokens=self._thought_tokens),
             total_tokens=ticket.prompt_tokens + ticket.generated_tokens,
         )
+        if before is not None:
+            usage.input_tokens += before.input_tokens
+            usage.input_tokens_details.cached_tokens += before.input_tokens_details.cached_tokens
+            usage.output_tokens += before.output_tokens
+            usage.output_tokens_details.reasoning_tokens += before.output_tokens_details.reasoning_tokens
+            usage.total_tokens += before.total_tokens
+        self._response.usage = usage
 
     @property
     def _index(self) -> int:
         return len(self._response.output) - 1
-
-    def _id(self, kind: str) -> str:
-        return f"{kind}_{self._response.id.removeprefix('resp_')}_{len(self._response.output)}"
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         if "item" not in fields and "item_id" not in fields and self._item is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from infd.errors import ItemNotFound, NotStored
+from infd.errors import ItemNotFound, NotStored, ToolServerFailed
 from infd.http.openapi.operation import BODY, CONVERSATION, GENERATED, PROMPT, RESPONSE, Link, Operation, Parameter
 from infd.http.schema import responses
 from infd.http.store.items import ItemList
@@ -30,7 +30,7 @@ STORED: Final[tuple[Operation, ...]] = (
         request=responses.ResponsesRequest,
         answers=(responses.ResponseObject,),
         streams=True,
-        errors=(*GENERATED, *RESPONSE, *CONVERSATION),
+        errors=(*GENERATED, *RESPONSE, *CONVERSATION, ToolServerFailed),
         links=(
             Link(operation="getResponse", parameters=ID),
             Link(operation="listInputItems", parameters=ID),
@@ -46,7 +46,7 @@ STORED: Final[tuple[Operation, ...]] = (
         tag="Responses",
         request=responses.InputTokensRequest,
         answers=(responses.InputTokens,),
-        errors=(*PROMPT, *RESPONSE, *CONVERSATION),
+        errors=(*PROMPT, *RESPONSE, *CONVERSATION, ToolServerFailed),
     ),
     Operation(
         method="get",

@@ -9,8 +9,8 @@ import msgspec
 
 from infd.errors import ConversationNotFound, InvalidRequest, ItemNotFound
 from infd.http import send
-from infd.http.apis.responses import check_items
 from infd.http.body import read
+from infd.http.response_items import check_items
 from infd.http.routes.responses import send_page
 from infd.http.schema.responses import (
     ConversationDeleted,

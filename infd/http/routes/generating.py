@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from infd.http.apis.api import Api
-    from infd.http.exchange import Exchange
-    from infd.http.formats.base import Accepted, Format
-    from infd.http.generation import Generation
-    from infd.http.service import Service
+    from infd.http.exchange import Events
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -36,28 +33,20 @@ def answering(api: Api[Request]) -> Handler:
         body, size = await read(request, api.decoder)
         generation = api.generation(body, size, service.config)
         format_of = partial(api.format, body)
-        if body.stream:
-            return await stream(request, generation, format_of, exchange, service)
-        return send.body(await generate(generation, format_of, exchange, service))
+        work = partial(generate, generation, format_of, exchange, service)
+        return await stream(request, work) if body.stream else send.body(await work())
 
     return guarded(answer)
 
 
-async def stream(
-    request: web.Request,
-    generation: Generation,
-    format_of: Callable[[Accepted], Format],
-    exchange: Exchange,
-    service: Service,
-    *,
-    before_end: Callable[[], Awaitable[None]] | None = None,
-) -> web.StreamResponse:
-    """Answer with events. The stream opens before the request is queued, so that the client receives headers and pings
-    while the request waits in the queue or for a sleeping engine.
+async def stream(request: web.Request, work: Callable[[Events], Awaitable[object]]) -> web.StreamResponse:
+    """Answer with the events that `work` sends. The stream opens before the request is queued, so that the client
+    receives headers and pings while the request waits in the queue or for a sleeping engine.
     """
+    service, exchange = request.app[SERVICE], request[EXCHANGE]
     with service.streams.open(request) as events:
         try:
-            await generate(generation, format_of, exchange, service, events, before_end=before_end)
+            await work(events)
         except ConnectionError:
             raise
         except Exception as error:

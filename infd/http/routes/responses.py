@@ -10,29 +10,26 @@ import msgspec
 
 from infd.errors import InvalidRequest, NotStored, ResponseNotFound
 from infd.http import failure, send
-from infd.http.apis.responses import conversation, generation, input_items
+from infd.http.apis.responses import conversation, input_items
 from infd.http.body import read
 from infd.http.exchange import Exchange
-from infd.http.formats.responses import RESPONSES_ERRORS, Draft, ResponsesFormat, last_event
-from infd.http.generate import generate
+from infd.http.formats.responses import RESPONSES_ERRORS, Draft, last_event
 from infd.http.prompt import render
 from infd.http.query import flag, number
+from infd.http.rounds import Asked
 from infd.http.routes.generating import stream
 from infd.http.schema.responses import Deleted, InputTokens, InputTokensRequest, ResponsesRequest
 from infd.http.service import EXCHANGE, SERVICE
 from infd.http.store import items
 from infd.http.store.entry import new_id
+from infd.http.tool_servers import remote_tools
 from infd.http.turn import Turn, earlier, off_the_loop, response_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aiohttp import web
 
     from infd.errors import RequestError
     from infd.http.background import Running
-    from infd.http.formats.base import Accepted, Format
-    from infd.http.generation import Generation
     from infd.http.store.entry import Entry
 
 _CREATE: Final = msgspec.json.Decoder(ResponsesRequest)
@@ -50,20 +47,20 @@ async def create(request: web.Request) -> web.StreamResponse:
         raise InvalidRequest("a response in the background is stored: leave store out", param="background")
     parts, conversation_id, total = await earlier(body, size, exchange.tenant, service)
     history, own = await off_the_loop(service, total, items.recode, parts, input_items(body))
-    asked = generation(body, history, total, service.config)
+    asked = Asked.check(body, history, total, service)
     draft = Draft.of(body, new_id("resp"), service.model().name(body.model))
-    format_of = partial(ResponsesFormat, body, draft)
     turn = Turn(tenant=exchange.tenant, draft=draft, parts=(*parts, own), conversation=conversation_id, service=service)
     if body.background:
-        running = await _begin(turn, asked, format_of, exchange)
+        running = await _begin(turn, asked, exchange)
         return await _follow(request, running, 0) if body.stream else send.json(msgspec.json.encode(draft.response))
+    work = partial(asked.answer, draft, exchange, service)
     if body.stream:
-        answer = await stream(request, asked, format_of, exchange, service, before_end=turn.keep)
+        answer = await stream(request, partial(work, before_end=turn.keep))
         if draft.response.status == "failed":  # an event has told the client the id
             with suppress(NotStored):
                 await turn.keep()
         return answer
-    pieces = await generate(asked, format_of, exchange, service)
+    pieces = await work()
     await turn.keep()
     return send.body(pieces)
 
@@ -122,7 +119,7 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
     parts, _, total = await earlier(body, size, request[EXCHANGE].tenant, service)
     history = await off_the_loop(service, total, items.decode, parts)
     prompt = await render(
-        conversation(body, history, total),
+        conversation(body, history, total, await remote_tools(body, service.tool_servers)),
         served,
         service.offload,
         add_special_tokens=body.add_special_tokens,
@@ -132,7 +129,7 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
     return send.json(msgspec.json.encode(InputTokens(input_tokens=len(prompt.ids))))
 
 
-async def _begin(turn: Turn, asked: Generation, format_of: Callable[[Accepted], Format], client: Exchange) -> Running:
+async def _begin(turn: Turn, asked: Asked, client: Exchange) -> Running:
     """Start a response in the background. Raises InvalidRequest, NotStored."""
     service, entry = turn.service, turn.entry(unfinished=True)
     if entry.bytes > service.config.store.bytes:
@@ -144,7 +141,7 @@ async def _begin(turn: Turn, asked: Generation, format_of: Callable[[Accepted], 
             await turn.join()
             await service.background.settle(running)
 
-        await generate(asked, format_of, exchange, service, running, before_end=before_end)
+        await asked.answer(turn.draft, exchange, service, running, before_end=before_end)
 
     def translate(error: Exception) -> RequestError:
         failed = failure.translate(error, exchange)

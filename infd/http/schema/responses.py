@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from infd.http.schema.chat import MESSAGES
 from infd.http.schema.logprobs import TokenLogprob
@@ -30,12 +30,19 @@ class InputItem(Struct, kw_only=True, omit_defaults=True):
     content: str | Annotated[list[ItemPart], Meta(max_length=4096)] | None = None
     summary: Annotated[list[ItemPart], Meta(max_length=4096)] | None = None
     id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    status: Literal["in_progress", "completed", "incomplete", "calling", "failed"] | None = None
     call_id: CallId | None = None
     name: str | None = None
     arguments: str | None = None
     input: str | None = None
     output: str | Annotated[list[ItemPart], Meta(max_length=4096)] | None = None
+    # of mcp_list_tools, mcp_call, mcp_approval_request and mcp_approval_response
+    server_label: str | None = None
+    tools: Annotated[list[Raw], Meta(max_length=TOOLS)] | None = None
+    error: Raw = ABSENT
+    approval_request_id: str | None = None
+    approve: bool | None = None
+    reason: str | None = None
 
 
 class ToolFormat(Struct, kw_only=True):
@@ -46,8 +53,29 @@ class ToolFormat(Struct, kw_only=True):
     definition: str | None = None
 
 
+class ToolFilter(Struct, kw_only=True):
+    """Selects tools of an MCP server: those that meet every criterion that is set.
+
+    read_only  whether the server says that the tool changes nothing
+    """
+
+    tool_names: Annotated[list[str], Meta(max_length=TOOLS)] | None = None
+    read_only: bool | None = None
+
+
+class ApprovalFilter(Struct, kw_only=True):
+    """The tools of an MCP server whose calls the client approves first."""
+
+    always: ToolFilter | None = None
+    never: ToolFilter | None = None
+
+
 class ResponseTool(Struct, kw_only=True):
-    """A tool. Only tools of types "function" and "custom" are supported."""
+    """A tool of type "function" or "custom", which the client runs; or with type "mcp", an MCP server's tools.
+
+    The settings list the servers: `server_label` is a label of theirs, or `server_url` one of their URLs. The server's
+    headers are settings too.
+    """
 
     type: str
     name: ToolName | None = None
@@ -55,18 +83,34 @@ class ResponseTool(Struct, kw_only=True):
     parameters: Raw = ABSENT
     strict: bool | None = None
     format: ToolFormat | None = None
+    server_label: Annotated[str, Meta(min_length=1, max_length=64)] | UnsetType = UNSET
+    server_url: str | UnsetType | None = UNSET
+    server_description: str | UnsetType | None = UNSET
+    allowed_tools: Annotated[list[str], Meta(max_length=TOOLS)] | ToolFilter | UnsetType | None = UNSET
+    require_approval: Literal["always", "never"] | ApprovalFilter | UnsetType | None = UNSET
+    allowed_callers: list[str] | UnsetType | None = UNSET
+    authorization: str | UnsetType | None = UNSET
+    connector_id: str | UnsetType | None = UNSET
+    defer_loading: bool | UnsetType | None = UNSET
+    headers: dict[str, str] | UnsetType | None = UNSET
+    tunnel_id: str | UnsetType | None = UNSET
 
 
 class AllowedTool(Struct, kw_only=True):
     type: str
     name: str | None = None
+    server_label: str | None = None
 
 
 class ResponseToolChoice(Struct, kw_only=True):
-    """A tool_choice that names one tool to call, or with type "allowed_tools" the only tools that may be called."""
+    """A tool_choice that names one tool to call, or with type "allowed_tools" the only tools that may be called.
+
+    With type "mcp" and without a name: any tool of the server.
+    """
 
     type: str
     name: str | None = None
+    server_label: str | UnsetType = UNSET
     mode: Literal["auto", "required"] | None = None
     tools: Annotated[list[AllowedTool], Meta(max_length=TOOLS)] | None = None
 
@@ -236,7 +280,58 @@ class CustomCallItem(Struct, kw_only=True, tag_field="type", tag="custom_tool_ca
     input: str
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
+class ListedTool(Struct, kw_only=True):
+    """A tool of an MCP server. `annotations`: the server's hints about it, any JSON."""
+
+    name: str
+    description: str | None
+    input_schema: Raw
+    annotations: Raw
+
+
+class McpListItem(Struct, kw_only=True, tag_field="type", tag="mcp_list_tools"):
+    """The tools of an MCP server that the model may call."""
+
+    id: str
+    server_label: str
+    tools: list[ListedTool] = []
+    error: str | None = None
+
+
+class McpError(Struct, kw_only=True):
+    """The reason why a call failed: `code` and `message` of the protocol or of HTTP, or `content` that a tool gave."""
+
+    type: Literal["mcp_protocol_error", "mcp_tool_execution_error", "http_error"]
+    code: int | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+    content: list[ItemPart] | UnsetType = UNSET
+
+
+class McpCallItem(Struct, kw_only=True, tag_field="type", tag="mcp_call"):
+    """The model's call of an MCP server's tool, and its result."""
+
+    id: str
+    status: str
+    server_label: str
+    name: str
+    arguments: str
+    output: str | None = None
+    error: McpError | None = None
+    approval_request_id: str | None = None
+
+
+class McpApprovalItem(Struct, kw_only=True, tag_field="type", tag="mcp_approval_request"):
+    """A call of an MCP server's tool that the client approves or refuses in its next request."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+
+
+OutputItem = (
+    MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | McpListItem | McpCallItem | McpApprovalItem
+)
 
 
 class InputTokensDetails(Struct, kw_only=True):

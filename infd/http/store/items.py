@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 from infd.errors import InvalidRequest
 from infd.http.query import number
 from infd.http.schema.responses import InputItem, ItemPart
+from infd.http.schema.unsupported import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,10 @@ _PREFIXES: Final = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
 }
 _PAGE_ITEMS: Final = 20
 _LARGEST_PAGE: Final = 100
@@ -164,4 +169,8 @@ def _listed(item: InputItem, id: str) -> dict[str, Any]:
 
 
 def _present(fields: InputItem | ItemPart) -> dict[str, Any]:
-    return {name: value for name, value in msgspec.structs.asdict(fields).items() if value is not None}
+    return {
+        name: value
+        for name, value in msgspec.structs.asdict(fields).items()
+        if value is not None and value is not ABSENT
+    }
