@@ -189,6 +189,8 @@ def test_only_the_settings_read_the_environment():
 HUBS = {
     "errors.py": "every deliberate error, with its HTTP status or exit code",
     "config/__init__.py": "the settings",
+    "models/blueprint.py": "what a model under construction declares",
+    "models/config.py": "config.json, every value checked",
     "request.py": "a request, and what is wanted of its prompt",
     "rounding.py": "quotients and multiples, rounded up",
 }

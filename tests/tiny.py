@@ -70,6 +70,30 @@ _MULTIPLIERS = {
     "residual_multiplier": 0.6,
     "logits_scaling": 2.5,
 }
+_WHOLE = {"head_dim": 12}  # config classes without head_dim divide the hidden size by the heads
+_MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_QWEN_MOE = {**_MOE, "num_experts": 8, "shared_expert_intermediate_size": 40}
+_GLM_MOE = {**_MOE, "n_routed_experts": 8, "n_shared_experts": 1, "pad_token_id": 0}
+_GRANITE_MOE = {**_MULTIPLIERS, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32}
+_ERNIE_MOE = {"moe_k": 2, "moe_num_experts": 8, "moe_intermediate_size": 32}
+_PHI_MOE = {"num_local_experts": 8, "intermediate_size": 32, "router_jitter_noise": 0.2, **_WHOLE}
+_LONGROPE_MOE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.1, 1.3, 2.0, 3.0, 4.0, 5.0],
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
+    "original_max_position_embeddings": 256,  # transformers' Phi-MoE never takes the long factors
+}
+_GPT_OSS = {
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 32,
+    "sliding_window": 9,
+    "swiglu_limit": 0.8,
+    "rope_parameters": {**_YARN, "truncate": False},
+}
 _VISION = {
     "model_type": "siglip_vision_model",
     "hidden_size": 8,
@@ -119,6 +143,37 @@ VARIANTS = MappingProxyType(
             "granite",
             {"attention_multiplier": 0.3, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
         ),
+        "mixtral": ("mixtral", {"num_local_experts": 8, "intermediate_size": 32, "sliding_window": 9}),
+        "mixtral-one": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 1, "intermediate_size": 36}),
+        "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, **_WHOLE}),
+        "olmoe-norm": ("olmoe", {"num_experts": 8, "intermediate_size": 32, "norm_topk_prob": True, **_WHOLE}),
+        "qwen2-moe": ("qwen2_moe", {**_QWEN_MOE, "mlp_only_layers": [1], **_WHOLE}),
+        "qwen2-moe-norm": ("qwen2_moe", {**_QWEN_MOE, "norm_topk_prob": True, "decoder_sparse_step": 2, **_WHOLE}),
+        "qwen3-moe": ("qwen3_moe", {**_QWEN_MOE, "mlp_only_layers": [1]}),
+        "qwen3-moe-norm": ("qwen3_moe", {**_QWEN_MOE, "norm_topk_prob": True, "attention_bias": True}),
+        "glm4-moe": ("glm4_moe", {**_GLM_MOE, "n_group": 2, "routed_scaling_factor": 1.7, "use_qk_norm": True}),
+        "glm4-moe-biases": ("glm4_moe", {**_GLM_MOE, "norm_topk_prob": False, "attention_bias": True}),
+        "granite-moe": ("granitemoe", {**_GRANITE_MOE, **_WHOLE}),
+        "granite-moe-shared": ("granitemoeshared", {**_GRANITE_MOE, **_WHOLE, "shared_intermediate_size": 40}),
+        "ernie-moe": ("ernie4_5_moe", _ERNIE_MOE),
+        "ernie-moe-biases": ("ernie4_5_moe", {**_ERNIE_MOE, "use_bias": True, "moe_layer_interval": 2}),
+        "gpt-oss": ("gpt_oss", _GPT_OSS),
+        "phimoe": ("phimoe", {**_PHI_MOE, "attention_bias": True, "lm_head_bias": True}),
+        "phimoe-rope": ("phimoe", {**_PHI_MOE, "rope_parameters": _LONGROPE_MOE}),
+    }
+)
+# Variants with experts, and those of them that only the exhaustive tests run with every test.
+MIXTURES = tuple(variant for variant, (kind, _) in VARIANTS.items() if "moe" in kind or kind in ("mixtral", "gpt_oss"))
+FURTHER = frozenset(
+    {
+        "mixtral-one",
+        "olmoe-norm",
+        "qwen2-moe-norm",
+        "qwen3-moe-norm",
+        "glm4-moe-biases",
+        "granite-moe-shared",
+        "ernie-moe-biases",
+        "phimoe-rope",
     }
 )
 FAMILIES = ("llama", "mistral-window", "qwen3", "gemma3")  # for tests too long to run with all variants
@@ -140,7 +195,8 @@ def make(variant: str, directory: Path, **overrides: Any) -> Path:
     generator = torch.Generator().manual_seed(sum(variant.encode()))
     offset = 1.0 if kind.startswith("gemma") else 0.0  # the model adds it to norm weights
     with torch.no_grad():
-        for name, tensor in model.named_parameters():
+        corrections = [(name, each) for name, each in model.named_buffers() if name.endswith("correction_bias")]
+        for name, tensor in (*model.named_parameters(), *corrections):
             _draw(name, tensor, generator)
             if "norm" in name:
                 tensor.sub_(offset)
@@ -191,6 +247,8 @@ def _draw(name: str, tensor: Tensor, generator: torch.Generator) -> None:
         tensor.normal_(1.5, 0.4, generator=generator)  # with normed heads only these weights sharpen attention
     elif "norm" in name:
         tensor.normal_(1.0, 0.3, generator=generator)
+    elif name.endswith("sinks"):
+        tensor.normal_(0.0, 2.0, generator=generator)
     elif name.endswith("bias"):
         tensor.normal_(0.0, 0.3, generator=generator)
     elif "embed_tokens" in name:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.adapters import Lora
     from infd.kernels.families.attention import Attention
     from infd.kernels.families.draw import Draw
+    from infd.kernels.families.experts import Experts
     from infd.kernels.families.matrices import Matrices, Packed
     from infd.kernels.families.norm import Norm
     from infd.kernels.families.rope import Rope
@@ -101,6 +102,10 @@ class Ops:
     @cached_property
     def activation(self) -> Activation:
         return self._ask("activation")
+
+    @cached_property
+    def experts(self) -> Experts:
+        return self._ask("experts")
 
     @cached_property
     def stack(self) -> Stack:

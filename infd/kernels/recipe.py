@@ -7,7 +7,8 @@ while the tensors keep their addresses.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -38,7 +39,11 @@ OutputTransform = NormRecipe | float | None
 
 
 class AttentionRecipe(Struct, frozen=True, kw_only=True):
-    """Attention; fields as in models/layers/attention.py. rope: the `table` of families.rope.Rope, [rows, 2, R / 2]."""
+    """Attention; fields as in models/layers/attention.py.
+
+    rope   the `table` of families.rope.Rope, [rows, 2, R / 2]
+    sinks  [H] float32, or None
+    """
 
     layer: int
     group: int
@@ -52,6 +57,7 @@ class AttentionRecipe(Struct, frozen=True, kw_only=True):
     interleaved: bool
     scale: float
     softcap: float | None
+    sinks: Tensor | None
     output: ProductRecipe
     output_transform: OutputTransform = None
 
@@ -65,10 +71,88 @@ class GatedRecipe(Struct, frozen=True, kw_only=True):
     output_transform: OutputTransform = None
 
 
+class Router(Struct, frozen=True, kw_only=True):
+    """How a token chooses experts, and their weights, from one logit for each expert. All arithmetic is float32.
+
+    A token chooses the experts with the largest logits or, if there is a correction bias or there are several groups,
+    with the largest sums of score and correction. Of equal experts the first is chosen.
+
+    experts        number of experts
+    chosen         number of experts that a token chooses
+    scores         "softmax" of all logits; "chosen": softmax of the chosen experts' logits; "sigmoid" of each logit;
+                   "margin": for each choice in turn, softmax of the logits of experts not chosen yet, see `margin`
+    least_sum      weights are scores divided by their sum, or by least_sum if that is larger; None: not divided
+    scale          multiplies the weights
+    groups         experts form groups of consecutive experts; only experts of `chosen_groups` groups are chosen: those
+                   with the largest sum of their two best experts
+    margin         with "margin", an expert counts if (largest logit - logit) / max(|logit|, largest logit) is at most
+                   this (Phi-MoE's sparse mixer)
+    on_input       weights multiply the experts' inputs, not their outputs (Llama 4)
+    """
+
+    experts: int
+    chosen: int
+    scores: Literal["softmax", "chosen", "sigmoid", "margin"] = "softmax"
+    least_sum: float | None = None
+    scale: float = 1.0
+    groups: int = 1
+    chosen_groups: int = 1
+    margin: float = 0.0
+    on_input: bool = False
+
+
+class Gating(Struct, frozen=True, kw_only=True):
+    """The gated activation of an expert: activation(gate) * (up + offset).
+
+    activation  "silu": gate * sigmoid(alpha * gate); "gelu_pytorch_tanh"
+    limit       upper bound of gate, and bound of up's magnitude
+    """
+
+    activation: str = "silu"
+    alpha: float = 1.0
+    limit: float = inf
+    offset: float = 0.0
+
+
+class RouterRecipe(NamedTuple):
+    """A router with its tensors, all float32: weight [E, hidden], bias [E] of logits, correction [E] of choices."""
+
+    design: Router
+    weight: Tensor
+    bias: Tensor | None
+    correction: Tensor | None
+
+
+class StackRecipe(NamedTuple):
+    """x W^T + bias for each expert. `storage[e]` stores expert e's matrix in the layout of `form`; bias [E, out]."""
+
+    form: Form
+    storage: Tensor
+    bias: Tensor | None
+
+
+class SharedRecipe(NamedTuple):
+    """The experts that all tokens share, as one network. gate [1, hidden]: sigmoid(gate x) multiplies the output."""
+
+    mlp: GatedRecipe
+    gate: ProductRecipe | None
+
+
+class ExpertsRecipe(Struct, frozen=True, kw_only=True):
+    """Experts, plus optional shared experts. gate_up: an expert's matrices of gate and up, stacked."""
+
+    router: RouterRecipe
+    gate_up: StackRecipe
+    gating: Gating
+    down: StackRecipe
+    shared: SharedRecipe | None = None
+    output_transform: OutputTransform = None
+
+
 class LayerRecipe(Struct, frozen=True, kw_only=True):
     """Attention, then the feed-forward network, each preceded by an optional norm and added to the residual stream."""
 
     input_norm: NormRecipe | None
     attention: AttentionRecipe
     post_norm: NormRecipe | None
-    mlp: GatedRecipe
+    mlp: GatedRecipe | ExpertsRecipe

@@ -14,10 +14,10 @@ from msgspec import Struct, field
 
 from infd.groups import Groups, common
 from infd.models.layers.rope import Rope
-from infd.models.parameter import Matrix, Parameter, Source, Target
+from infd.models.parameter import Matrix, MatrixStack, Parameter, Source, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     import torch
 
@@ -58,9 +58,18 @@ class Blueprint(Struct, frozen=True, kw_only=True):
         """Return the number of rows from which on a product's rows are bitwise independent of the number of rows."""
         return max(matrix.form.least_rows for matrix in self.parameters if isinstance(matrix, Matrix))
 
-    def declare(self, rows: Mapping[str, int], columns: tuple[int, ...] = ()) -> Parameter:
-        """Declare a parameter [sum of rows, *columns] that stacks checkpoint tensors. rows: number of rows by name."""
-        parameter = Parameter((sum(rows.values()), *columns), self.dtype, _stack(rows, columns))
+    def declare(
+        self, rows: Mapping[str, int], columns: tuple[int, ...] = (), dtype: torch.dtype | None = None
+    ) -> Parameter:
+        """Declare a parameter [sum of rows, *columns] that stacks checkpoint tensors. rows: number of rows by name.
+
+        dtype  None: the activations' dtype
+        """
+        return self.fill((sum(rows.values()), *columns), dtype or self.dtype, _stack(rows, columns))
+
+    def fill(self, shape: tuple[int, ...], dtype: torch.dtype, sources: tuple[Source, ...]) -> Parameter:
+        """Declare a parameter with the given sources."""
+        parameter = Parameter(shape, dtype, sources)
         self.parameters.append(parameter)
         return parameter
 
@@ -71,7 +80,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
         is none, or `family` quantizes to other numbers. Otherwise the matrix has a form of `family`.
         """
         outputs, sources = sum(rows.values()), _stack(rows, (inputs,))
-        form = self._keeping(rows, inputs, family.numbers)
+        form = self._keeping(rows, outputs, inputs, family.numbers)
         if form is None or isinstance(form, str):
             matrix = Matrix(family.form(outputs, inputs, self.dtype), sources, refused=form or "")
         else:
@@ -79,15 +88,30 @@ class Blueprint(Struct, frozen=True, kw_only=True):
         self.parameters.append(matrix)
         return matrix
 
-    def _keeping(self, rows: Mapping[str, int], inputs: int, numbers: tuple[int, str] | None) -> Form | str | None:
-        """Return a form that keeps the encoding in which the checkpoint stores the tensors.
+    def matrices(self, count: int, outputs: int, inputs: int, sources: tuple[Source, ...]) -> MatrixStack:
+        """Declare a matrix [outputs, inputs] for each of `count` experts; forms are chosen as for `matrix`.
+
+        sources  each fills rows of one matrix; rows are counted through all matrices
+        """
+        family, names = self.ops.linear, {source.name for source in sources}
+        form = self._keeping(names, outputs, inputs, family.numbers)
+        if form is None or isinstance(form, str):
+            stack = MatrixStack(family.form(outputs, inputs, self.dtype), count, outputs, sources, refused=form or "")
+        else:
+            stack = MatrixStack(form, count, outputs, sources, kept=True)
+        self.parameters.append(stack)
+        return stack
+
+    def _keeping(
+        self, names: Collection[str], outputs: int, inputs: int, numbers: tuple[int, str] | None
+    ) -> Form | str | None:
+        """Return a form that keeps the encoding in which the checkpoint stores the tensors `names`.
 
         numbers  to which the layer's own family quantizes: bits and table; None: the family does not quantize
 
         Returns the reason in words if no form can keep the encoding, and None if no tensor is encoded.
         """
-        found = {name: self.stored[name].packed() for name in rows if name in self.stored}
-        kinds = set(found.values())
+        kinds = {self.stored[name].packed() for name in names if name in self.stored}
         if kinds <= {None}:
             return None
         groups = [kind for kind in kinds if isinstance(kind, Groups)]
@@ -103,7 +127,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
             if table != packed.table:
                 return "its numbers are no integers" if packed.table and not table else f"its numbers are not {table}"
             return f"{packed.bits} bits, the form has {bits}"
-        return self.ops.packed.form(sum(rows.values()), inputs, self.dtype, packed)
+        return self.ops.packed.form(outputs, inputs, self.dtype, packed)
 
     def adaptable(self, modules: Mapping[str, int], inputs: int, *, table: bool = False) -> Target:
         """Declare a weight matrix or an embedding table that adapters may change; see Target for the arguments."""

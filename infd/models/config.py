@@ -37,17 +37,65 @@ _GEMMA3 = MappingProxyType(
         "vocab_size": 262_208,
     }
 )
+_EIGHT_EXPERTS = MappingProxyType({"num_local_experts": 8, "num_experts_per_tok": 2})
 # By architecture, defaults of transformers' config class. An explicit null in config.json overrides a default.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
+        "Ernie4_5_MoeForCausalLM": {
+            "moe_intermediate_size": 1536,
+            "moe_k": 6,
+            "moe_num_experts": 64,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": -1,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000.0,
+            "tie_word_embeddings": True,
+        },
         "Gemma2ForCausalLM": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         "Gemma3ForCausalLM": _GEMMA3,
         "Gemma3ForConditionalGeneration": _GEMMA3,
         "Glm4ForCausalLM": {"attention_bias": True, "head_dim": 128, "partial_rotary_factor": 0.5},
+        "Glm4MoeForCausalLM": {
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 1408,
+            "n_routed_experts": 128,
+            "norm_topk_prob": True,
+            "num_experts_per_tok": 8,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-5,
+        },
+        "GptOssForCausalLM": {
+            "attention_bias": True,
+            "head_dim": 64,
+            "num_experts_per_tok": 4,
+            "num_local_experts": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "sliding_window": 128,
+        },
+        "GraniteMoeForCausalLM": _EIGHT_EXPERTS,
+        "GraniteMoeSharedForCausalLM": _EIGHT_EXPERTS,
         "MistralForCausalLM": {"sliding_window": 4096},
+        "MixtralForCausalLM": {**_EIGHT_EXPERTS, "rms_norm_eps": 1e-5},
         "Olmo2ForCausalLM": {"rms_norm_eps": 1e-5},
+        "OlmoeForCausalLM": {"num_experts": 64, "num_experts_per_tok": 8, "rms_norm_eps": 1e-5},
         "Phi3ForCausalLM": {"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+        "PhimoeForCausalLM": {
+            "num_experts_per_tok": 2,
+            "num_local_experts": 16,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1_000_000.0,
+            "router_jitter_noise": 0.01,
+        },
+        "Qwen2MoeForCausalLM": {
+            "moe_intermediate_size": 1408,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "shared_expert_intermediate_size": 5632,
+        },
         "Qwen3ForCausalLM": {"head_dim": 128},
+        "Qwen3MoeForCausalLM": {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8},
     }
 )
 
@@ -110,6 +158,13 @@ class Settings:
         value = self._get(key, None)
         if not isinstance(value, list) or not all(type(item) is str for item in value):
             raise self.error(key, "a list of strings", value)
+        return value
+
+    def integers(self, key: str) -> list[int]:
+        """Return the value of `key`: a list of integers from 0 on."""
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+            raise self.error(key, "a list of integers", value)
         return value
 
     def choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:

@@ -17,7 +17,7 @@ from infd.models.base import PageTensor
 from infd.models.layers import cache_scales
 from infd.models.layers.attention import LayerIndex, page_groups
 from infd.models.layers.embedding import Embedding, Head
-from infd.models.layers.norm import RMSNorm
+from infd.models.layers.norm import LayerNorm, RMSNorm
 from infd.models.layers.rope import by_prompt, lay_out
 from infd.scheduler.layout import CacheLayout
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.stack import Stacked
-    from infd.kernels.recipe import AttentionRecipe, GatedRecipe
+    from infd.kernels.recipe import AttentionRecipe, ExpertsRecipe, GatedRecipe
     from infd.models.base import Batch, PassAdapters
     from infd.models.blueprint import Blueprint
     from infd.models.dimensions import Dimensions
@@ -44,13 +44,15 @@ HEADS = ("lm_head", "language_model.lm_head")
 class Block(Struct, frozen=True, kw_only=True):
     """One layer: attention, then the feed-forward network, each preceded by a norm and added to the residual stream."""
 
-    input_norm: RMSNorm | NoNorm
+    input_norm: RMSNorm | LayerNorm | NoNorm
     attention: Sublayer[AttentionRecipe, Batch]
-    post_norm: RMSNorm | NoNorm
-    mlp: Sublayer[GatedRecipe, PassAdapters | None]
+    post_norm: RMSNorm | LayerNorm | NoNorm
+    mlp: Sublayer[GatedRecipe | ExpertsRecipe, PassAdapters | None]
 
     def recipe(self) -> LayerRecipe | None:
         """Return the layer as a LayerRecipe, or None if a recipe cannot express it."""
+        if isinstance(self.input_norm, LayerNorm) or isinstance(self.post_norm, LayerNorm):
+            return None
         attention, mlp = self.attention.recipe(), self.mlp.recipe()
         if attention is None or mlp is None:
             return None
@@ -81,12 +83,16 @@ class DecoderConstants(NamedTuple):
     norm_offset      added to the last norm's weight
     logit_scale      multiplies the logits
     logit_softcap    bounds the scaled logits: softcap * tanh(logit / softcap)
+    head_bias        whether the head has a bias
+    layer_norm       whether the last norm is a LayerNorm
     """
 
     embedding_scale: float = 1.0
     norm_offset: float = 0.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    head_bias: bool = False
+    layer_norm: bool = False
 
 
 PLAIN: Final = DecoderConstants()
@@ -140,7 +146,11 @@ class Decoder:
         self._blocks = [
             block(f"{root}layers.{layer}", LayerIndex(layer, group_of[layer])) for layer in range(dims.layers)
         ]
-        self._norm = RMSNorm(blueprint, f"{root}norm", dims.hidden, dims.norm_eps, offset=constants.norm_offset)
+        self._norm: RMSNorm | LayerNorm = (
+            LayerNorm(blueprint, f"{root}norm", dims.hidden, dims.norm_eps)
+            if constants.layer_norm
+            else RMSNorm(blueprint, f"{root}norm", dims.hidden, dims.norm_eps, offset=constants.norm_offset)
+        )
         self._head = Head(
             blueprint,
             head,
@@ -148,6 +158,7 @@ class Decoder:
             tied=self._embedding.weight if dims.tied else None,
             scale=constants.logit_scale,
             softcap=constants.logit_softcap,
+            bias=constants.head_bias,
         )
         self.logits_dtype = self._head.dtype
         self.least_rows = blueprint.least_rows()

@@ -21,12 +21,39 @@ if TYPE_CHECKING:
     from infd.kernels.families.matrices import Form, Packing
 
 
+class View(Struct, frozen=True):
+    """Some rows of one matrix, or some elements of one vector, of a checkpoint's stack of them [experts, ...].
+
+    index   of the matrix
+    first   row
+    step    between rows: 2 where rows of two matrices alternate
+    turned  whether the stored matrix is transposed, so that rows are its columns
+    """
+
+    index: int
+    count: int
+    first: int = 0
+    step: int = 1
+    turned: bool = False
+
+
 class Source(Struct, frozen=True):
-    """One checkpoint tensor, and the first row of the parameter that it fills."""
+    """A checkpoint tensor of `shape`, and the first row of the parameter that it fills.
+
+    view  the rows that fill the parameter; None: all
+    """
 
     name: str
     shape: tuple[int, ...]
     row: int = 0
+    view: View | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of the parameter's rows that the tensor fills."""
+        if self.view is not None:
+            return self.view.count
+        return self.shape[0] if self.shape else 1
 
 
 class Parameter:
@@ -51,7 +78,7 @@ class Parameter:
         """See weights/load.py Parameter."""
         return self.tensor.narrow(0, first, count) if self.shape else self.tensor
 
-    def packing(self, dtype: torch.dtype) -> Packing | None:
+    def packing(self, first: int, dtype: torch.dtype) -> tuple[Packing, int] | None:
         """See weights/load.py Parameter."""
         return None
 
@@ -83,8 +110,9 @@ class Matrix(Parameter):
     def rows(self, first: int, count: int) -> torch.Tensor | None:
         return self.form.rows(self.tensor, first, count)
 
-    def packing(self, dtype: torch.dtype) -> Packing | None:
-        return self.form.packing(self.tensor, dtype) if isinstance(self.form, Packable) else None
+    def packing(self, first: int, dtype: torch.dtype) -> tuple[Packing, int] | None:
+        packing = self.form.packing(self.tensor, dtype) if isinstance(self.form, Packable) else None
+        return None if packing is None else (packing, first)
 
     def groups(self) -> Groups | None:
         return self.form.groups if isinstance(self.form, Grouped) else None
@@ -103,6 +131,52 @@ class Matrix(Parameter):
     def look_up(self, tokens: torch.Tensor) -> torch.Tensor:
         """See Form.look_up."""
         return self.form.look_up(tokens, self.tensor)
+
+
+class MatrixStack(Parameter):
+    """A weight matrix [out, in] for each expert, all of one form. Rows are counted through all matrices.
+
+    A source fills rows of one matrix.
+
+    tensor         [experts, *form.shape]: `tensor[e]` stores the matrix of expert e
+    kept, refused  see weights/load.py Parameter
+    """
+
+    __slots__ = ("form", "kept", "outputs", "refused")
+
+    def __init__(
+        self,
+        form: Form,
+        count: int,
+        outputs: int,
+        sources: tuple[Source, ...],
+        *,
+        kept: bool = False,
+        refused: str = "",
+    ) -> None:
+        super().__init__((count, *form.shape), form.dtype, sources)
+        self.form, self.outputs, self.kept, self.refused = form, outputs, kept, refused
+
+    def rows(self, first: int, count: int) -> torch.Tensor | None:
+        expert, row = divmod(first, self.outputs)
+        return self.form.rows(self.tensor[expert], row, count)
+
+    def packing(self, first: int, dtype: torch.dtype) -> tuple[Packing, int] | None:
+        expert, row = divmod(first, self.outputs)
+        packing = self.form.packing(self.tensor[expert], dtype) if isinstance(self.form, Packable) else None
+        return None if packing is None else (packing, row)
+
+    def groups(self) -> Groups | None:
+        return self.form.groups if isinstance(self.form, Grouped) else None
+
+    def place_groups(self, first: int, rows: GroupedRows) -> None:
+        assert isinstance(self.form, Grouped)
+        expert, row = divmod(first, self.outputs)
+        self.form.place_groups(self.tensor[expert], row, rows)
+
+    def place(self, first: int, rows: torch.Tensor) -> None:
+        expert, row = divmod(first, self.outputs)
+        self.form.place(self.tensor[expert], row, rows)
 
 
 class Target(Struct, frozen=True, eq=False):

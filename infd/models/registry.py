@@ -24,17 +24,27 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = MappingProxyType(
     {
+        "Ernie4_5_MoeForCausalLM": "infd.models.ernie4_5_moe:Ernie4_5Moe",
         "Gemma2ForCausalLM": "infd.models.gemma2:Gemma2",
         "Gemma3ForCausalLM": "infd.models.gemma3:Gemma3",
         "Gemma3ForConditionalGeneration": "infd.models.gemma3:Gemma3",
         "Glm4ForCausalLM": "infd.models.glm4:Glm4",
+        "Glm4MoeForCausalLM": "infd.models.glm4_moe:Glm4Moe",
+        "GptOssForCausalLM": "infd.models.gpt_oss:GptOss",
         "GraniteForCausalLM": "infd.models.granite:Granite",
+        "GraniteMoeForCausalLM": "infd.models.granite_moe:GraniteMoe",
+        "GraniteMoeSharedForCausalLM": "infd.models.granite_moe:GraniteMoe",
         "LlamaForCausalLM": "infd.models.llama:Llama",
         "MistralForCausalLM": "infd.models.mistral:Mistral",
+        "MixtralForCausalLM": "infd.models.mixtral:Mixtral",
         "Olmo2ForCausalLM": "infd.models.olmo2:Olmo2",
+        "OlmoeForCausalLM": "infd.models.olmoe:Olmoe",
         "Phi3ForCausalLM": "infd.models.phi3:Phi3",
+        "PhimoeForCausalLM": "infd.models.phimoe:Phimoe",
         "Qwen2ForCausalLM": "infd.models.qwen2:Qwen2",
+        "Qwen2MoeForCausalLM": "infd.models.qwen2_moe:Qwen2Moe",
         "Qwen3ForCausalLM": "infd.models.qwen3:Qwen3",
+        "Qwen3MoeForCausalLM": "infd.models.qwen3_moe:Qwen3Moe",
     }
 )
 TRANSFORMERS = "infd.models.transformers.model:TransformersModel"  # for any other decoder that transformers implements

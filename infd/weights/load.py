@@ -18,6 +18,7 @@ from infd.weights.encodings.integers import why_not
 from infd.weights.formats.encoded import EncodedReader
 from infd.weights.formats.plain import DTYPES, PlainReader
 from infd.weights.stored import EncodedTensor
+from infd.weights.views import EncodedView, PlainView, bytes_read, is_slice, sliced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from infd.weights.checkpoint import Checkpoint
     from infd.weights.parts import FilePart, Fill, Packing
     from infd.weights.stored import StoredTensor
+    from infd.weights.views import View
 
 ALIGNMENT = 64  # bytes; the size of a cache line and of a CPU's widest load, and sufficient for GPU kernels
 PROBLEMS_SHOWN = 20
@@ -45,7 +47,7 @@ class Arena(Protocol):
 
 
 class Source(Protocol):
-    """A checkpoint tensor that fills rows of a parameter, starting at `row`."""
+    """A checkpoint tensor of `shape`; the rows of its `view`, or all, fill `rows` rows of a parameter from `row` on."""
 
     @property
     def name(self) -> str: ...
@@ -53,6 +55,10 @@ class Source(Protocol):
     def shape(self) -> tuple[int, ...]: ...
     @property
     def row(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def view(self) -> View | None: ...
 
 
 class Parameter(Protocol):
@@ -70,8 +76,11 @@ class Parameter(Protocol):
     def rows(self, first: int, count: int) -> Tensor | None:
         """Return a view of rows [first, first + count), if checkpoint rows are stored unchanged; None: use `place`."""
 
-    def packing(self, dtype: torch.dtype) -> Packing | None:
-        """Return the packing by which native code stores rows of `dtype`; None: only `place` stores them."""
+    def packing(self, first: int, dtype: torch.dtype) -> tuple[Packing, int] | None:
+        """Return the packing by which native code stores rows of `dtype` from row `first` on; None: use `place`.
+
+        The integer is the packing's number of the row.
+        """
 
     @property
     def kept(self) -> bool:
@@ -122,15 +131,15 @@ class _Place(NamedTuple):
     source: Source
 
     def read(self, reader: _Reader[S], stored: S) -> None:
-        first, count = self.source.row, self.source.shape[0] if self.source.shape else 1
-        rows = self.parameter.rows(first, count)
+        first = self.source.row
+        rows = self.parameter.rows(first, self.source.rows)
         if rows is None:
             for start, chunk in reader.rows(stored):
                 self.parameter.place(first + start, chunk)
         else:
             reader.read(stored, rows)
 
-    def decode(self, reader: EncodedReader, stored: EncodedTensor) -> str:
+    def decode(self, reader: EncodedReader | EncodedView, stored: EncodedTensor) -> str:
         """Read an encoded matrix. Return "kept" if its integers and scales are stored unchanged, else "decoded".
 
         The reason for decoding, if it is known, follows "decoded".
@@ -154,16 +163,15 @@ class _Place(NamedTuple):
 
     def parts(self, stored: StoredTensor) -> list[FilePart] | None:
         """Return the parts of the tensor for native code to read; None if only Python can read the tensor."""
-        first, count = self.source.row, self.source.shape[0] if self.source.shape else 1
-        dtype = DTYPES[stored.dtype]
-        if (rows := self.parameter.rows(first, count)) is not None:
+        first, dtype = self.source.row, DTYPES[stored.dtype]
+        if (rows := self.parameter.rows(first, self.source.rows)) is not None:
             direct = rows.dtype == dtype and rows.device.type == "cpu"
             return list(parts.copied(stored, rows)) if direct else None
-        packing = self.parameter.packing(dtype)
-        return None if packing is None else list(parts.packed(stored, packing, first))
+        found = self.parameter.packing(first, dtype)
+        return None if found is None else list(parts.packed(stored, *found))
 
 
-Places = dict[str, _Place]
+Places = dict[str, list[_Place]]  # the places of a tensor's views, or the place of the whole tensor
 
 
 def required_bytes(model: Loadable) -> int:
@@ -198,7 +206,10 @@ def check(model: Loadable, checkpoint: Checkpoint) -> Places:
 
     Raises CheckpointError, which lists the mismatched tensors, at most PROBLEMS_SHOWN.
     """
-    places = {source.name: _Place(parameter, source) for parameter in model.parameters for source in parameter.sources}
+    places: Places = {}
+    for parameter in model.parameters:
+        for source in parameter.sources:
+            places.setdefault(source.name, []).append(_Place(parameter, source))
     problems = list(_problems(model, places, checkpoint))
     if problems:
         more = [f"and {len(problems) - PROBLEMS_SHOWN} more"] if len(problems) > PROBLEMS_SHOWN else []
@@ -216,7 +227,7 @@ def fill(
 
     Returns the numbers of encoded matrices by encoding and by result of `_Place.decode`.
     """
-    total = sum(checkpoint.tensors[name].bytes for name in places)
+    total = sum(bytes_read(checkpoint.tensors[name], place.source.view) for name in places for place in places[name])
     done = 0
 
     def report(count: int) -> None:
@@ -231,22 +242,27 @@ def fill(
     given: list[FilePart] = []
     owners: list[StoredTensor] = []
     for stored in checkpoint.stored_order():
-        if (place := places.get(stored.name)) is None:
-            continue
-        if isinstance(stored, EncodedTensor):
-            kept[f"{stored.encoding.label}, {place.decode(encoded, stored)}"] += 1
-        elif natively is None or (found := place.parts(stored)) is None:
-            place.read(plain, stored)
-        else:
-            given += found
-            owners += [stored] * len(found)
+        for number, place in enumerate(places.get(stored.name, ())):
+            view = place.source.view
+            if isinstance(stored, EncodedTensor):
+                how = place.decode(encoded if view is None else EncodedView(encoded, view), stored)
+                kept[f"{stored.encoding.label}, {how}"] += number == 0
+            elif view is not None and not is_slice(view):
+                place.read(PlainView(plain, view), stored)
+            else:
+                content = stored if view is None else sliced(stored, view)
+                if natively is None or (found := place.parts(content)) is None:
+                    place.read(plain, content)
+                else:
+                    given += found
+                    owners += [content] * len(found)
     if natively is not None and (short := natively(given, report)) is not None:
         raise owners[short].file.cut_short()
     return kept
 
 
 def _problems(model: Loadable, places: Places, checkpoint: Checkpoint) -> Iterator[str]:
-    for name, place in places.items():
+    for name, (place, *_) in places.items():
         stored = checkpoint.tensors.get(name)
         if stored is None:
             yield f"{name}: missing, expected {list(place.source.shape)}"

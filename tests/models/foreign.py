@@ -56,7 +56,7 @@ FOREIGN = MappingProxyType(
         "glm": ("glm", {**_GROUPED, "head_dim": 12, "partial_rotary_factor": 0.5}),  # interleaved rope
         "deepseek-v2": ("deepseek_v2", {**_LATENT, **_ROUTED}),  # latent attention; experts after a dense layer
         "deepseek-v3": ("deepseek_v3", {**_LATENT, **_ROUTED, "n_group": 2, "topk_group": 1}),
-        "olmoe": ("olmoe", {**_GROUPED, **_EXPERTS}),
+        "flex-olmo": ("flex_olmo", {**_GROUPED, **_EXPERTS}),
     }
 )
 # DeepSeek-V3 multiplies the experts' sum by 2.5, and its float32 rounding errors too: a smaller gain keeps these errors

@@ -13,7 +13,7 @@ from infd.kernels.select import CACHED, CANDIDATES, quantized, select
 from tests.kernels.paging import CPU
 from tests.models.driving import Driver, load_model
 from tests.models.test_parity import EACH, LENGTH, text
-from tests.tiny import VARIANTS
+from tests.tiny import FURTHER, MIXTURES, VARIANTS
 
 CUTS = {"at once": (LENGTH,), "in chunks": (20, 1, 20), "one by one": (1,) * LENGTH}
 # Logits have a range of 11. A logit depends on dozens of numbers of 8 significant bits, and every weight here matters:
@@ -73,7 +73,22 @@ def test_native_logits_are_float32(built, tiny):
     assert load_model(tiny("qwen3"), ops=native(), dtype=torch.bfloat16).logits_dtype is torch.float32
 
 
-@pytest.mark.parametrize("variant", sorted(VARIANTS))
+def off_mostly(logits, expected):
+    """Return the median over tokens of the mean error: in bfloat16 a few tokens choose other experts."""
+    assert logits.isfinite().all()
+    return (logits - expected).abs().mean(1).median().item()
+
+
+@pytest.mark.parametrize("variant", sorted(set(MIXTURES) - FURTHER))
+def test_a_mixture_is_as_near_to_float32_as_bfloat16_can_be(built, tiny, variant):
+    expected = exact(tiny(variant))
+    reference = off_mostly(compute(tiny(variant), references(torch.bfloat16), torch.bfloat16, (LENGTH,)), expected)
+    for name in ("at once", "in chunks"):
+        found = off_mostly(compute(tiny(variant), native(), torch.bfloat16, CUTS[name]), expected)
+        assert found < max(MEAN_OFF, BESIDE_REFERENCE * reference), name
+
+
+@pytest.mark.parametrize("variant", sorted(set(VARIANTS) - set(MIXTURES)))
 def test_a_model_is_as_near_to_float32_as_bfloat16_can_be(built, tiny, variant):
     expected = exact(tiny(variant))
     reference = off(compute(tiny(variant), references(torch.bfloat16), torch.bfloat16, (LENGTH,)), expected)

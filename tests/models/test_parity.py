@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.nn import functional
 
 from infd.kernels.reference.attention import PagedAttention
 from infd.kernels.reference.dense import Activation, Norm, Rope
+from infd.kernels.reference.experts import Experts
 from infd.kernels.select import select
 from tests.kernels.paging import CPU
 from tests.models.driving import Driver, load_model
-from tests.tiny import CLEAR, FAMILIES, VARIANTS, VOCAB, continuation, margins, oracle
+from tests.tiny import CLEAR, FAMILIES, FURTHER, VARIANTS, VOCAB, continuation, margins, oracle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +63,10 @@ def device(request):
     return torch.device(request.param)
 
 
-@pytest.fixture(scope="module", params=sorted(VARIANTS))
+EVERY = [pytest.param(each, marks=pytest.mark.exhaustive if each in FURTHER else ()) for each in sorted(VARIANTS)]
+
+
+@pytest.fixture(scope="module", params=EVERY)
 def pair(request, tiny, device):
     return Pair(tiny(request.param), device=device)
 
@@ -70,6 +75,15 @@ def test_a_prompt_computed_at_once(pair):
     driver = pair.driver()
     sequence = driver.start(text(1))
     assert off(driver.step((sequence, LENGTH))[0], pair.expect(text(1))) < CLOSE
+
+
+@pytest.mark.parametrize("variant", sorted(FURTHER))
+def test_a_further_variant(tiny, variant):
+    pair = Pair(tiny(variant))
+    driver = pair.driver()
+    sequence = driver.start(text(1))
+    logits = torch.cat([driver.step((sequence, count))[0] for count in (20, 1, 20)])
+    assert off(logits, pair.expect(text(1))) < CLOSE
 
 
 def test_a_prompt_computed_in_chunks(pair):
@@ -182,8 +196,36 @@ class ForgetsTheCap(PagedAttention):
     def prepare(self, batch):
         plan = super().prepare(batch)
         run = plan.run
-        plan.run = lambda q, pages, *, scale, softcap: run(q, pages, scale=scale)
+        plan.run = lambda q, pages, *, scale, softcap, sinks: run(q, pages, scale=scale)
         return plan
+
+
+class ForgetsSinks(PagedAttention):
+    def prepare(self, batch):
+        plan = super().prepare(batch)
+        run = plan.run
+        plan.run = lambda q, pages, *, scale, softcap, sinks: run(q, pages, scale=scale)
+        return plan
+
+
+class ForgetsTheCorrection(Experts):
+    def route(self, x, router):
+        return super().route(x, router._replace(correction=None))
+
+
+class ForgetsGroups(Experts):
+    def route(self, x, router):
+        return super().route(x, router._replace(design=replace(router.design, groups=1)))
+
+
+class SwapsExperts(Experts):
+    def compute(self, x, routes, layer):
+        return super().compute(x, routes._replace(experts=routes.experts.flip(1)), layer)
+
+
+class ForgetsLimits(Experts):
+    def compute(self, x, routes, layer):
+        return super().compute(x, routes, replace(layer, gating=replace(layer.gating, limit=float("inf"))))
 
 
 class ForgetsEps(Norm):
@@ -232,6 +274,12 @@ EACH = (*FAMILIES, "qwen2", "phi3-short", "gemma2", "gemma3-seeing", "olmo2", "g
         ("phi3-short", "rope", TurnsTheOtherPart()),
         ("glm4", "rope", TurnsTheOtherPart()),
         ("gemma2", "attention", ForgetsTheCap()),
+        ("gpt-oss", "attention", ForgetsSinks()),
+        ("gpt-oss", "experts", ForgetsLimits()),
+        ("glm4-moe", "experts", ForgetsTheCorrection()),
+        ("glm4-moe", "experts", ForgetsGroups()),
+        ("ernie-moe", "experts", ForgetsTheCorrection()),
+        *((variant, "experts", SwapsExperts()) for variant in ("mixtral", "olmoe", "qwen2-moe", "gpt-oss", "phimoe")),
         ("gemma2", "norm", ForgetsTheOffset()),
         ("gemma3", "norm", ForgetsTheOffset()),
         ("gemma2", "activation", TakesGeluAtItsWord()),
@@ -268,6 +316,19 @@ def test_a_broken_kernel_is_noticed(tiny, variant, family, broken):
         ("gemma3", {"rope_parameters": None, "rope_theta": 5000.0, "rope_scaling": None}),
         ("gemma3", {"rope_parameters": None, "rope_local_base_freq": 10_000.0}),
         ("glm4", {"rope_parameters": {"partial_rotary_factor": 1.0}}),
+        ("qwen2-moe", {"norm_topk_prob": True}),
+        ("qwen3-moe-norm", {"norm_topk_prob": False}),
+        ("olmoe", {"num_experts_per_tok": 2}),
+        ("glm4-moe", {"n_group": 1}),
+        ("glm4-moe", {"norm_topk_prob": False}),
+        ("glm4-moe", {"routed_scaling_factor": 1.6}),
+        ("glm4-moe-biases", {"norm_topk_prob": True}),
+        ("granite-moe", {"residual_multiplier": 0.61}),
+        ("gpt-oss", {"swiglu_limit": 0.9}),
+        ("gpt-oss", {"swiglu_alpha": 1.6}),
+        ("gpt-oss", {"layer_types": ["full_attention"] * 3}),
+        ("phimoe", {"router_jitter_noise": 0.1}),
+        ("phimoe-rope", {"rope_parameters": None}),
         ("granite", {"embedding_multiplier": 2.9}),
         ("granite", {"attention_multiplier": 0.41}),
         ("granite", {"residual_multiplier": 0.61}),

@@ -307,7 +307,7 @@ def test_padding_is_not_looked_for(foreign, caplog):
 # Weights
 
 
-@pytest.mark.parametrize("variant", ["cohere2-windows", "olmoe"])
+@pytest.mark.parametrize("variant", ["cohere2-windows", "flex-olmo"])
 def test_every_weight_is_in_the_arena_once(foreign, variant):
     with Checkpoint(foreign(variant)) as checkpoint:
         model = build(checkpoint.config)
@@ -321,7 +321,7 @@ def test_every_weight_is_in_the_arena_once(foreign, variant):
 
 
 def test_experts_are_read_one_by_one_into_one_tensor(foreign):
-    model = load_model(foreign("olmoe"))
+    model = load_model(foreign("flex-olmo"))
     joined = next(p for p in model.parameters if "experts.0.gate_proj" in p.sources[0].name)
     assert [source.name.split(".")[-3:-1] for source in joined.sources[:3]] == [
         ["0", "gate_proj"],
@@ -364,7 +364,7 @@ def test_tied_weights_are_found_under_either_name(foreign):
 
 
 def test_experts_that_are_stored_as_one_tensor_are_read_as_one(foreign):
-    with Checkpoint(foreign("olmoe")) as checkpoint:
+    with Checkpoint(foreign("flex-olmo")) as checkpoint:
         joined = "model.layers.0.mlp.experts.gate_up_proj"
         model = build(checkpoint.config, stored={*checkpoint.tensors, joined})
     (source,) = next(p.sources for p in model.parameters if p.sources[0].name == joined)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 class Piece:
     def __init__(self, name: str, shape: tuple[int, ...], row: int = 0) -> None:
-        self.name, self.shape, self.row = name, shape, row
+        self.name, self.shape, self.row, self.view = name, shape, row, None
+        self.rows = shape[0] if shape else 1
 
 
 class Slot(Parameter):

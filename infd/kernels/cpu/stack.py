@@ -14,7 +14,7 @@ import torch
 from infd.kernels.cpu.attention import Plan, Step
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
 from infd.kernels.cpu.product import Addressable, Product
-from infd.kernels.recipe import NormRecipe
+from infd.kernels.recipe import ExpertsRecipe, NormRecipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -153,6 +153,8 @@ def _native(plan: AttentionPlan) -> Plan:
 
 def _layer(recipe: LayerRecipe) -> Layer:
     attention, mlp = recipe.attention, recipe.mlp
+    if isinstance(mlp, ExpertsRecipe) or attention.sinks is not None:
+        raise NoAddress
     assert mlp.activation in ACTIVATIONS
     return Layer(
         input_norm=_norm(recipe.input_norm),

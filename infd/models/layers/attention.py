@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from infd.kernels.recipe import AttentionRecipe
 from infd.models.layers.linear import Linear
 from infd.rounding import ceil_div
@@ -31,6 +33,7 @@ class AttentionDesign(NamedTuple):
     scale        multiplies q·k; None: head size ** -0.5
     softcap      bounds the scores; see AttentionPlan.run
     fused        whether the checkpoint stores q, k and v as one tensor `qkv_proj`
+    sinks        whether each head has a sink; see AttentionPlan.run
     """
 
     rope: Rope
@@ -40,6 +43,7 @@ class AttentionDesign(NamedTuple):
     qkv_bias: bool = False
     output_bias: bool = False
     fused: bool = False
+    sinks: bool = False
 
 
 class LayerIndex(NamedTuple):
@@ -90,6 +94,7 @@ class Attention:
             blueprint, {f"{name}.{part}": size for part, size in outputs.items()}, dims.hidden, bias=design.qkv_bias
         )
         self._output = Linear(blueprint, {f"{name}.o_proj": dims.hidden}, q_size, bias=design.output_bias)
+        self._sinks = blueprint.declare({f"{name}.sinks": dims.heads}, dtype=torch.float32) if design.sinks else None
 
     def recipe(self) -> AttentionRecipe:
         return AttentionRecipe(
@@ -105,6 +110,7 @@ class Attention:
             interleaved=self._interleaved,
             scale=self._scale,
             softcap=self._softcap,
+            sinks=None if self._sinks is None else self._sinks.tensor,
             output=self._output.recipe(),
         )
 
@@ -130,7 +136,9 @@ class Attention:
         )
         if (sampled := batch.sampled) is not None:
             q, plan, adapters = q[sampled.tokens], sampled.attention, sampled.adapters
-        return self._output(plan.run(q, pages, scale=self._scale, softcap=self._softcap).flatten(1), adapters)
+        sinks = None if self._sinks is None else self._sinks.tensor
+        attended = plan.run(q, pages, scale=self._scale, softcap=self._softcap, sinks=sinks)
+        return self._output(attended.flatten(1), adapters)
 
 
 def page_groups(windows: Sequence[int | None], page_tokens: int) -> tuple[PageGroup, ...]:

@@ -43,8 +43,9 @@ class Head:
         tied: Matrix | None,
         scale: float = 1.0,
         softcap: float | None = None,
+        bias: bool = False,
     ) -> None:
-        """Declare the weight, or share the embedding's weight without a copy.
+        """Declare the weight, or share the embedding's weight without a copy, and the bias if there is one.
 
         tied     the embedding's weight to share; None: the head has its own weight
         scale    multiplies the logits
@@ -52,6 +53,7 @@ class Head:
         """
         family = blueprint.ops.vocabulary
         self._weight = tied or blueprint.matrix({f"{name}.weight": dims.vocab}, dims.hidden, family)
+        self._bias = blueprint.declare({f"{name}.bias": dims.vocab}) if bias else None
         self._target = blueprint.adaptable({name: dims.vocab}, dims.hidden)
         self._scale, self._softcap = scale, softcap
         # In a narrower dtype, rounding could make the largest of the scaled or capped logits equal.
@@ -60,7 +62,8 @@ class Head:
 
     def __call__(self, hidden: Tensor, adapters: PassAdapters | None) -> Tensor:
         """Return the logits [N, vocab], in `self.dtype`, of hidden states [N, hidden]."""
-        logits = self._weight.multiply(hidden, wide=True).to(self.dtype)
+        bias = None if self._bias is None else self._bias.tensor
+        logits = self._weight.multiply(hidden, bias, wide=True).to(self.dtype)
         if adapters is not None:
             adapters.add(logits, hidden, self._target)
         if self._scale != 1:

@@ -19,17 +19,30 @@ class GatedMLP:
     """The gated feed-forward network of one layer."""
 
     def __init__(
-        self, blueprint: Blueprint, name: str, dims: Dimensions, *, bias: bool = False, fused: bool = False
+        self,
+        blueprint: Blueprint,
+        name: str,
+        dims: Dimensions,
+        *,
+        bias: bool = False,
+        fused: bool = False,
+        both: str = "gate_up_proj",
+        down: str = "down_proj",
     ) -> None:
-        """Declare the projections. fused: whether the checkpoint stores gate and up as one tensor `gate_up_proj`."""
+        """Declare the projections.
+
+        fused  whether the checkpoint stores gate and up as one tensor
+        both   name of that tensor's module
+        down   name of the down projection's module
+        """
         family = blueprint.ops.activation
         self._activated = dims.activation
         self._activation = {"silu": family.silu_mul, "gelu_pytorch_tanh": family.gelu_tanh_mul}[dims.activation]
-        outputs = {"gate_up_proj": 2 * dims.inner} if fused else {"gate_proj": dims.inner, "up_proj": dims.inner}
+        outputs = {both: 2 * dims.inner} if fused else {"gate_proj": dims.inner, "up_proj": dims.inner}
         self._gate_up = Linear(
             blueprint, {f"{name}.{part}": size for part, size in outputs.items()}, dims.hidden, bias=bias
         )
-        self._down = Linear(blueprint, {f"{name}.down_proj": dims.hidden}, dims.inner, bias=bias)
+        self._down = Linear(blueprint, {f"{name}.{down}": dims.hidden}, dims.inner, bias=bias)
 
     def recipe(self) -> GatedRecipe:
         return GatedRecipe(gate_up=self._gate_up.recipe(), activation=self._activated, down=self._down.recipe())

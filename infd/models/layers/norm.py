@@ -1,8 +1,10 @@
-"""RMSNorm, optionally fused with the preceding residual addition; and the residual addition without a norm."""
+"""Norms, optionally fused with the preceding residual addition; and the residual addition without a norm."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from torch.nn import functional as F
 
 from infd.kernels.recipe import NormRecipe
 
@@ -32,6 +34,22 @@ class RMSNorm:
         if residual is None:
             return self(x), x
         return self._norm.add_rms_norm(x, residual, self._weight.tensor, self._eps, self._offset)
+
+
+class LayerNorm:
+    """LayerNorm over the last axis, in plain torch: no recipe expresses it."""
+
+    def __init__(self, blueprint: Blueprint, name: str, size: int, eps: float) -> None:
+        """Declare weight and bias, [size] each."""
+        self._weight = blueprint.declare({f"{name}.weight": size})
+        self._bias = blueprint.declare({f"{name}.bias": size})
+        self._eps = eps
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Add x to the residual stream; if `residual` is None, x is the stream. Return (normed stream, stream)."""
+        stream = x if residual is None else x + residual
+        weight, bias = self._weight.tensor, self._bias.tensor
+        return F.layer_norm(stream, weight.shape, weight, bias, self._eps), stream
 
 
 class OverAllHeads:

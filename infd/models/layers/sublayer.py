@@ -9,10 +9,10 @@ from msgspec.structs import replace
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.recipe import AttentionRecipe, GatedRecipe, NormRecipe
+    from infd.kernels.recipe import AttentionRecipe, ExpertsRecipe, GatedRecipe, NormRecipe
     from infd.models.base import Batch, PassAdapters
 
-R_co = TypeVar("R_co", bound="AttentionRecipe | GatedRecipe", covariant=True)
+R_co = TypeVar("R_co", bound="AttentionRecipe | GatedRecipe | ExpertsRecipe", covariant=True)
 Read_contra = TypeVar("Read_contra", bound="Batch | PassAdapters | None", contravariant=True)
 
 

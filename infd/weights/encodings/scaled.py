@@ -92,8 +92,8 @@ class Scaled(Struct, frozen=True, kw_only=True):
     def packed(self) -> Groups | str:
         """See `Packing` in stored.py."""
         numbers, scales = self.numbers, self.scales
-        if numbers.type not in ("uint", "int", "e2m1", "e4m3") or len(self.shape) != 2:
-            return f"its numbers are {numbers.type}" if len(self.shape) == 2 else "it is a stack of matrices"
+        if numbers.type not in ("uint", "int", "e2m1", "e4m3"):
+            return f"its numbers are {numbers.type}"
         if self.columns is not None or scales.factor != 1:
             return "its weights have a second scale"
         if numbers.type == "e2m1":  # powers of two are exact in bfloat16

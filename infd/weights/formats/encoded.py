@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from infd.weights.encodings.integers import integers_of, widened
 from infd.weights.encodings.rows import DTYPES, rows_of
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.groups import GroupedRows, Groups
+    from infd.weights.encodings.rows import Rows
     from infd.weights.stored import EncodedTensor
+
+T = TypeVar("T")
 
 
 class EncodedReader:
@@ -28,6 +31,7 @@ class EncodedReader:
     def __init__(self, progress: Callable[[int], None]) -> None:
         """`progress` is called with a matrix's bytes once they are read, then with 0 after each computed chunk."""
         self._progress = progress
+        self._opened: tuple[EncodedTensor, Groups | None, Any] | None = None  # the tensor read last, and its rows
 
     def read(self, stored: EncodedTensor, destination: Tensor) -> None:
         """Decode a matrix into `destination`, which has the matrix's shape. Raises CheckpointError."""
@@ -35,33 +39,46 @@ class EncodedReader:
         for first, chunk in self.rows(stored):
             rows[first : first + len(chunk)].copy_(chunk)
 
-    def rows(self, stored: EncodedTensor) -> Iterator[tuple[int, Tensor]]:
-        """Decode a matrix in chunks: yield (index of the first row, float32 [rows, inputs]). Raises CheckpointError."""
-        compute = rows_of(stored.encoding)
-        self._progress(stored.bytes)
-        for first, count in _chunks(stored):
-            yield first, compute(first, count)
+    def rows(self, stored: EncodedTensor, begin: int = 0, count: int | None = None) -> Iterator[tuple[int, Tensor]]:
+        """Decode `count` rows from row `begin` on, or all: yield (index of the first row, float32 [rows, inputs]).
+
+        Indices count from `begin`. Raises CheckpointError.
+        """
+        compute: Rows = self._open(stored, None, lambda: rows_of(stored.encoding))
+        for first, size in _chunks(stored, count):
+            yield first, compute(begin + first, size)
             self._progress(0)
 
-    def integers(self, stored: EncodedTensor, form: Groups) -> Iterator[tuple[int, GroupedRows]]:
-        """Yield a matrix in chunks, not decoded: (index of the first row, rows), scales and minima in the form's dtype.
+    def integers(
+        self, stored: EncodedTensor, form: Groups, begin: int = 0, count: int | None = None
+    ) -> Iterator[tuple[int, GroupedRows]]:
+        """Like `rows`, but yield rows that are not decoded, with scales and minima in the form's dtype.
 
         `why_not` must have returned "". Raises CheckpointError.
         """
         packed = stored.packed()
         assert not isinstance(packed, str)
-        compute, dtype = integers_of(stored.encoding, form.inputs), DTYPES[form.scales]
-        self._progress(stored.bytes)
-        for first, count in _chunks(stored):
-            rows = widened(compute(first, count), packed, form)
+        dtype = DTYPES[form.scales]
+        compute = self._open(stored, form, lambda: integers_of(stored.encoding, form.inputs))
+        for first, size in _chunks(stored, count):
+            rows = widened(compute(begin + first, size), packed, form)
             minima = None if rows.minima is None else rows.minima.to(dtype)
             yield first, rows._replace(scales=rows.scales.to(dtype), minima=minima)
             self._progress(0)
 
+    def _open(self, stored: EncodedTensor, form: Groups | None, read: Callable[[], T]) -> T:
+        """Return what `read` returns; the tensor read last is not read again, so that its views share its memory."""
+        if self._opened is None or self._opened[0] is not stored or self._opened[1] != form:
+            self._opened = None
+            self._opened = stored, form, read()
+            self._progress(stored.bytes)
+        found: T = self._opened[2]
+        return found
 
-def _chunks(stored: EncodedTensor) -> Iterator[tuple[int, int]]:
-    """Yield (index of the first row, number of rows) of each chunk."""
-    count = prod(stored.shape[:-1])
+
+def _chunks(stored: EncodedTensor, rows: int | None) -> Iterator[tuple[int, int]]:
+    """Yield (index of the first row, number of rows) of each chunk. rows: None: all."""
+    count = prod(stored.shape[:-1]) if rows is None else rows
     most = max(ROWS, CHUNK_BYTES // (stored.shape[-1] * 4) // ROWS * ROWS)
     for first in range(0, count, most):
         yield first, min(most, count - first)

@@ -1,0 +1,34 @@
+"""Mixtures of experts: a router chooses k of E experts, which are feed-forward networks, for each of T tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from infd.kernels.recipe import ExpertsRecipe, RouterRecipe
+
+
+class Routes(NamedTuple):
+    """The experts of each token. A token's experts are distinct, in the order in which they were chosen.
+
+    experts  [T, k] int64
+    weights  [T, k] float32
+    """
+
+    experts: Tensor
+    weights: Tensor
+
+
+class Experts(Protocol):
+    """Computes routers and experts. A token's results do not depend on the other tokens."""
+
+    def route(self, x: Tensor, router: RouterRecipe) -> Routes:
+        """Return the routes of tokens x [T, hidden]."""
+
+    def compute(self, x: Tensor, routes: Routes, layer: ExpertsRecipe) -> Tensor:
+        """Return the weighted sums of the chosen experts' outputs, [T, hidden] in x's dtype.
+
+        The sums are float32, in the order of `routes`.
+        """
