@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from infd.commandline import misused, unwritable
+from infd.commandline import SHELLS, misused, unwritable
 from infd.config import SETTINGS, Assignment, Environment, Loaded, limit_thread_spinning, load
 from infd.errors import NotAnswered, StartError, UsageError
 from infd.memory import use_one_heap
@@ -402,6 +402,22 @@ def chat(
         response_format=None if schema is None else read_schema(schema),
     )
     return talk(client, conversation, environment.state and environment.state / "chat_history")
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> int:
+    """Print a script for SHELL that completes the arguments of `infd` and `infdctl`.
+
+    bash: eval "$(infd completion bash)" in ~/.bashrc; zsh: the same with zsh in ~/.zshrc; fish: infd completion fish >
+    ~/.config/fish/completions/infd.fish
+    """
+    from infd import commandline
+    from infd.admin.ctl import cli as infdctl
+
+    for command, program in ((cli, "infd"), (infdctl, "infdctl")):
+        click.echo(commandline.completion(command, program, shell))
+    return os.EX_OK
 
 
 @cli.command()

@@ -1,4 +1,4 @@
-"""How the command lines of `infd` and `infdctl` report errors."""
+"""What the command lines of `infd` and `infdctl` share: errors, and completion in shells."""
 
 from __future__ import annotations
 
@@ -9,6 +9,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import click
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def completion(command: click.Command, program: str, shell: str) -> str:
+    """Return the script that makes `shell` complete the program's arguments; the shell evaluates it."""
+    from click.shell_completion import get_completion_class
+
+    variable = f"_{program.upper()}_COMPLETE"
+    kind = get_completion_class(shell)
+    assert kind is not None, shell
+    completer = kind(command, {}, program, variable)
+    return completer.source_template % completer.source_vars()  # source() would run the shell to check its version
 
 
 def misused(error: click.UsageError, program: str) -> str:

@@ -6,16 +6,13 @@ import subprocess
 import sys
 import tomllib
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 
 from infd.cli import main
 from infd.version import __version__
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def run(*arguments: str) -> int:
@@ -158,6 +155,20 @@ def test_the_model_is_an_argument_of_start(capfd: pytest.CaptureFixture[str]) ->
     assert run("start", "/nowhere/model") == 78
     assert "/nowhere/model" in capfd.readouterr().err
     assert run("start", "/nowhere/model", "--model", "/nowhere/else") == 64
+
+
+@pytest.mark.parametrize("program", ["infd", "infdctl"])
+def test_a_shell_completes_commands(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("completion", "bash") == 0
+    script = capsys.readouterr().out
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    typed = f"""{script}
+COMP_WORDS=({program} ver) COMP_CWORD=1
+_{program}_completion {program}
+echo "${{COMPREPLY[@]}}" """
+    done = subprocess.run(["bash", "-c", typed], env={"PATH": path}, capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["version"]
 
 
 def test_help_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:

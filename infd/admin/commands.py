@@ -183,6 +183,14 @@ async def config(context: AdminContext, args: protocol.NoArguments) -> protocol.
     return protocol.Settings(context.settings.rows())
 
 
+async def server_info(context: AdminContext, args: protocol.NoArguments) -> protocol.ServerInfo:
+    config: dict[str, dict[str, Any]] = {}
+    for row in context.settings.rows():
+        section, _, name = row.key.partition(".")
+        config.setdefault(section, {})[name] = row.value
+    return protocol.ServerInfo(__version__, context.model, config, dict(context.engine.describe()))
+
+
 async def config_set(context: AdminContext, args: protocol.SetSettings) -> protocol.Reloaded:
     return await _changed(context.settings.set(args.values))
 
@@ -321,6 +329,7 @@ VERBS = (
     Verb("abort", "/v1/requests/{id}/abort", abort, protocol.Abort, mutates=True),
     Verb("drain", "/v1/drain", drain, mutates=True),
     Verb("config", "/v1/config", config),
+    Verb("server-info", "/server_info", server_info),
     Verb("config-set", "/v1/config/set", config_set, protocol.SetSettings, mutates=True),
     Verb("reload", "/v1/reload", reload, mutates=True),
     Verb("pause", "/v1/pause", pause, protocol.Pause, mutates=True),

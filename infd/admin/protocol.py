@@ -16,6 +16,8 @@ from infd.memory import MemoryPart
 
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
+STATES = ("starting", "ready", "draining", "paused", "sleeping", "failed")
+
 ANSWER_TYPE = "application/json"
 PROBLEM_TYPE = "application/problem+json"
 FEED_TYPE = "application/x-ndjson"
@@ -250,6 +252,19 @@ class SettingRow(Struct):
 
 class Settings(Struct):
     settings: list[SettingRow]
+
+
+class ServerInfo(Struct):
+    """What the daemon is and was told: vLLM's /server_info.
+
+    config  settings in force, by section
+    facts   the device's facts: kernels, sizes, times
+    """
+
+    version: str
+    model: str
+    config: dict[str, dict[str, Any]]
+    facts: dict[str, Any]
 
 
 class SetSettings(Struct, forbid_unknown_fields=True):

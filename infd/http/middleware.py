@@ -33,7 +33,7 @@ from infd.errors import (
     UnknownVersion,
     shorten,
 )
-from infd.http import connection, expectations, failure
+from infd.http import connection, expectations, failure, orca
 from infd.http.exchange import Exchange
 from infd.http.formats.messages import ANTHROPIC_VERSION, MESSAGES_ERRORS
 from infd.http.formats.openai import OPENAI_ERRORS
@@ -167,6 +167,8 @@ async def finish_headers(request: web.Request, response: web.StreamResponse) -> 
     if response.status in _RETRYABLE:
         response.headers.setdefault("Retry-After", "1")
     service.origins.set_headers(request, response)
+    if (form := request.headers.get(orca.REQUEST)) is not None:
+        orca.set_header(form, service.engine, response)
     # Without a length, HTTP/1.0 marks the end of a body by closing the connection.
     ends_by_close = request.version == HttpVersion10 and response.content_length is None
     if ends_by_close or service.engine.lifecycle.state is State.DRAINING or connection.unread_body_too_large(request):

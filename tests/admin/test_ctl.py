@@ -14,6 +14,7 @@ import pytest
 
 from infd.admin import protocol
 from infd.admin.ctl.client import AdminClient, TimedOut, Unreachable
+from infd.engine.lifecycle.state import State
 from infd.version import __version__
 
 if TYPE_CHECKING:
@@ -112,6 +113,33 @@ async def test_a_directory_is_not_taken_for_a_socket(tmp_path: Path) -> None:
     code, _, err = await infdctl("--socket", tmp_path, "status")
     assert code == 3
     assert f"{tmp_path} is not a socket" in err
+
+
+async def test_wait_returns_in_the_state_and_otherwise_times_out(backend: AdminEngine) -> None:
+    waiting = infdctl("--socket", backend.socket, "wait", "ready", "--timeout", "0")
+    code, _, err = await waiting
+    assert (code, err) == (5, "infdctl: not ready after 0 s: the daemon is starting\n")
+
+    async with backend.loaded():
+        assert (await infdctl("--socket", backend.socket, "wait", "ready"))[0] == 0
+    backend.engine.lifecycle.enter(State.FAILED, "the GPU is gone")
+    code, _, err = await infdctl("--socket", backend.socket, "wait", "ready")
+    assert (code, err) == (4, "infdctl: the daemon is failed (the GPU is gone)\n")
+
+
+async def test_a_daemon_that_is_not_started_yet_is_waited_for(tmp_path: Path) -> None:
+    code, _, err = await infdctl("--socket", tmp_path / "admin.sock", "wait", "ready", "--timeout", "0.3")
+
+    assert code == 5
+    assert "no daemon" in err
+
+
+async def test_both_versions_are_shown(backend: AdminEngine) -> None:
+    assert (await infdctl("--socket", backend.socket, "version"))[1] == f"infdctl {__version__}, daemon {__version__}\n"
+
+
+async def test_every_state_can_be_named() -> None:
+    assert set(protocol.STATES) == {state.value for state in State}
 
 
 async def test_the_version_is_printed() -> None:

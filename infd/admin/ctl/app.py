@@ -19,7 +19,7 @@ from msgspec import Struct
 from infd.admin import protocol
 from infd.admin.ctl import lifecycle, loras, settings, show
 from infd.admin.ctl.bench import bench
-from infd.admin.ctl.client import AdminClient, Failure, TimedOut, Unreachable
+from infd.admin.ctl.client import AdminClient, Failure, TimedOut, Unreachable, WrongState
 from infd.admin.ctl.events import events
 from infd.admin.ctl.options import json_option, patience_options
 from infd.commandline import misused, unwritable
@@ -95,6 +95,49 @@ def status(client: AdminClient, as_json: bool) -> None:
     """Show state, load and cache."""
     answer = client.get("/v1/status", protocol.Status)
     show.as_json(answer) if as_json else show.status(answer)
+
+
+@cli.command()
+@json_option
+@click.pass_obj
+def version(client: AdminClient, as_json: bool) -> None:
+    """Show the versions of infdctl and of the daemon."""
+    daemon = client.get("/version", protocol.Version)
+    if as_json:
+        show.as_json(daemon)
+        return
+    click.echo(f"infdctl {__version__}, daemon {daemon.version}")
+
+
+@cli.command("wait")
+@click.argument("state", type=click.Choice([state for state in protocol.STATES if state != "starting"]))
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0, max=1e9), metavar="SECONDS", help="Wait at most this long."
+)
+@json_option
+@click.pass_obj
+def wait_(client: AdminClient, state: str, timeout_s: float | None, as_json: bool) -> None:
+    """Return once the daemon is in STATE, also if it is not started yet.
+
+    Exit codes: 4 if the daemon failed, 5 after --timeout.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        try:
+            now: protocol.Status | None = client.get("/v1/status", protocol.Status)
+        except Unreachable as error:
+            now, seen = None, str(error)
+        if now is not None:
+            seen = f"the daemon is {now.state}{f' ({now.reason})' if now.reason else ''}"
+            if now.state == state:
+                break
+            if now.state == "failed":
+                raise WrongState(seen)
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimedOut(f"not {state} after {timeout_s:g} s: {seen}")
+        time.sleep(_POLL_S)
+    if as_json:
+        show.as_json(now)
 
 
 @cli.command()
