@@ -220,6 +220,7 @@ class ThoughtBudget(Struct, frozen=True, tag="thought_budget"):
     forced    texts, each of which contains a closing mark
     inside    whether the prompt has opened the thought
     again     whether further thoughts may follow; `tokens` limits all of them together
+    marks     marks that end a thought only as tokens of the vocabulary, if the prompt or such a token has opened it
     answer    constraint of the whole answer; None: any text
     """
 
@@ -229,6 +230,7 @@ class ThoughtBudget(Struct, frozen=True, tag="thought_budget"):
     forced: tuple[str, ...]
     inside: bool = False
     again: bool = False
+    marks: frozenset[str] = frozenset()
     answer: Constraint | None = None
 
 

@@ -1,7 +1,8 @@
 """Limit the tokens of a thought: at the limit, a matcher allows only the tokens that end the thought.
 
 The matcher searches the bytes of an answer for the marks of a thought, as the answer's parser searches the text. So the
-matcher also finds a mark that consists of several tokens, and a mark inside a token.
+matcher also finds a mark that consists of several tokens, and a mark inside a token. A mark of `ThoughtBudget.marks`
+counts only as a token, as for the parser.
 
 A grammar may constrain the same answer. While a thought is being ended, the next token must continue one of
 `ThoughtBudget.forced`, the texts that close a thought, and the grammar must allow it. If no token does both, every
@@ -55,6 +56,7 @@ class BudgetGrammar:
         self.limit = budget.tokens
         self.openings = tuple(mark.encode() for mark in budget.openings)
         self.closings = tuple(mark.encode() for mark in budget.closings)
+        self.marks = frozenset(mark.encode() for mark in budget.marks)
         self.inside = budget.inside
         self.again = budget.again
         self.size = 1000 if answer is None else answer.size
@@ -86,6 +88,7 @@ class BudgetMatcher:
         # The end of the text, which may be the beginning of a mark. A newline precedes the text of a thought, because a
         # call's mark ends a thought only at the beginning of a line.
         self._tail = b"\n" if self._grammar.inside else b""
+        self._spelled = False  # whether the thought's opening mark should be a token, but is spelled in other tokens
         self._thought_tokens = 0
         self._ending: tuple[int, ...] | None = None  # tokens read of the forced text; None: none is forced
         self._force()
@@ -189,7 +192,7 @@ class BudgetMatcher:
                 end = len(self._tail) - len(words) + len(found)
             else:
                 marks = grammar.closings if self._place is _Place.INSIDE else grammar.openings
-                places = [(place, mark) for mark in marks if (place := self._tail.find(mark)) >= 0]
+                places = [(place, mark) for mark in marks if (place := self._find(mark, text)) >= 0]
                 if not places:
                     self._tail = self._tail[max(0, len(self._tail) - grammar.kept) :]
                     return
@@ -197,10 +200,18 @@ class BudgetMatcher:
                 end = place + len(found)
             self._tail = self._tail[end:]
             if found in grammar.openings:
+                self._spelled = found in grammar.marks and text != found
                 self._place, self._tail = _Place.INSIDE, b"\n" + self._tail
             else:
                 self._place = _Place.OUTSIDE if grammar.again else _Place.OVER
         self._tail = b""
+
+    def _find(self, mark: bytes, token: bytes) -> int:
+        """Return the index in `_tail` of the first mark that counts; -1 if there is none. token: the latest token."""
+        if self._place is not _Place.INSIDE or self._spelled or mark.lstrip(b"\n") not in self._grammar.marks:
+            return self._tail.find(mark)
+        whole = token == mark.lstrip(b"\n") and self._tail.endswith(mark)
+        return len(self._tail) - len(mark) if whole else -1
 
 
 def fill(compiler: Compiler, matchers: Sequence[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:

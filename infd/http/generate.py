@@ -255,6 +255,7 @@ async def _queue(
             preceding=request.prompt[-CONTEXT_TOKENS:] if continues else (),
             reading=reading,
             mark_ids=served.syntax.mark_ids if reading is not None else frozenset(),
+            mark_tokens=served.syntax.tokens,
         )
         for request, reading in zip_longest(request_of_choice, _readings(generation, prompts, served))
     ]

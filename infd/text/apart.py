@@ -76,12 +76,14 @@ class Vocabulary(Struct, frozen=True):
     pieces       the text of each id; None for a decoder without a table
     bound        bound on the text of one token; None if no bound is known
     special_ids  ids that `skip_special_tokens` skips
+    whole_ids    ids of added tokens: encoding a text that contains such a token never spells it with other tokens
     """
 
     vocab_size: int
     pieces: BytePieces | TextPieces | None
     bound: Bound | None
     special_ids: frozenset[int]
+    whole_ids: frozenset[int]
 
 
 class Loaded(Struct, frozen=True):

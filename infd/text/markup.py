@@ -4,6 +4,9 @@ Parsers form a chain. Each parser is fed text in parts of any size, adds the tho
 tool calls in the text to `Asides`, and returns the other text. The next parser reads
 the returned text; the text that the last parser returns is the answer's content.
 Undecided text is held back; returned text is never revoked.
+
+Some marks count only as tokens of the vocabulary (`Syntax.tokens`). The text of such a token is fed by itself
+(`Reading.feed_token`); a parser ignores text that spells the mark in other tokens.
 """
 
 from __future__ import annotations
@@ -58,11 +61,18 @@ class Asides:
     """Collects the thoughts and calls that parsers find in one answer.
 
     most_calls  number of calls after which further calls are dropped; None: no limit
+    tokens      marks that count only as tokens
+    token       the mark whose token ends the text that the parsers are being fed; empty: none
     """
 
-    __slots__ = ("_arguments", "_begun", "_calls", "_most_calls", "_order", "_thoughts", "thought_tokens")
+    __slots__ = (
+        *("_arguments", "_begun", "_calls", "_most_calls", "_order", "_thoughts"),
+        *("thought_tokens", "token", "tokens"),
+    )
 
-    def __init__(self, most_calls: int | None = None) -> None:
+    def __init__(self, most_calls: int | None = None, tokens: frozenset[str] = frozenset()) -> None:
+        self.tokens = tokens
+        self.token = ""
         self.thought_tokens = 0
         self._thoughts: list[str] = []
         self._calls: list[CallDelta] = []
@@ -70,6 +80,16 @@ class Asides:
         self._order: list[Run] = []
         self._begun = 0
         self._most_calls = most_calls
+
+    def counts(self, mark: str, text: str, end: int) -> bool:
+        """Return whether a mark counts that ends at index `end` of `text`, the text so far."""
+        return mark not in self.tokens or (mark == self.token and end == len(text))
+
+    def find(self, mark: str, text: str) -> int:
+        """Return the index in `text`, the text so far, of the first mark that counts; -1 if there is none."""
+        if mark not in self.tokens:
+            return text.find(mark)
+        return len(text) - len(mark) if mark == self.token and text.endswith(mark) else -1
 
     def think(self, text: str) -> None:
         if text:
@@ -162,11 +182,16 @@ class Reading:
     __slots__ = ("_asides", "_calls", "_thoughts", "_was_inside")
 
     def __init__(
-        self, thoughts: ThoughtParser | None = None, calls: Parser | None = None, *, most_calls: int | None = None
+        self,
+        thoughts: ThoughtParser | None = None,
+        calls: Parser | None = None,
+        *,
+        most_calls: int | None = None,
+        tokens: frozenset[str] = frozenset(),
     ) -> None:
         self._thoughts = thoughts
         self._calls = calls
-        self._asides = Asides(most_calls)
+        self._asides = Asides(most_calls, tokens)
         self._was_inside = thoughts is not None and thoughts.inside
 
     def feed(self, text: str) -> str:
@@ -178,6 +203,13 @@ class Reading:
         if self._calls is not None and text:
             text = self._calls.feed(text, asides)
         asides.pass_content(text, before_call=asides.begun > begun)
+        return text
+
+    def feed_token(self, text: str, mark: str) -> str:
+        """Append text with which the token of `mark` ends; return the part that is certainly content."""
+        self._asides.token = mark
+        text = self.feed(text)
+        self._asides.token = ""
         return text
 
     def count(self) -> None:

@@ -9,10 +9,11 @@ included, before parsing.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from infd.text.markup import Reading
     from infd.text.stops import StopStrings
@@ -30,6 +31,8 @@ class Reply:
         "_detokenizer",
         "_held",
         "_include_stop",
+        "_mark_tokens",
+        "_marks",
         "_min_tokens",
         "_ready",
         "_search",
@@ -47,11 +50,13 @@ class Reply:
         preceding: Sequence[int] = (),
         reading: Reading | None = None,
         mark_ids: frozenset[int] = frozenset(),
+        mark_tokens: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         """Start a choice.
 
-        preceding  last tokens of the text that the choice continues: many decoders drop the space before a first word
-        mark_ids   special ids that are never skipped, because `reading` parses their text
+        preceding    last tokens of the text that the choice continues: many decoders drop the space before a first word
+        mark_ids     special ids that are never skipped, because `reading` parses their text
+        mark_tokens  id -> mark that `reading` accepts only as a token
         """
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens, mark_ids=mark_ids)
         if preceding:
@@ -64,6 +69,8 @@ class Reply:
         self._tokens = 0
         self._ready = ""  # text that may be sent
         self._held = ""  # the text after _ready, which may begin a stop string
+        self._mark_tokens = mark_tokens
+        self._marks: list[tuple[int, int, str]] = []  # beginning and end in the text not yet released, of mark tokens
         self.stop_reason: str | None = None
 
     def feed(self, token_ids: list[int]) -> int | None:
@@ -73,7 +80,11 @@ class Reply:
             return None
         for used, token_id in enumerate(token_ids, 1):
             self._tokens += 1
-            ended = self._add(self._detokenizer.feed((token_id,)))
+            text = self._detokenizer.feed((token_id,))
+            if token_id in self._mark_tokens:
+                start = len(self._held)
+                self._marks.append((start, start + len(text), self._mark_tokens[token_id]))
+            ended = self._add(text)
             if self.reading is not None:
                 self.reading.count()
             if ended:
@@ -117,4 +128,17 @@ class Reply:
 
     def _release(self, text: str) -> None:
         """Parse text that need not be held back, and append its content to `_ready`."""
-        self._ready += text if self.reading is None else self.reading.feed(text)
+        reading = self.reading
+        if reading is None:
+            self._ready += text
+            return
+        if self._marks:
+            at, marks = 0, self._marks
+            self._marks = [(start - len(text), end - len(text), mark) for start, end, mark in marks if end > len(text)]
+            for start, end, mark in marks:
+                if end <= len(text):
+                    begin = max(start, 0)  # negative if the beginning of the mark's text was released earlier
+                    self._ready += reading.feed(text[at:begin]) + reading.feed_token(text[begin:end], mark)
+                    at = end
+            text = text[at:]
+        self._ready += reading.feed(text)

@@ -66,14 +66,17 @@ _IDS: Final = ("abcdefghi", f"functions.{_NAME}:0")
 class Syntax(Struct, frozen=True):
     """The syntaxes of one model.
 
-    mark_ids  ids of the marks that are special tokens; detokenizing must not skip them
-    whole     syntax of thoughts and calls together; if it is set, `reasoning` and `tools` are None
+    mark_ids   ids of the marks that are special tokens; detokenizing must not skip them
+    whole      syntax of thoughts and calls together; if it is set, `reasoning` and `tools` are None
+    tokens     id -> mark that counts only as a token: the chat template contains the mark, and the vocabulary has it as
+               an added token, so the model has not read the mark in other tokens
     """
 
     reasoning: ReasoningSyntax | None = None
     tools: ToolSyntax | None = None
     mark_ids: frozenset[int] = frozenset()
     whole: AnswerSyntax | None = None
+    tokens: Mapping[int, str] = MappingProxyType({})
 
     @classmethod
     def choose(
@@ -106,9 +109,10 @@ class Syntax(Struct, frozen=True):
             calling = _named(tools_name, tools.SYNTAXES, tools.ALIASES, TOOLS_GROUP)
         _LOG.info("markup", extra={"reasoning": reasoning_name, "tools": tools_name})
         marks = [mark for syntax in (thinking, calling, whole) if syntax is not None for mark in syntax.marks]
-        ids = {tokenizer.id_of(mark) for mark in marks}
-        mark_ids = frozenset(token_id for token_id in tokenizer.special_ids if token_id in ids)
-        return cls(thinking, calling, mark_ids, whole)
+        ids = {mark: token_id for mark in marks if (token_id := tokenizer.id_of(mark)) is not None}
+        tokens = {each: mark for mark, each in ids.items() if each in tokenizer.whole_ids and template.mentions(mark)}
+        mark_ids = tokenizer.special_ids.intersection(ids.values())
+        return cls(thinking, calling, mark_ids, whole, tokens)
 
     @property
     def reads_calls(self) -> bool:
@@ -163,7 +167,14 @@ class Syntax(Struct, frozen=True):
         if self.whole is not None:
             forced = self.whole.ends(calls=calls)
             return ThoughtBudget(
-                tokens, (thought.opening,), (thought.closing,), forced, inside=thought.inside, again=True, answer=answer
+                tokens,
+                (thought.opening,),
+                (thought.closing,),
+                forced,
+                inside=thought.inside,
+                again=True,
+                marks=self._strict,
+                answer=answer,
             )
         interrupting = [f"\n{mark}" for mark in self._interrupting(calls=calls)]
         return ThoughtBudget(
@@ -172,6 +183,7 @@ class Syntax(Struct, frozen=True):
             (thought.closing, *interrupting),
             (thought.closing,),
             inside=thought.inside,
+            marks=self._strict,
             answer=answer,
         )
 
@@ -186,13 +198,23 @@ class Syntax(Struct, frozen=True):
         """
         prompt = prompt[-PROMPT_END:]
         if self.whole is not None:
-            return Reading(self.whole.start(prompt, continued, offered), most_calls=most_calls)
+            return Reading(
+                self.whole.start(prompt, continued, offered),
+                most_calls=most_calls,
+                tokens=self._strict,
+            )
         calls: Parser | None = None
         if self.tools is not None and offered is not None:
             calls = self.tools.start(offered)
         ends = self._interrupting(calls=calls is not None)
         thoughts = None if self.reasoning is None else self.reasoning.start(prompt, continued, ends)
-        return None if thoughts is None and calls is None else Reading(thoughts, calls, most_calls=most_calls)
+        if thoughts is None and calls is None:
+            return None
+        return Reading(thoughts, calls, most_calls=most_calls, tokens=self._strict)
+
+    @property
+    def _strict(self) -> frozenset[str]:
+        return frozenset(self.tokens.values())
 
     def _interrupting(self, *, calls: bool) -> tuple[str, ...]:
         """Return the marks of calls that, at the beginning of a line, end a thought that the model has left open."""

@@ -82,6 +82,9 @@ class Library:
             special_ids=frozenset(
                 token_id for token_id, token in added.items() if token.special or token.content in special
             ),
+            whole_ids=frozenset(
+                token_id for token_id, token in added.items() if not (additions.split_special and token.special)
+            ),
         )
 
     @classmethod
@@ -153,6 +156,7 @@ class Tokenizer:
 
     vocab_size   one more than the largest id with a token; the model's embedding may have more rows
     special_ids  ids that `skip_special_tokens` skips
+    whole_ids    ids of added tokens: encoding a text that contains such a token never spells it with other tokens
     end_ids      ids that end an answer, from generation_config.json, config.json, the tokenizer and the chat template
     """
 
@@ -165,6 +169,7 @@ class Tokenizer:
         vocabulary = backend.vocabulary
         self.vocab_size = vocabulary.vocab_size
         self.special_ids = vocabulary.special_ids
+        self.whole_ids = vocabulary.whole_ids
         self._pieces = vocabulary.pieces
         self._bound = vocabulary.bound
         self._pieces_with_marks: tuple[frozenset[int], BytePieces | TextPieces] | None = None

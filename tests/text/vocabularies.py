@@ -139,14 +139,14 @@ def write(directory: Path, backend: tokenizers.Tokenizer, **config: Any) -> Path
     return directory
 
 
-def wrap(backend: tokenizers.Tokenizer) -> Tokenizer:
+def wrap(backend: tokenizers.Tokenizer, *, split_special: bool = False) -> Tokenizer:
     """Return a Tokenizer without a checkpoint."""
     nothing = TextFiles(
         directory=".",  # type: ignore[arg-type]
         special_tokens={"bos_token": "<s>", "eos_token": "</s>"},
         extra_special=(),
         added_tokens={},
-        split_special=False,
+        split_special=split_special,
         templates={},
         generation_config={},
         end_ids=frozenset(),

@@ -1,9 +1,7 @@
 """Messages: an answer is a sequence of messages, each with a header, a body, and a mark that ends it.
 
 A family is an instance of `Messages`, an entry of FAMILIES. The prompt ends with the mark before the first header. The
-header, and the mark after it, determine whether the body is a thought, a call or content; contents are joined by
-newlines, and so are thoughts. A message also ends where the next message begins or the answer ends. Text without a
-header is content.
+header, and the mark after it, determine whether the body is a thought, a call or content.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import Struct
 
 from infd.request import CallSyntax, Header, Thought
-from infd.text.markup import overlap
+from infd.text.answers.frame import Frame, FramedParser
 from infd.text.tools.families_json import INKLING
 from infd.text.tools.families_values import MUSE
 
@@ -66,6 +64,10 @@ class Messages(Struct, frozen=True, kw_only=True):
     def marks(self) -> tuple[str, ...]:
         return self.tokens
 
+    @property
+    def frame(self) -> Frame:
+        return Frame(self.closes, self.begin, within=self.bodies, ends=(*self.closes, self.begin))
+
     def matches(self, template: ChatTemplate) -> bool:
         return all(map(template.mentions, self.mentioned))
 
@@ -96,12 +98,8 @@ class Messages(Struct, frozen=True, kw_only=True):
         return "" if found is None else _kind(self, found[0])
 
 
-class MessagesParser:
-    """Parses one answer.
-
-    Each state is a method that consumes text of `_pending`. The method returns True if the parser can continue with the
-    rest of `_pending`, False if the parser needs more text.
-    """
+class MessagesParser(FramedParser):
+    """Parses one answer."""
 
     def __init__(self, family: Messages, offered: Offered | None, kind: str) -> None:
         """Start within a body, or before a header.
@@ -109,79 +107,39 @@ class MessagesParser:
         kind     kind of the body, see `_kind`; empty: start before a header
         offered  tools that the model may call; None: a call is content, its header included
         """
+        super().__init__(family.frame)
         self._family = family
         self._patterns = _patterns(family)
         self._offered = offered
         self._call: MarkedCalls | None = None  # parser of the body, if the message is a call
-        self._consumed = ""  # `begin` of the family, if the answer contains it before the header
-        self._pending = ""
-        self._content: list[str] = []
-        self._had_content = self._had_thought = False
-        self._begins = True  # whether the current body has not emitted any text yet
-        self.inside = kind == "thought"
-        self._state: Callable[[Asides], bool] = self._in_body if kind else self._in_header
+        if kind:
+            self.begin(thought=kind == "thought")
 
-    def feed(self, text: str, asides: Asides) -> str:
-        self._pending += text
-        while self._pending and self._state(asides):
-            pass
-        return self._take_content()
-
-    def finish(self, asides: Asides) -> str:
-        rest, self._pending = self._pending, ""
-        if self._state == self._in_header:
-            calling = self._family.calling.strip()
-            if not self._consumed and "<|" not in rest and not (calling and rest.lstrip().startswith(calling)):
-                self._emit(rest, asides)
-        elif self._state == self._in_body:
-            self._emit(rest, asides)
-        elif self._state == self._in_call:
-            self._feed_call(rest, asides)
-        self._end_call(asides)
-        self.inside = False
-        self._state = self._between
-        return self._take_content()
-
-    def _take_content(self) -> str:
-        text = "".join(self._content)
-        self._content.clear()
-        return text
-
-    def _between(self, asides: Asides) -> bool:
-        """Consume the marks and white space between two messages."""
-        family = self._family
-        words = self._pending = self._pending.lstrip()
-        for mark in family.closes:
-            if words.startswith(mark):
-                self._pending = words[len(mark) :]
-                return True
-        if words.startswith((family.begin, *family.bodies)):
-            self._consumed = family.begin if words.startswith(family.begin) else ""
-            self._pending = words[len(self._consumed) :]
-            self._state = self._in_header
-            return True
-        if any(mark.startswith(words) for mark in (*family.closes, family.begin, *family.bodies)):
-            return False
-        self._open("content", asides)
-        return True
+    def _is_header(self, rest: str) -> bool:
+        calling = self._family.calling.strip()
+        return bool(self._consumed) or "<|" in rest or (bool(calling) and rest.lstrip().startswith(calling))
 
     def _in_header(self, asides: Asides) -> bool:
-        """Consume a header and the mark after it."""
-        pending = self._pending
+        pending, family = self._pending, self._family
         found = self._patterns.header.match(pending)
-        if found is None:
-            if pending.lstrip().startswith((self._family.begin, *self._family.closes)) and not self._consumed:
+        if found is not None and not self._counts(found["mark"], pending, found.end(), asides):
+            found = None
+        elif found is None:
+            if pending.lstrip().startswith((family.begin, *family.closes)) and not self._consumed:
                 self._state = self._between
                 return True
             possible = self._patterns.header_begun.match(pending) or self._may_begin(pending)
             if possible and len(pending) <= _HEADER_CHARACTERS:
                 return False
         self._pending = pending if found is None else pending[found.end() :]
-        kind = "content" if found is None else _kind(self._family, found[0])
+        kind = "content" if found is None else _kind(family, found[0])
         written = self._consumed + ("" if found is None else found[0])
         self._consumed = ""
-        self._open(kind, asides)
-        if found is None or (kind == "call" and self._call is None):
+        self.begin(thought=kind == "thought")
+        if kind == "call" and self._offered is not None:
+            self._call = family.calls(self._offered)
+            self._state = self._in_call
+        elif found is None or kind == "call":
             self._emit(written, asides)
         return True
 
@@ -190,72 +148,32 @@ class MessagesParser:
         words = pending.lstrip()
         return not self._consumed and any(mark.startswith(words) for mark in (self._family.begin, *self._family.closes))
 
-    def _open(self, kind: str, asides: Asides) -> None:
-        """Begin a body."""
-        self._begins, self.inside, self._state = True, kind == "thought", self._in_body
-        if kind == "call" and self._offered is not None:
-            self._call = self._family.calls(self._offered)
-            self._state = self._in_call
-
     def _in_call(self, asides: Asides) -> bool:
         """Consume the body of a call. A mark within a value is part of the value."""
         assert self._call is not None
         pending = self._pending
-        found = self._patterns.end.search(pending)
-        if found is None:
-            safe = self._safe(pending)
-            self._feed_call(pending[:safe], asides)
-            self._pending = pending[safe:]
-            return False
-        self._feed_call(pending[: found.start()], asides)
-        if self._call.within_value:
-            self._feed_call(found[0], asides)
-            self._pending = pending[found.end() :]
-            return True
-        self._pending = pending[found.start() :]
-        self._end_call(asides)
-        self._state = self._between
-        return True
-
-    def _feed_call(self, text: str, asides: Asides) -> None:
-        assert self._call is not None
-        self._emit(self._call.feed(text, asides), asides)
-
-    def _end_call(self, asides: Asides) -> None:
-        if self._call is not None:
-            self._emit(self._call.finish(asides), asides)
-            self._call = None
-
-    def _in_body(self, asides: Asides) -> bool:
-        """Consume a body up to the next mark."""
-        pending = self._pending
-        found = self._patterns.end.search(pending)
+        found = self._find(self._ends, asides)
         end = self._safe(pending) if found is None else found.start()
         self._emit(pending[:end], asides)
         self._pending = pending[end:]
         if found is None:
             return False
-        self.inside = False
+        if self._call.within_value:
+            self._emit(found[0], asides)
+            self._pending = pending[found.end() :]
+            return True
+        self._end_body(asides)
         self._state = self._between
         return True
 
-    def _safe(self, text: str) -> int:
-        """Return the length of a text without the beginning of a mark at its end."""
-        if self._patterns.begins.search(text) is None:
-            return len(text)
-        return len(text) - max(overlap(text, mark) for mark in (*self._family.closes, self._family.begin))
-
     def _emit(self, text: str, asides: Asides) -> None:
-        """Emit a part of a body: content or a thought."""
-        if not text:
-            return
-        if self.inside:
-            asides.think("\n" + text if self._begins and self._had_thought else text)
-            self._had_thought = True
-        else:
-            self._content.append("\n" + text if self._begins and self._had_content else text)
-            self._had_content = True
-        self._begins = False
+        super()._emit(text if self._call is None else self._call.feed(text, asides), asides)
+
+    def _end_body(self, asides: Asides) -> None:
+        if self._call is not None:
+            call, self._call = self._call, None
+            self._emit(call.finish(asides), asides)
+        super()._end_body(asides)
 
 
 class _Patterns(NamedTuple):
@@ -263,14 +181,10 @@ class _Patterns(NamedTuple):
 
     header        a header and the mark after it
     header_begun  a text that may become a header
-    end           the marks that end a body
-    begins        the first characters of these marks
     """
 
     header: re.Pattern[str]
     header_begun: re.Pattern[str]
-    end: re.Pattern[str]
-    begins: re.Pattern[str]
 
 
 @cache
@@ -278,10 +192,8 @@ def _patterns(family: Messages) -> _Patterns:
     marks = "|".join(map(re.escape, family.bodies))
     begun = "|".join(re.escape(mark[:end]) for mark in family.bodies for end in range(len(mark)))
     return _Patterns(
-        re.compile(f"(?:{family.label})(?:{marks})"),
+        re.compile(f"(?:{family.label})(?P<mark>{marks})"),
         re.compile(rf"(?:{family.label_begun})(?:{begun})?\Z"),
-        re.compile("|".join(map(re.escape, (*family.closes, family.begin)))),
-        re.compile(f"[{''.join(re.escape(mark[0]) for mark in (*family.closes, family.begin))}]"),
     )
 
 

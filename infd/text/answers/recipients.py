@@ -65,7 +65,7 @@ class RecipientsParser(MarkedCalls):
     def __init__(self, offered: Offered | None, *, begun: bool) -> None:
         """begun: whether the prompt ends with the mark of the first part."""
         super().__init__((_MARK,))
-        self._calls = offered is not None
+        self._offered = offered
         self._object = ObjectScan("")
         if begun:
             self._state = self._opened
@@ -80,7 +80,7 @@ class RecipientsParser(MarkedCalls):
         if pending.startswith(_USER):
             self._pending, self._opening, self._state = pending[len(_USER) :], "", self._between
             return True
-        if self._calls and (head := _CALL.match(pending)) is not None:
+        if self._offered is not None and (head := _CALL.match(pending)) is not None:
             self._begin_call(head["name"], asides)
             self._pending = pending[head.end() :]
             self._object = ObjectScan("")
@@ -99,6 +99,9 @@ class RecipientsParser(MarkedCalls):
             return False
         self._state = self._between
         return True
+
+    def _fresh(self) -> RecipientsParser:
+        return RecipientsParser(self._offered, begun=False)
 
     def _cut(self, rest: str, asides: Asides) -> None:
         if self._state == self._arguments:

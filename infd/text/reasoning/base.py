@@ -66,6 +66,10 @@ class BlockParser:
     Newlines next to the marks belong to the marks: templates write these newlines, and strip them from the messages
     that clients send back. A closing mark at the beginning of an answer closes an empty thought. Models write such a
     thought if the template writes an empty thought in turns without a thought.
+
+    A thought that the prompt or a mark's token has opened ends only with a mark's token, if the mark counts only as a
+    token: models spell marks that they write about in other tokens. A checkpoint that spells the opening mark, at the
+    beginning of the answer, spells the closing mark too.
     """
 
     __slots__ = (
@@ -77,6 +81,7 @@ class BlockParser:
         "_newlines",
         "_openings",
         "_pending",
+        "_spelled",
         "_state",
         "inside",
     )
@@ -109,6 +114,7 @@ class BlockParser:
         before = _State.ANSWER if answering else _State.CLOSED if closed else _State.START
         self._state = _State.INSIDE if thought.inside else before
         self._pending = ""  # text that may begin a mark
+        self._spelled = False  # whether the opening mark should be a token, but is spelled in other tokens
         self._emitted = False  # whether part of the thought was emitted
         self._newlines = 0  # number of newlines that are held back until more of the thought follows
 
@@ -116,7 +122,7 @@ class BlockParser:
         if self._state is _State.CONTENT:
             return text
         if self._state is _State.START:
-            text = self._before(self._pending + text)
+            text = self._before(self._pending + text, asides)
         if self._state is _State.INSIDE:
             text = self._inside(self._pending + text, asides)
         if self._state is _State.CLOSED:
@@ -138,13 +144,14 @@ class BlockParser:
             return ""
         return text
 
-    def _before(self, text: str) -> str:
+    def _before(self, text: str, asides: Asides) -> str:
         """Return the text after the block's first mark; all text if there is no mark; empty while undecided."""
         words = text.lstrip()
         self._pending = ""
         for mark in self._openings:
             if words.startswith(mark):
                 self._state, self.inside = _State.INSIDE, True
+                self._spelled = not asides.counts(mark, words, len(mark))
                 return words[len(mark) :]
         for mark in self._closings:
             if words.startswith(mark):
@@ -187,10 +194,9 @@ class BlockParser:
 
     def _inside(self, text: str, asides: Asides) -> str:
         """Emit the thought. Return the text after its closing mark, or from a call's mark on; empty without a mark."""
-        end, close = min(
-            ((place, mark) for mark in self._closings if (place := text.find(mark)) >= 0), default=(-1, "")
-        )
-        if self._ends and (call := self._call_in(text if end < 0 else text[:end])) is not None:
+        found = ((self._find(mark, text, asides), mark) for mark in self._closings)
+        end, close = min(((place, mark) for place, mark in found if place >= 0), default=(-1, ""))
+        if self._ends and (call := self._call_in(text if end < 0 else text[:end], asides)) is not None:
             self._emit_thought(text[:call].rstrip("\n"), asides)
             self._state, self.inside, self._pending = _State.CONTENT, False, ""
             return text[call:]
@@ -205,11 +211,14 @@ class BlockParser:
         self._emit_thought(text[:safe], asides)
         return ""
 
-    def _call_in(self, text: str) -> int | None:
+    def _find(self, mark: str, text: str, asides: Asides) -> int:
+        return text.find(mark) if self._spelled else asides.find(mark, text)
+
+    def _call_in(self, text: str, asides: Asides) -> int | None:
         """Return the index of the first mark of a call that begins a line; None if no mark does."""
         places = []
         for mark in self._ends:
-            place = text.find(mark)
+            place = self._find(mark, text, asides)
             while place >= 0 and not (text[place - 1] == "\n" if place else self._at_line_start):
                 place = text.find(mark, place + 1)
             if place >= 0:

@@ -77,6 +77,9 @@ class BracesParser(MarkedCalls):
         self._family = family
         self._object = BracedObject(family.quote, family.close)
 
+    def _fresh(self) -> BracesParser:
+        return BracesParser(self._family)
+
     def _cut(self, rest: str, asides: Asides) -> None:
         if self._state == self._opened:
             self._refuse(rest)

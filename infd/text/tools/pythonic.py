@@ -73,6 +73,9 @@ class PythonicParser(MarkedCalls):
         if family.bare:
             self._state = self._beginning
 
+    def _fresh(self) -> PythonicParser:
+        return PythonicParser(self._family)
+
     def _cut(self, rest: str, asides: Asides) -> None:
         if self._state == self._beginning:
             self._emit_content(rest)

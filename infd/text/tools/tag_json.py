@@ -90,6 +90,9 @@ class TagJsonParser(MarkedCalls):
     def within_value(self) -> bool:
         return self._state in (self._arguments, self._members, self._collect) and self._object.in_string
 
+    def _fresh(self) -> TagJsonParser:
+        return TagJsonParser(self._family)
+
     def _cut(self, rest: str, asides: Asides) -> None:
         if self._state == self._collect:
             self._parse_block(rest, asides)

@@ -119,6 +119,9 @@ class TagValuesParser(MarkedCalls):
     def within_value(self) -> bool:
         return self._state in (self._value_begun, self._string, self._undecided, self._document)
 
+    def _fresh(self) -> TagValuesParser:
+        return TagValuesParser(self._family, self._offered)
+
     def _cut(self, rest: str, asides: Asides) -> None:
         """Handle an answer that ends within a call: emit the unfinished value without a partial mark at its end.
 
