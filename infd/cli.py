@@ -404,6 +404,27 @@ def chat(
     return talk(client, conversation, environment.state and environment.state / "chat_history")
 
 
+@cli.command("install-unit")
+@click.option("--print", "show", is_flag=True, help="Print the files instead of writing them.")
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("/"),
+    show_default=True,
+    metavar="DIR",
+    help="Write beneath this directory, such as an image's.",
+)
+def install_unit(show: bool, root: Path) -> int:
+    """Write systemd's units for this installation: infd.service, infd.socket, and infd@NAME for several models.
+
+    Also writes the service's user and operators' groups (sysusers.d) and directories (tmpfiles.d), and links `infd` and
+    `infdctl` into /usr/local/bin. Starts and enables nothing; the commands to do so are printed.
+    """
+    from infd.daemon.install import run
+
+    return run(root, show=show)
+
+
 @cli.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> int:

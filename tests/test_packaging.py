@@ -14,9 +14,12 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from infd.admin.peers import ADMINS, READERS
+from infd.daemon.install import COMMANDS, TARGETS, UNITS, install
+from infd.errors import ConfigError
 from infd.version import __version__
 
 ROOT = Path(__file__).parent.parent
+PYTHON = Path("/usr/bin/python3.11")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -57,16 +60,73 @@ def test_the_version_is_read_from_the_package() -> None:
     assert f'__version__ = "{__version__}"' in (ROOT / pattern["input"]).read_text()
 
 
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """The root of an image into which the units are installed, with an installation in /opt/infd."""
+    commands = tmp_path / "opt/infd/bin"
+    commands.mkdir(parents=True)
+    for command in COMMANDS:
+        (commands / command).write_text("#!/bin/sh\n")
+        (commands / command).chmod(0o755)
+    install(tmp_path, commands, PYTHON)
+    return tmp_path
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine")
-def test_the_unit_is_hardened() -> None:
-    done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--threshold=15", str(ROOT / "systemd" / "infd.service")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.mark.parametrize("unit", ["infd.service", "infd@.service"])
+def test_the_units_are_hardened(unit: str, image: Path) -> None:
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=15", image / "etc/systemd/system" / unit]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout.splitlines()[-1:]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine")
+@pytest.mark.parametrize("name", ["infd", "infd@small"])
+def test_systemd_finds_no_fault_in_the_units(name: str, image: Path) -> None:
+    units = [image / "etc/systemd/system" / f"{name}.{kind}" for kind in ("service", "socket")]
+    for unit in units:
+        if not unit.exists():
+            unit.symlink_to(unit.with_name(unit.name.replace("@small", "@")))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_installed_units_name_this_installation(image: Path) -> None:
+    unit = (image / "etc/systemd/system/infd.service").read_text()
+
+    assert f"\nExecStart={image}/opt/infd/bin/infd start\n" in unit
+    assert f"\nExecReload={image}/opt/infd/bin/infdctl reload\n" in unit
+    assert {command: (image / "usr/local/bin" / command).resolve() for command in COMMANDS} == {
+        command: image / "opt/infd/bin" / command for command in COMMANDS
+    }
+    assert "\nd /etc/infd " in (image / "etc/tmpfiles.d/infd.conf").read_text()
+
+
+def test_installing_again_replaces_links_but_no_files(image: Path) -> None:
+    install(image, image / "opt/infd/bin", PYTHON)
+    (image / "usr/local/bin/infd").unlink()
+    (image / "usr/local/bin/infd").write_text("another program")
+
+    with pytest.raises(ConfigError, match="not a link"):
+        install(image, image / "opt/infd/bin", PYTHON)
+
+
+def test_an_installation_that_the_units_hide_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ProtectHome"):
+        install(tmp_path, Path("/home/me/venv/bin"), PYTHON)
+    with pytest.raises(ConfigError, match="ProtectHome"):
+        install(tmp_path, Path("/opt/infd/bin"), Path("/root/.local/bin/python3.11"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_repositorys_units_are_those_of_the_package() -> None:
+    assert {path.name: path.resolve() for path in (ROOT / "systemd").iterdir()} == {
+        name: UNITS / name for name in TARGETS
+    }
 
 
 def test_the_units_user_and_the_operators_groups_are_declared() -> None:
@@ -82,7 +142,7 @@ def test_the_units_header_installs_files_that_exist() -> None:
     header = (ROOT / "systemd" / "infd.service").read_text().partition("[Unit]")[0]
     files = re.findall(r"(?<= )(?:man|systemd)/\S+|\S+\.txt", header)
 
-    assert len(files) == 7
+    assert len(files) == 8
     assert [file for file in files if not (ROOT / file).is_file()] == []
 
 

@@ -205,6 +205,13 @@ class ServerConfig(Section, frozen=True, kw_only=True):
             live=True,
         ),
     ] = 1
+    idle_exit_s: Annotated[
+        Positive | None,
+        about(
+            "exit after this time without requests; systemd's sockets (infd.socket), which it needs, start infd again"
+            " for the next connection (default: never)"
+        ),
+    ] = None
     drain_timeout_s: Annotated[
         NotNegative, about("longest time for requests in flight to finish after TERM", live=True)
     ] = 60.0

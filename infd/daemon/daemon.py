@@ -26,7 +26,7 @@ from infd.admin.server import AdminServer
 from infd.config import LiveConfig
 from infd.daemon import components, dump, resolve
 from infd.daemon.banner import Readiness, announce_ready, process_age_s
-from infd.daemon.heartbeat import Heartbeat, sample_lag, status_line
+from infd.daemon.heartbeat import BEAT_S, Heartbeat, sample_lag, status_line
 from infd.daemon.local_model import LocalModel, cause
 from infd.daemon.notify import Notifier
 from infd.daemon.progress import Stage
@@ -156,6 +156,7 @@ class Daemon:
                 tasks.create_task(heartbeat.run(), name="heartbeat"),
                 tasks.create_task(sample_lag(self.engine, self.model.metrics), name="loop-lag"),
                 tasks.create_task(self._reload_on_hangup(), name="reload"),
+                tasks.create_task(self._exit_when_idle(), name="idle-exit"),
             )
             await self._stopping.wait()
             code = await self._wind_down()
@@ -170,6 +171,11 @@ class Daemon:
     def _bind(self) -> PublicSockets:
         if self.environment.inherited:
             return PublicSockets.inherit(self.environment.inherited)
+        if self.live.now.server.idle_exit_s is not None:
+            raise ConfigError(
+                "server.idle_exit_s: no connection would start infd again, because systemd passed no socket: enable"
+                " infd.socket, or unset it"
+            )
         return PublicSockets.bind(self.live.now.server)
 
     async def _load_and_run(self, sockets: PublicSockets) -> None:
@@ -239,6 +245,18 @@ class Daemon:
         announce_ready(ready, banner=self._on_terminal and self._work is None)
         self.notifier.ready(status_line(self.engine))
         self.model.serve_grammars()
+
+    async def _exit_when_idle(self) -> None:
+        """Stop after `server.idle_exit_s` without requests."""
+        if (idle_exit_s := self.live.now.server.idle_exit_s) is None:
+            return
+        resting = {State.READY, State.SLEEPING}
+        while True:
+            await asyncio.sleep(BEAT_S)
+            if self.engine.lifecycle.state in resting and self.engine.control.idle_s >= idle_exit_s:
+                break
+        self._stop_reason = self._stop_reason or f"no request for {idle_exit_s:g} s"
+        self._stopping.set()
 
     async def _reload_on_hangup(self) -> None:
         """Reload for each HUP; signals that arrive during a reload cause one more."""

@@ -160,6 +160,27 @@ def test_an_idle_daemon_stops_and_leaves_nothing_behind(start_daemon: Start) -> 
     assert daemon.log("stopped")["exit_code"] == 0
 
 
+def test_an_idle_daemon_exits_and_the_next_connection_starts_another(start_daemon: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as kept:
+        daemon = start_daemon(*QUICK, "--set", "server.idle_exit_s=0.5", listening=kept).ready()
+        with daemon.stream(max_tokens=5) as events:
+            list(events)
+        assert daemon.exit_code() == 0
+        assert daemon.log("draining")["reason"] == "no request for 0.5 s"
+
+        with socket.create_connection(kept.getsockname(), timeout=60) as waiting:
+            waiting.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+            start_daemon(listening=kept).ready()
+            assert waiting.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_without_systemds_sockets_an_idle_exit_is_refused(start_daemon: Start) -> None:
+    daemon = start_daemon("--set", "server.idle_exit_s=5")
+
+    assert daemon.exit_code() == 78
+    assert "infd.socket" in daemon.log_text()
+
+
 def test_term_while_starting_is_a_clean_exit(start_daemon: Start) -> None:
     daemon = start_daemon()
     daemon.wait_for("EXTEND_TIMEOUT_USEC", "30000000")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from infd.engine.lifecycle.idleness import Idleness
 from infd.engine.lifecycle.state import State
 from infd.engine.lifecycle.target import IN_FLIGHT, Target, Transition
 from infd.errors import Busy, CannotSleep, InfdError, Overtaken, WeightsInvalid, WrongState
@@ -60,7 +61,8 @@ class LifecycleControl:
         self._latest: Transition | None = None
         self._transition_task: asyncio.Task[None] | None = None
         self._load_task: asyncio.Task[None] | None = None
-        self._idle: tuple[int, float] | None = None  # `InFlight.accepted` and the time when the engine became idle
+        self._idleness = Idleness(lifecycle, core, admission, telemetry.now)
+        self.idle_s = 0.0  # seconds without a request in the current state
 
     # Commands
 
@@ -148,15 +150,11 @@ class LifecycleControl:
 
     def sleep_if_idle(self) -> None:
         """Sleep after `server.idle_sleep_s` without a request. Called about once a second."""
+        self.idle_s = self._idleness.observe()
         settings = self._live.now.server
-        idle_s = settings.idle_sleep_s
-        if idle_s is None or self._lifecycle.state is not State.READY or self._memory.sleep_refusal:
+        if settings.idle_sleep_s is None or self._lifecycle.state is not State.READY or self._memory.sleep_refusal:
             return
-        accepted = self._core.in_flight.accepted
-        if len(self._admission) or self._idle is None or self._idle[0] != accepted:
-            self._idle = accepted, self._now()
-        elif self._now() - self._idle[1] >= idle_s:
-            self._idle = None
+        if self.idle_s >= settings.idle_sleep_s:
             self.sleep(level=settings.idle_sleep_level, by_itself=True)
 
     def stop(self) -> bool:

@@ -1,0 +1,101 @@
+"""Install systemd's units, users and directories for this installation of infd."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from infd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+UNITS: Final = Path(__file__).parent / "units"
+# Where each file of UNITS is installed.
+TARGETS: Final = {
+    "infd.service": "etc/systemd/system/infd.service",
+    "infd.socket": "etc/systemd/system/infd.socket",
+    "infd@.service": "etc/systemd/system/infd@.service",
+    "infd@.socket": "etc/systemd/system/infd@.socket",
+    "infd.sysusers": "etc/sysusers.d/infd.conf",
+    "infd.tmpfiles": "etc/tmpfiles.d/infd.conf",
+}
+COMMANDS: Final = ("infd", "infdctl")
+WRITTEN_FOR: Final = "/opt/infd/bin/"  # the commands' directory in the units
+HIDDEN: Final = ("/home", "/root", "/run/user")  # by ProtectHome
+NEXT: Final = """\
+Now, as root:
+  systemd-sysusers && systemd-tmpfiles --create infd.conf && systemctl daemon-reload
+  systemctl enable --now infd
+Settings go into /etc/infd/infd.toml; `systemctl enable --now infd@NAME` serves /etc/infd/NAME.toml."""
+
+
+def install(root: Path, commands: Path, python: Path) -> list[Path]:
+    """Write all files beneath `root`, and link the commands into its usr/local/bin; return the paths.
+
+    commands  directory of this installation's commands
+    python    the interpreter that they run, links resolved
+
+    Raises ConfigError for an installation that the units could not start, and for a file that cannot be written.
+    """
+    require_visible(commands, python)
+    written = []
+    try:
+        for name, text in files(commands):
+            path = root / TARGETS[name]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            written.append(path)
+        for command in COMMANDS:
+            link = root / "usr/local/bin" / command
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if link == commands / command:
+                continue
+            if link.exists() and not link.is_symlink():
+                raise ConfigError(f"{link} exists and is not a link; move it away")
+            link.unlink(missing_ok=True)
+            link.symlink_to(commands / command)
+            written.append(link)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}; run infd install-unit as root") from error
+    return written
+
+
+def files(commands: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each file, with the commands' directory of this installation."""
+    for name in TARGETS:
+        text = (UNITS / name).read_text(encoding="utf-8")
+        yield (
+            name,
+            "".join(
+                line if line.startswith("#") else line.replace(WRITTEN_FOR, f"{commands}/")
+                for line in text.splitlines(keepends=True)
+            ),
+        )
+
+
+def require_visible(commands: Path, python: Path) -> None:
+    """Raise ConfigError if the units hide the commands or their python: ProtectHome hides /home and /root."""
+    for path in (commands / "infd", python):
+        if any(path.is_relative_to(hidden) for hidden in HIDDEN):
+            raise ConfigError(
+                f"{path} is in a directory that the units hide (ProtectHome), so infd could not start: install infd"
+                " with a python of the system, for example in /opt/infd, and run that one's `infd install-unit`"
+            )
+
+
+def run(root: Path, *, show: bool) -> int:
+    """Install, or with `show` print all files, and return the exit code. Raises ConfigError."""
+    commands = Path(sys.prefix) / "bin"
+    if show:
+        for name, text in files(commands):
+            click.echo(f"# {root / TARGETS[name]}\n{text}")
+        return os.EX_OK
+    for path in install(root, commands, Path(sys.executable).resolve()):
+        click.echo(str(path))
+    click.echo(NEXT, err=True)
+    return os.EX_OK
