@@ -68,12 +68,12 @@ def main(model: str, dtype: str, rows: int, rank: int, steps: int) -> None:
         joins = [
             Join(row, [1] * PROMPT, PROMPT, WANTS, [[2 * row + 1, 2 * row + 2]], 0, slots[row]) for row in range(rows)
         ]
-        spans = [Span(row, 0, PROMPT, samples=False) for row in range(rows)]
+        spans = [Span(row, 0, PROMPT, samples=0) for row in range(rows)]
         step(StepPlan(0, joins, [], spans))
 
     def decode() -> float:
         # Every step decodes the same position, so that all steps are equally long.
-        return step(StepPlan(0, [], [], [Span(row, PROMPT - 1, 1, samples=False) for row in range(rows)]))
+        return step(StepPlan(0, [], [], [Span(row, PROMPT - 1, 1, samples=0) for row in range(rows)]))
 
     def measure(cases: dict[str, list[int]], rounds: int) -> dict[str, list[float]]:
         took: dict[str, list[float]] = {name: [] for name in cases}

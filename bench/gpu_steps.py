@@ -189,7 +189,7 @@ def _join(row: int, tokens: int, page: int, held: int = 0, sampling: SamplingPar
 
 
 def _span(row: int, start: int, count: int) -> Span:
-    return Span(row, start, count, samples=True)
+    return Span(row, start, count, samples=1)
 
 
 def run(bench: Bench, runner: Runner, plans: Iterator[StepPlan]) -> float:

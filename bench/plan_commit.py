@@ -54,7 +54,7 @@ def _once(sequences: int, steps: int) -> float:
 
 
 def _result(plan: StepPlan) -> StepResult:
-    accepted = [int(span.samples) for span in plan.spans]
+    accepted = [span.samples for span in plan.spans]
     return StepResult(accepted, [plan.number + 7] * sum(accepted))
 
 

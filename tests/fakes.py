@@ -143,6 +143,7 @@ class FakeDevice:
         most = max((group.page_tokens for group in groups), default=1)
         self.memory = [[-1] * most for _ in range(capacity.pages + 1)]
         self.tokens: list[list[int]] = [[] for _ in range(capacity.rows)]
+        self.drafts: list[dict[int, int]] = [{} for _ in range(capacity.rows)]  # by row and position
         self.tables: list[list[dict[int, int]]] = [[{} for _ in groups] for _ in range(capacity.rows)]
         self.seeds = [0] * capacity.rows
         self.logprobs: list[int | None] = [None] * capacity.rows
@@ -169,6 +170,8 @@ class FakeDevice:
             self._seat(join)
         for grant in plan.grants:
             self.tables[grant.row][grant.group][grant.index] = grant.page
+        for draft in plan.drafts:
+            self.drafts[draft.row] |= dict(enumerate(draft.tokens, draft.start))
         assert len({span.row for span in plan.spans}) == len(plan.spans), "two spans in one row"
         assert plan.tokens <= self.capacity.step_tokens
         for span in plan.spans:
@@ -176,29 +179,58 @@ class FakeDevice:
         self.steps += 1
 
     def sample(self, plan: StepPlan, mask: npt.NDArray[Any] | None = None) -> StepResult:
-        """mask: int32 [spans that sample, ceil(VOCAB / 32)]; None: all tokens."""
+        """mask: int32 [sampled positions, ceil(VOCAB / 32)]; None: all tokens."""
         accepted, tokens, logprobs, prompt_logprobs = [], [], {}, {}
+        position = 0  # of the mask's row
         for number, span in enumerate(plan.spans):
-            history, end = self.tokens[span.row], span.start + span.count
+            history = self.tokens[span.row]
             if span.scores:
                 assert span.scores <= span.count
                 prompt_logprobs[number] = [
                     likelihood(self._read(span, position + 1), history[position + 1], self.most[span.row])
                     for position in range(span.start, span.start + span.scores)
                 ]
-            accepted.append(int(span.samples))
-            if span.samples:
-                assert len(history) == end, "sampled from the middle of a sequence"
-                token = self.speak(span, self._read(span, end))
-                if mask is not None:
-                    token = nearest(token, mask[len(tokens)])
-                history.append(token)
-                tokens.append(token)
-                if (asked := self.logprobs[span.row]) is not None:
-                    ids = tuple((token + i) % VOCAB for i in range(asked))
-                    chosen = likeliness(token)
-                    logprobs[number] = [TokenLogprobs(chosen, ids, tuple(chosen - i for i in range(asked)))]
+            kept = self._verify(span, None if mask is None else mask[position : position + span.samples])
+            position += span.samples
+            accepted.append(len(kept))
+            tokens += kept
+            if kept and (asked := self.logprobs[span.row]) is not None:
+                logprobs[number] = [
+                    TokenLogprobs(
+                        likeliness(token),
+                        tuple((token + i) % VOCAB for i in range(asked)),
+                        tuple(likeliness(token) - i for i in range(asked)),
+                    )
+                    for token in kept
+                ]
         return StepResult(accepted, tokens, logprobs, prompt_logprobs)
+
+    def _verify(self, span: Span, mask: npt.NDArray[Any] | None) -> list[int]:
+        """Sample a span's positions as long as the drafts agree, and append the tokens; return them.
+
+        mask  one row per sampled position
+        """
+        history, kept = self.tokens[span.row], []
+        if span.samples:
+            first = self._first(span) + span.count - span.samples + 1
+            assert len(history) == first, "sampled from the middle of a sequence"
+        for place in range(span.samples):
+            token = self.speak(span, self._read(span, len(history)))
+            if mask is not None and not mask[place].any():
+                assert kept, "a mask allows no token"
+                break
+            if mask is not None:
+                token = nearest(token, mask[place])
+            draft = self.drafts[span.row].get(len(history), 0)
+            history.append(token)
+            kept.append(token)
+            if token != draft:
+                break
+        return kept
+
+    def _first(self, span: Span) -> int:
+        """Return the first position that a span computes."""
+        return min(span.start, len(self.tokens[span.row]) - 1)
 
     def speak(self, span: Span, histories: list[list[int]]) -> int:
         """Return the next token."""
@@ -212,8 +244,9 @@ class FakeDevice:
         slot = self.slot_of[span.row]
         adapter = self.slots[slot] if slot else None
         assert adapter is None or adapter in self.adapters, "an adapter is computed that is not in memory"
+        history = self.tokens[span.row]
         return remembered(
-            self.tokens[span.row][position],
+            history[position] if position < len(history) else self.drafts[span.row].get(position, 0),
             adapter,
             regimes=self.capacity.layout.regimes,
             regime=self.regime_of[span.row],
@@ -224,6 +257,7 @@ class FakeDevice:
         self.slot_of[join.row] = join.slot
         self.regime_of[join.row] = join.regime
         self.tokens[join.row] = list(join.tokens)
+        self.drafts[join.row] = {}
         self.tables[join.row] = [{i: page for i, page in enumerate(table) if page} for table in join.tables]
         self.seeds[join.row] = join.seed
         generate, score = pick(Generate, join.wants), pick(Score, join.wants)
@@ -233,7 +267,8 @@ class FakeDevice:
 
     def _write(self, span: Span) -> None:
         for group, table in zip(self.capacity.layout.groups, self.tables[span.row], strict=True):
-            for position in range(span.start, span.start + span.count):
+            first = self._first(span)
+            for position in range(first, first + span.count):
                 page = table[position // group.page_tokens]
                 assert 0 < page <= self.capacity.pages
                 self.memory[page][position % group.page_tokens] = self._computed(span, position)

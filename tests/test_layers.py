@@ -30,8 +30,9 @@ TABLE: dict[str, set[str]] = {
     "batch": set(),
     "text": set(),
     "grammar": set(),
-    "engine": {"scheduler", "adapters.registry", "grammar"},
-    "scheduler": set(),
+    "drafting": set(),
+    "engine": {"scheduler", "adapters.registry", "grammar", "drafting"},
+    "scheduler": {"drafting"},
     "runner": {
         "models",
         "weights",
@@ -54,6 +55,7 @@ TABLE: dict[str, set[str]] = {
 FORBIDDEN = {
     "text": {"torch", "aiohttp"},
     "grammar": {"torch", "aiohttp"},
+    "drafting": {"torch", "aiohttp", "asyncio", "time"},
     "scheduler": {"torch", "asyncio", "time", "aiohttp", "datetime", "random"},
     "http": {"torch"},
     "mcp": {"torch"},

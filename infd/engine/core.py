@@ -17,6 +17,7 @@ from infd.scheduler.scheduler import Scheduler
 if TYPE_CHECKING:
     from infd.adapters.registry import Adapters
     from infd.config import Config
+    from infd.drafting.drafter import Drafting
     from infd.engine.admission.budget import QueueBudget
     from infd.engine.executor import Executor
     from infd.engine.steps.loop import Issued
@@ -49,6 +50,7 @@ class EngineCore:
         executor: Executor,
         adapters: Adapters,
         grammars: Grammars | None,
+        drafting: Drafting,
         budget: QueueBudget,
         telemetry: Telemetry,
     ) -> None:
@@ -58,6 +60,7 @@ class EngineCore:
         self._executor = executor
         self._adapters = adapters
         self._grammars = grammars
+        self._drafting = drafting
         self._budget = budget
         self._telemetry = telemetry
         self._roots = PrefixRoots(config)
@@ -72,10 +75,18 @@ class EngineCore:
             prefix_caching=config.cache.prefix_caching,
             max_adapters=config.lora.max_adapters,
             max_adapters_per_step=config.lora.max_adapters_per_step,
+            max_drafts=self._drafting.most,
         )
         constraints = Constraints(capacity.vocab_size, self._grammars, telemetry)
         self.in_flight = InFlight(
-            self.scheduler, self._roots, self._adapters, self._budget, constraints, telemetry, self._on_change
+            self.scheduler,
+            self._roots,
+            self._adapters,
+            self._budget,
+            constraints,
+            self._drafting,
+            telemetry,
+            self._on_change,
         )
         self.loop = StepLoop(
             self.scheduler,

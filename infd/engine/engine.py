@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from infd.adapters.registry import Adapters
+from infd.drafting.drafter import NO_DRAFTS
 from infd.engine.admission.admission import Admission
 from infd.engine.admission.budget import QueueBudget
 from infd.engine.admission.gate import Gate
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from infd.config import LiveConfig
+    from infd.drafting.drafter import Drafting
     from infd.engine.admission.ticket import Ticket
     from infd.engine.executor import Executor
     from infd.grammar.protocol import Grammars
@@ -54,6 +56,7 @@ class Engine:
         metrics: Metrics,
         *,
         grammars: Grammars | None = None,
+        drafting: Drafting = NO_DRAFTS,
         names: tuple[str, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,6 +64,7 @@ class Engine:
 
         live      settings in force
         grammars  compiles constraints; None: requests with a constraint are refused
+        drafting  creates the drafters of choices
         names     model names that clients may send for the model without an adapter
         """
         config = live.now
@@ -80,7 +84,7 @@ class Engine:
         telemetry = Telemetry(self.events, metrics, clock)
         budget = QueueBudget(live)
         gate = Gate(self.lifecycle, live)
-        self.core = EngineCore(config, executor, self.adapters, grammars, budget, telemetry)
+        self.core = EngineCore(config, executor, self.adapters, grammars, drafting, budget, telemetry)
         self.admission = Admission(live, self.core, budget, gate, self.adapters, grammars, telemetry)
         memory = ModelMemory(executor, self.core, self.adapters, self.lifecycle)
         self.control = LifecycleControl(live, self.lifecycle, self.core, self.admission, memory, telemetry)

@@ -73,6 +73,8 @@ class NullExecutor:
         self._first = 0
         self._ordinary = 1
         self._seeds: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}  # known tokens of each row whose length is uncertain to the host
+        self._drafts: dict[int, dict[int, int]] = {}  # drafts of each row, by position
         self._logprobs: dict[int, int] = {}
         self._prompt_logprobs: dict[int, int] = {}
         self._steps = 0
@@ -164,6 +166,8 @@ class NullExecutor:
         seeds, first, ordinary = self._seeds, self._first, self._ordinary
         for join in plan.joins:
             seeds[join.row] = join.seed * SEED_FACTOR
+            self._lengths.pop(join.row, None)
+            self._drafts.pop(join.row, None)
             self._logprobs.pop(join.row, None)
             for want in join.wants:
                 match want:
@@ -171,11 +175,38 @@ class NullExecutor:
                         self._prompt_logprobs[join.row] = top
                     case Generate(sampling) if sampling.logprobs is not None:
                         self._logprobs[join.row] = sampling.logprobs
-        mixed = [(seeds[s.row] + (s.start + s.count) * POSITION_FACTOR) & 0xFFFFFFFF for s in plan.spans if s.samples]
-        tokens = [first + ((mix ^ mix >> 15) * POSITION_FACTOR >> 7) % ordinary for mix in mixed]
-        result = StepResult([int(span.samples) for span in plan.spans], tokens)
+        for draft in plan.drafts:
+            self._drafts.setdefault(draft.row, {}).update(enumerate(draft.tokens, draft.start))
+        if self._drafts:
+            result = self._verify(plan)
+        else:
+            ends = [
+                (seeds[s.row] + (s.start + s.count) * POSITION_FACTOR) & 0xFFFFFFFF for s in plan.spans if s.samples
+            ]
+            tokens = [first + ((mix ^ mix >> 15) * POSITION_FACTOR >> 7) % ordinary for mix in ends]
+            result = StepResult([span.samples for span in plan.spans], tokens)
         if self._logprobs or any(span.scores for span in plan.spans):
             self._explain(plan, result)
+        return result
+
+    def _verify(self, plan: StepPlan) -> StepResult:
+        """Sample every position; keep the samples up to the first that a draft did not anticipate."""
+        result = StepResult([], [])
+        for span in plan.spans:
+            drafts, before = self._drafts.get(span.row, {}), len(result.tokens)
+            end = span.start + span.count - span.samples + 1
+            if span.samples:
+                end = min(end, self._lengths.get(span.row, end))
+            for at in range(end, end + span.samples):
+                mixed = (self._seeds[span.row] + at * POSITION_FACTOR) & 0xFFFFFFFF
+                token = self._first + ((mixed ^ mixed >> 15) * POSITION_FACTOR >> 7) % self._ordinary
+                result.tokens.append(token)
+                if drafts.pop(at, None) != token:
+                    break
+            kept = len(result.tokens) - before
+            result.accepted.append(kept)
+            if span.samples > 1 or span.row in self._lengths:
+                self._lengths[span.row] = end + kept
         return result
 
     def _explain(self, plan: StepPlan, result: StepResult) -> None:
@@ -185,10 +216,9 @@ class NullExecutor:
             if span.scores:
                 likely = self._likely(self._first, self._prompt_logprobs[span.row], rank=1)
                 result.prompt_logprobs[i] = [likely] * span.scores
-            if span.samples:
-                sampled = next(token)
-                if span.row in self._logprobs:
-                    result.logprobs[i] = [self._likely(sampled, self._logprobs[span.row])]
+            sampled = [next(token) for _ in range(result.accepted[i])]
+            if sampled and span.row in self._logprobs:
+                result.logprobs[i] = [self._likely(each, self._logprobs[span.row]) for each in sampled]
 
     def _likely(self, token: int, most: int, rank: int | None = None) -> TokenLogprobs:
         """Return invented log-probabilities, with `token` as the first of the `most` likeliest tokens."""

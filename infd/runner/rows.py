@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.rows import DecodeInputs, RowKernels
     from infd.runner.staging import Staging
-    from infd.scheduler.plan import Grant, Join
+    from infd.scheduler.plan import Draft, Grant, Join
 
     Array = npt.NDArray[Any]
 
@@ -70,7 +70,7 @@ class RowSampling(Struct, frozen=True):
     """A row's sampling parameters in host memory: those that only the host reads, and lists of varying length."""
 
     stages: int
-    floor: int  # end ids are forbidden while fewer tokens, prompt included, are known
+    floor: int  # end ids are forbidden while fewer tokens, prompt included, are known; also in Rows.integers
     logprobs: int
     bias_ids: Array  # [B] int64
     bias: Array  # [B] float32
@@ -97,6 +97,7 @@ class Integer(IntEnum):
     SEED_HIGH = 1
     TOP_K = 2
     PROMPT = 3
+    FLOOR = 4
 
 
 _UNSAMPLED = Generate(SamplingParams(max_tokens=1, temperature=0.0))  # for a sequence that is scored, not sampled
@@ -109,7 +110,7 @@ _NOTHING = RowSampling(
 class Rows:
     """One row per sequence, and a last row, `scratch`, for padding. The page tables of `scratch` contain page 0 only.
 
-    tokens    [R + 1, max_len] int32: all known tokens, prompt and sampled
+    tokens    [R + 1, max_len] int32: all known tokens, prompt and sampled; then drafts, and tokens that were not kept
     length    [R + 1] int64: number of known tokens; a plan may assume more
     tables    [R + 1, G, pages] int32: page ids by group and page index; 0: no page
     state     tokens, length and tables, as the kernels' argument
@@ -156,8 +157,11 @@ class Rows:
         self.regimes = np.zeros(rows + 1, dtype=np.int64)
         self.sampling: list[RowSampling] = [_NOTHING] * (rows + 1)
 
-    def stage(self, joins: Sequence[Join], grants: Sequence[Grant]) -> None:
-        """Write a plan's joins, then its grants. Raises ValueError or OverflowError for an invalid join."""
+    def stage(self, joins: Sequence[Join], grants: Sequence[Grant], drafts: Sequence[Draft] = ()) -> None:
+        """Write a plan's joins, grants and drafts, in this order.
+
+        Raises ValueError or OverflowError for an invalid join.
+        """
         for join in joins:
             self.sampling[join.row] = sampling = _row_sampling(join, self.vocab_size)
             self.stages[join.row] = sampling.stages
@@ -170,6 +174,8 @@ class Rows:
                 np.array([(g.row, g.group, g.index, g.page) for g in grants], dtype=np.int64).T
             )
             self.tables.index_put_((row, group, index), page.to(torch.int32))
+        if drafts:
+            self._draft(drafts)
 
     def append(self, row: Tensor, end: Tensor, token: Tensor) -> None:
         """Append a sampled token to each row, at position `end`. row, end, token: [N] int64."""
@@ -211,6 +217,14 @@ class Rows:
         self.floats.index_copy_(0, row, self.upload(floats))
         self.integers.index_copy_(0, row, self.upload(integers.astype(np.int32)))
 
+    def _draft(self, drafts: Sequence[Draft]) -> None:
+        """Write drafts behind the known tokens of their rows."""
+        row, place, draft = self.upload(
+            np.array([(d.row, at, token) for d in drafts for at, token in enumerate(d.tokens, d.start)]).T
+        )
+        known = self.tokens[row, place]
+        self.tokens.index_put_((row, place), torch.where(place < self.length[row], known, draft.to(torch.int32)))
+
 
 def _columns(join: Join, vocab_size: int) -> tuple[list[float], list[int]]:
     """Return the row's sampling parameters in the order of Float and of Integer."""
@@ -218,7 +232,13 @@ def _columns(join: Join, vocab_size: int) -> tuple[list[float], list[int]]:
     seed = join.seed & 0xFFFFFFFFFFFFFFFF
     return (
         [s.temperature, s.top_p, s.min_p, s.repetition_penalty, s.presence_penalty, s.frequency_penalty],
-        [seed & 0xFFFFFFFF, seed >> 32, min(s.top_k, vocab_size), join.prompt_tokens],
+        [
+            seed & 0xFFFFFFFF,
+            seed >> 32,
+            min(s.top_k, vocab_size),
+            join.prompt_tokens,
+            min(join.prompt_tokens + s.min_tokens, 2**31 - 1),
+        ],
     )
 
 

@@ -89,7 +89,7 @@ class Runner:
         """Load the plan's adapters, write its rows, and issue its forward pass."""
         self._staging.begin()
         self.adapters.fill(plan.loads)
-        self._rows.stage(plan.joins, plan.grants)
+        self._rows.stage(plan.joins, plan.grants, plan.drafts)
         for readout in self._readouts:
             readout.stage(plan.joins)
         if self.decoding is not None and (computed := self.decoding.forward(plan.spans)) is not None:
@@ -113,7 +113,7 @@ class Runner:
     def sample(self, forwarded: Forwarded, mask: Array | None = None) -> PendingResult:
         """Issue the sampling, and the copies of the results to the host.
 
-        mask  int32 [spans that sample, ceil(vocab / 32)] bitmask of the allowed tokens; None: all tokens
+        mask  int32 [sampled positions, ceil(vocab / 32)] bitmask of the allowed tokens; None: all tokens
         """
         for reading in forwarded.readings:
             reading.sample(mask)

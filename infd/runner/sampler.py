@@ -16,7 +16,7 @@ from msgspec import Struct
 from infd.kernels.families.draw import Drawing, History
 from infd.rounding import ceil_div
 from infd.runner.rows import Float, Integer, Stage
-from infd.runner.sampling import bias, floor, scores, words
+from infd.runner.sampling import acceptance, bias, floor, scores, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 SOUND, NOT_FINITE, NOTHING_ALLOWED = range(3)
 _NONE: Final = np.empty(0, dtype=np.int64)
+# Positions are upper bounds while drafts are in flight, by at most this number of tokens.
+IN_DOUBT: Final = 64
 SHAPING = Stage.REPETITION | Stage.FREQUENCY | Stage.BIAS | Stage.FLOOR | Stage.WORDS
 
 
@@ -97,19 +99,22 @@ class Sampled(Struct):
 
     tokens   [N] int64
     verdict  [N] int64: SOUND, NOT_FINITE or NOTHING_ALLOWED; the token is valid only if SOUND
+    kept     [S] int64: number of samples kept of each span, the first ones; None: one of each span
     scored   positions with requested log-probabilities: (index into N, number of likeliest tokens to report)
     scores   log-probabilities, one row per entry of `scored`; None if `scored` is empty
     """
 
     tokens: Tensor
     verdict: Tensor
+    kept: Tensor | None
     scored: list[tuple[int, int]]
     scores: scores.Scores | None
 
     def download(self, staging: Staging) -> Sampled:
         """Start copies to the host; return the samples with the copies."""
         values = None if self.scores is None else scores.Scores(*map(staging.down, self.scores))
-        return Sampled(staging.down(self.tokens), staging.down(self.verdict), self.scored, values)
+        kept = None if self.kept is None else staging.down(self.kept)
+        return Sampled(staging.down(self.tokens), staging.down(self.verdict), kept, self.scored, values)
 
 
 class Sampler:
@@ -118,7 +123,7 @@ class Sampler:
     def __init__(self, rows: Rows, draw: Draw) -> None:
         self._rows = rows
         self._draw = draw
-        self._each = torch.arange(rows.scratch + 1, device=rows.device)
+        self._each = torch.arange(rows.scratch + 1, device=rows.device)  # grows with the number of positions
 
     def likeliest(self, logits: Tensor) -> Likeliest:
         """Find the likeliest tokens of logits [N, vocab]."""
@@ -126,12 +131,18 @@ class Sampler:
         return Likeliest(largest, tokens, torch.where(largest.isfinite(), SOUND, NOT_FINITE))
 
     def __call__(
-        self, logits: Tensor, at: SampledPositions, allowed: Array | None, appended: Likeliest | None = None
+        self,
+        logits: Tensor,
+        at: SampledPositions,
+        allowed: Array | None,
+        appended: Likeliest | None = None,
+        samples: Array | None = None,
     ) -> Sampled:
-        """Choose a token for each row of logits [N, vocab], and append the tokens to `Rows`.
+        """Choose a token for each row of logits [N, vocab], and append the tokens that are kept to `Rows`.
 
         Also computes the requested log-probabilities. The logits may be overwritten.
 
+        samples   [S] number of sampled positions of each span; None: one of each span
         allowed   int32 [N, ceil(vocab / 32)] bitmask; None: all tokens are allowed
         appended  the result of `likeliest` if its tokens have been appended to `Rows`; else None
         """
@@ -157,14 +168,26 @@ class Sampler:
                 logits, tokens, verdict, Shaping(at, stages, allowed), np.flatnonzero(shaped)
             )
             appended = None
-        if appended is None:
+        kept = None
+        if samples is not None:
+            kept = self._keep(at, tokens, verdict, samples)
+        elif appended is None:
             self._rows.append(at.rows, at.ends, tokens)
 
         values = None
         if raw is not None:
             most = min(max(k for _, k in scored), raw.shape[1])
             values = scores.score(raw, tokens[self._rows.upload(scoring)], most)
-        return Sampled(tokens, verdict, scored, values)
+        return Sampled(tokens, verdict, kept, scored, values)
+
+    def _keep(self, at: SampledPositions, tokens: Tensor, verdict: Tensor, samples: Array) -> Tensor:
+        """Append the samples to keep to `Rows`, where drafts equal all but the last; return their number, [S]."""
+        first, count = self._rows.upload(np.stack((np.cumsum(samples) - samples, samples)))
+        inputs = self._rows.tokens[at.rows, at.ends - 1].to(torch.int64)
+        kept = acceptance.kept(inputs, tokens, verdict == SOUND, first, count, int(samples.max()))
+        last = first + kept.clamp(min=1) - 1
+        self._rows.append(at.rows[last], at.ends[last], tokens[last])
+        return kept
 
     def _likeliest_allowed(self, logits: Tensor, masked: Array, allowed: Array) -> Likeliest:
         """Mask some rows of the logits in place, and return the likeliest tokens of all rows.
@@ -180,10 +203,10 @@ class Sampler:
         return likeliest
 
     def _stages(self, at: SampledPositions) -> Array:
-        """Return the Stage flags of each position's row. FLOOR is cleared if the answer has min_tokens tokens."""
+        """Return the Stage flags of each position's row. FLOOR is cleared if min_tokens are surely generated."""
         stages = self._rows.stages[at.row_ids]
         for i in np.flatnonzero(stages & Stage.FLOOR):
-            if at.positions[i] >= self._rows.sampling[at.row_ids[i]].floor:
+            if at.positions[i] - IN_DOUBT >= self._rows.sampling[at.row_ids[i]].floor:
                 stages[i] &= ~Stage.FLOOR
         return stages
 
@@ -240,8 +263,9 @@ class Sampler:
 
     def _forbid_ends(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
         ends = [params.end_ids for params in self._params(at, subset)]
-        of_row = np.repeat(subset, [ids.size for ids in ends])
-        floor.forbid(logits, self._rows.upload(of_row), self._rows.upload(np.concatenate(ends)))
+        row = self._rows.upload(np.repeat(subset, [ids.size for ids in ends]))
+        early = at.ends < self._rows.integers[at.rows, Integer.FLOOR]
+        floor.forbid(logits, row, self._rows.upload(np.concatenate(ends)), early[row])
 
     def _forbid_words(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
         """Forbid the last token of each bad word whose other tokens are the row's latest generated tokens."""
@@ -286,6 +310,8 @@ class Sampler:
         for truncated, flags in ((False, Stage.RANDOM), (True, Stage.RANDOM | Stage.TRUNCATE)):
             subset = np.flatnonzero(random == flags)
             if subset.size == len(stages):  # all rows: no gather
+                if subset.size > len(self._each):
+                    self._each = torch.arange(2 * subset.size, device=self._rows.device)
                 each = self._each[: subset.size]
                 return self._draw_some(logits, each, largest, at.rows, at.ends, truncated=truncated)
             if subset.size:

@@ -120,6 +120,11 @@ class Cache(Resource):
         peak = self._layout.peak_pages(len(seq.tokens), self._step_tokens)
         return max(0, peak - found) + len(self._groups)
 
+    @property
+    def spare(self) -> int:
+        """Number of available pages beyond the next page of each running sequence and group."""
+        return self.pool.available - self._running * len(self._groups)
+
     # Page allocation
 
     def shortage(self, seq: Sequence, end: int) -> int:
@@ -128,8 +133,9 @@ class Cache(Resource):
         Returns the number of pages that the sequence lacks for tokens [computed, end).
         """
         missing = 0
+        first = min(seq.computed, len(seq.tokens) - 1)  # if drafts in flight are rejected, a span may start here
         for group, table in zip(self._groups, seq.tables, strict=True):
-            page = min(group.pages_droppable(seq.computed), len(table)) - 1
+            page = min(group.pages_droppable(first), len(table)) - 1
             while page >= 0 and table[page]:  # all pages before a dropped page were dropped too
                 self.pool.release(table[page])
                 table[page] = 0

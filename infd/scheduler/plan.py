@@ -50,28 +50,46 @@ class Load(Struct, frozen=True):
     adapter: Adapter
 
 
+class Draft(Struct):
+    """A guess of a row's tokens from position `start` on. Tokens at positions that have a known token are ignored."""
+
+    row: int
+    start: int
+    tokens: list[int]
+
+
 class Span(Struct, gc=False):
     """Compute `count` tokens of a row's sequence from position `start` on: keys and values, and the requested outputs.
 
-    samples  whether to sample the token after the span
+    While drafts are in flight, `start` is an upper bound: the device starts at the row's last known token, or at
+    `start` if that is earlier. Tokens after the last known token are drafts.
+
+    samples  number of sampled positions: a token is sampled after each of the span's last `samples` tokens. The first
+             sample is kept, and each further sample if the draft before it equals the sample that it anticipated
     scores   number of prompt tokens to score: those that directly follow each of the span's first `scores` tokens
     """
 
     row: int
     start: int
     count: int
-    samples: bool
+    samples: int
     scores: int = 0
+
+    @property
+    def drafts(self) -> int:
+        """Number of the span's tokens that are drafts: all sampled positions but the first follow a draft."""
+        return self.samples - 1 if self.samples else 0
 
 
 class StepPlan(Struct):
-    """One step: loads first, then joins, then grants, then all spans in one forward pass."""
+    """One step: loads first, then joins, grants and drafts, then all spans in one forward pass."""
 
     number: int
     joins: list[Join]
     grants: list[Grant]
     spans: list[Span]
     loads: list[Load] = []
+    drafts: list[Draft] = []
 
     @property
     def tokens(self) -> int:
@@ -81,9 +99,9 @@ class StepPlan(Struct):
 class StepResult(Struct):
     """The outputs of a step's spans, in the plan's order.
 
-    accepted         number of sampled tokens of each span; 0 if the span does not sample or has failed
-    tokens           the sampled ids, span after span
-    logprobs         by span index, one per sampled token, if requested
+    accepted         number of kept samples of each span; 0 if the span does not sample or has failed
+    tokens           the kept samples, span after span
+    logprobs         by span index, one per kept sample, if requested
     prompt_logprobs  by span index, one per scored token
     failed           by span index: the fault, if only the span's sequence failed (staging, non-finite logits, sampling)
     """

@@ -21,6 +21,7 @@ from infd.scheduler.cache import Cache
 from infd.scheduler.plan import Grant, Join, Span, StepPlan
 from infd.scheduler.policy import Policy, by_place, split_decoding
 from infd.scheduler.resources import RowPool
+from infd.scheduler.speculation import Speculation
 from infd.scheduler.token_budget import TokenBudget
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Scheduler:
         prefix_caching: bool = True,
         max_adapters: int = 0,
         max_adapters_per_step: int = 0,
+        max_drafts: int = 0,
     ) -> None:
         self.capacity = capacity
         self.waiting: list[Sequence] = []
@@ -91,6 +93,7 @@ class Scheduler:
         self.adapters = AdapterSlots(max_adapters, max_adapters_per_step)
         # In the order of admission's checks: the cheapest first, since most plans admit no sequence.
         self.resources: tuple[Resource, ...] = (self.budget, self.rows, self.adapters, self.cache)
+        self.speculation = Speculation(self.cache, max_drafts)
         self.preemptions = 0  # sequences preempted because pages ran out
         self.undone = 0  # steps rolled back
         self.prefix_queries = 0  # prompt tokens looked up in the cache
@@ -143,8 +146,9 @@ class Scheduler:
         step, budget = Scheduled(StepPlan(self._number, [], [], [], []), []), self.budget
         decoding, others = split_decoding(self.running)
         starting = self._starting(others)
-        remaining = self._fill(step, decoding, budget.limit, only)
-        remaining = min(remaining, budget.mixed(len(step.sequences), starting))
+        drafts = self.speculation.width(len(decoding), budget.limit)
+        remaining = self._fill(step, decoding, budget.limit, only, drafts)
+        remaining = min(remaining, budget.mixed(step.plan.tokens, starting))
         budget.remaining = self._fill(step, others, remaining, only)
         if self.waiting and budget.remaining:
             self._admit(step, only)
@@ -166,9 +170,12 @@ class Scheduler:
             accepted = result.accepted[i]
             tokens = result.tokens[at : at + accepted]
             at += accepted
-            if span.samples:
-                seq.in_flight -= 1
+            seq.in_flight -= span.samples
+            if seq.row is not None:
+                seq.computed -= span.samples - accepted
             outcome, failure = None, result.failed[i].error() if i in result.failed else None
+            if span.samples > 1 and accepted:
+                self.speculation.count(span.drafts, accepted - 1)
             if seq.finish is not None or plan.number <= seq.dropped_through:
                 if failure is not None:
                     self.cache.unindex(seq)
@@ -199,8 +206,7 @@ class Scheduler:
         self.undone += len(steps)
         for step in steps:
             for seq, span in zip(step.sequences, step.plan.spans, strict=True):
-                if span.samples:
-                    seq.in_flight -= 1
+                seq.in_flight -= span.samples
                 if seq.row is not None:
                     self._requeue(seq)
         for step in steps:  # after all releases, since a later step's sequences may use what an earlier step loads
@@ -252,20 +258,32 @@ class Scheduler:
 
     # Planning and committing one step
 
-    def _fill(self, step: Scheduled, sequences: list[Sequence], budget: int, only: Container[Sequence] | None) -> int:
-        """Add a span of each sequence, in order, until the token budget is spent; return the remaining tokens."""
+    def _fill(
+        self,
+        step: Scheduled,
+        sequences: list[Sequence],
+        budget: int,
+        only: Container[Sequence] | None,
+        drafts: int = 0,
+    ) -> int:
+        """Add a span of each sequence, in order, until the token budget is spent; return the remaining tokens.
+
+        drafts  most drafts of a span
+        """
         for seq in sequences:
             if not budget:
                 break
             if only is None or seq in only:
-                budget -= self._add_span(step, seq, budget)
+                budget -= self._add_span(step, seq, budget, drafts)
         return budget
 
-    def _add_span(self, step: Scheduled, seq: Sequence, budget: int) -> int:
+    def _add_span(self, step: Scheduled, seq: Sequence, budget: int, drafts: int = 0) -> int:
         """Add a span that costs at most `budget` tokens; return its cost, 0 if the sequence cannot be computed now.
 
         A truncated span costs the whole budget, even if less than score_cost is left over, so that no sequence is
         admitted after the span.
+
+        drafts  most drafts that the span verifies
         """
         plan = step.plan
         planned = len(seq.tokens) + seq.in_flight
@@ -283,10 +301,13 @@ class Scheduler:
         end = seq.computed + count
         if end > seq.covered and not self._allocate(plan, seq, end):
             return 0
-        samples = end == planned
-        if samples:
-            seq.in_flight += 1
         scores = max(0, min(end, seq.prompt_tokens - 1) - seq.computed) if seq.scoring else 0
+        samples = 0
+        if end == planned:
+            drafts = self.speculation.draft(plan, seq, end, min(drafts, budget - cost)) if drafts else 0
+            samples = 1 + drafts
+            end, count, cost = end + drafts, count + drafts, cost + drafts
+            seq.in_flight += samples
         plan.spans.append(Span(seq.row, seq.computed, count, samples, scores))
         step.sequences.append(seq)
         seq.computed = end
@@ -402,18 +423,21 @@ class Scheduler:
 
     def _append(self, seq: Sequence, tokens: list[int], step: int) -> int:
         """Append the tokens that `step` sampled, up to the first token that ends the sequence; return their number."""
-        known = seq.tokens
-        for appended, token in enumerate(tokens, 1):
+        known, before, finish = seq.tokens, len(seq.tokens), None
+        for token in tokens:
             known.append(token)
             if token in seq.end_ids and seq.generated > seq.min_tokens:
-                self.remove(seq, FinishReason.STOP)
-                return appended
+                finish = FinishReason.STOP
+                break
             if len(known) >= seq.limit:
-                self.remove(seq, FinishReason.LENGTH)
-                return appended
-        if seq.last_step > step:  # the tokens were unknown when a later step was planned: index their pages now
+                finish = FinishReason.LENGTH
+                break
+        appended = len(known) - before
+        if appended > 1 or seq.last_step > step:  # the tokens were unknown when the last step was planned
             self.cache.index_pages(seq, seq.last_step)
-        return len(tokens)
+        if finish is not None:
+            self.remove(seq, finish)
+        return appended
 
     def _fail(self, seq: Sequence, failure: Exception) -> Outcome:
         """End a sequence with an error, even if it has just finished for another reason.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from infd.drafting.drafter import NO_DRAFTS
 from infd.request import Generate, Score
 
 if TYPE_CHECKING:
+    from infd.drafting.drafter import Drafter
     from infd.request import Adapter, FinishReason, Request, TokenLogprobs
     from infd.scheduler.layout import Regimes
 
@@ -20,7 +22,9 @@ class Sequence:
     Tokens [computed, planned) are to be computed, except the last token of a
     sequence at its limit, because no token follows it. `computed` counts the
     tokens that are cached, or will be once the steps in flight have run;
-    `planned` counts the known tokens and the tokens that these steps will sample.
+    `planned` counts the known tokens and the tokens that these steps sample.
+    Both are upper bounds while drafts are in flight: a commit takes back the
+    samples that were not kept.
     """
 
     __slots__ = (
@@ -28,6 +32,7 @@ class Sequence:
         "choice",
         "computed",
         "covered",
+        "drafter",
         "dropped_through",
         "end_ids",
         "failure",
@@ -65,12 +70,14 @@ class Sequence:
         prefix_root: bytes = b"",
         adapter: Adapter | None = None,
         first: Sequence | None = None,
+        drafter: Drafter = NO_DRAFTS,
     ) -> None:
         """first: the first choice of the same prompt; None: this sequence is the first choice."""
         self.request = request
         self.adapter = adapter
         self.choice = choice
         self.first = first
+        self.drafter = drafter
         self.tokens = list(request.prompt)
         self.limit = self.prompt_tokens = len(self.tokens)
         self.prefix_root = prefix_root
@@ -93,7 +100,7 @@ class Sequence:
 
         self.place: QueuePlace = (0, 0)  # unchanged by preemption
         self.computed = 0
-        self.in_flight = 0  # number of planned samples that are not yet committed
+        self.in_flight = 0  # number of planned samples, kept or not, that are not yet committed
         self.last_step = -1  # number of the last plan since admission that has a span of this sequence; -1: none
         self.dropped_through = -1  # results of plans up to this number are dropped, because of a later hold
         self.row: int | None = None

@@ -68,6 +68,20 @@ class CountedMatcher:
             self.tokens.append(token)
             self._fail_in("advance")
 
+    def validate(self, tokens: Sequence[int]) -> int:
+        ahead = self.copy()
+        for number, token in enumerate(tokens):
+            try:
+                ahead.advance([token])
+            except (AssertionError, GrammarFailed, RuntimeError):
+                return number
+        return len(tokens)
+
+    def copy(self) -> CountedMatcher:
+        copied = CountedMatcher(self.constraint)
+        copied.tokens, copied.filled = list(self.tokens), self.filled
+        return copied
+
     def row(self) -> NDArray[np.int32]:
         self._fail_in("row")
         self.filled = len(self.tokens)

@@ -62,7 +62,7 @@ async def test_logprobs_come_on_request():
         0,
         [join(0, [1], [[1]]), join(1, [1], [[2]], asked), join(2, [1, 2], [[3]])],
         [],
-        [span(0, 0, 1), span(1, 0, 1), span(2, 0, 1, samples=False)],
+        [span(0, 0, 1), span(1, 0, 1), span(2, 0, 1, samples=0)],
     )
     result = await runs.forward(plan).sample()
     assert result.accepted == [1, 1, 0]
@@ -80,7 +80,7 @@ async def test_prompts_are_scored_on_request():
         0,
         [join(0, [1, 2], [[1]]), join(1, [1, 2, 3], [[2]], scored=2)],
         [],
-        [span(0, 0, 2), span(1, 0, 2, samples=False, scores=2)],
+        [span(0, 0, 2), span(1, 0, 2, samples=0, scores=2)],
     )
     result = await runs.forward(plan).sample()
     assert result.accepted == [1, 0]

@@ -10,6 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
+from infd.drafting.drafter import NO_DRAFTS
 from infd.executors.local import LocalExecutor
 from infd.kernels.select import CANDIDATES, insisting, select
 from infd.request import Generate, Request, SamplingParams, Score
@@ -29,6 +30,8 @@ from infd.scheduler.sequence import Sequence
 from tests.runner.fake_model import FakeModel, HistoryAttention
 
 if TYPE_CHECKING:
+    from infd.drafting.drafter import Drafter
+    from infd.engine.executor import Executor
     from infd.request import Want
     from infd.runner.arenas.arena import Bank
     from infd.runner.start.assembly import Loaded
@@ -108,7 +111,7 @@ def join(
     return Join(row, tokens, prompt_tokens, wants(sampling, scored, end_ids), tables, seed)
 
 
-def span(row: int, start: int, count: int, *, samples: bool = True, scores: int = 0) -> Span:
+def span(row: int, start: int, count: int, *, samples: int = 1, scores: int = 0) -> Span:
     return Span(row, start, count, samples, scores)
 
 
@@ -123,11 +126,23 @@ def make_rows(*, rows: int = 4, max_len: int = 32, page_tokens: tuple[int, ...] 
 
 
 async def generate(
-    runs: LocalExecutor, capacity: Capacity, requests: list[Request], *, depth: int = 1
+    runs: Executor,
+    capacity: Capacity,
+    requests: list[Request],
+    *,
+    depth: int = 1,
+    drafters: list[Drafter] | None = None,
+    max_drafts: int = 0,
 ) -> list[list[int]]:
-    """Serve requests with `depth` steps in flight; return each request's generated tokens."""
-    scheduler = Scheduler(capacity)
-    sequences = [Sequence(each) for each in requests]
+    """Serve requests with `depth` steps in flight; return each request's generated tokens.
+
+    drafters  one for each request; None: no drafts
+    """
+    scheduler = Scheduler(capacity, max_drafts=max_drafts)
+    sequences = [
+        Sequence(each, drafter=drafter)
+        for each, drafter in zip(requests, drafters or [NO_DRAFTS] * len(requests), strict=True)
+    ]
     for seq in sequences:
         scheduler.add(seq)
     in_flight: deque[tuple[Scheduled, object]] = deque()

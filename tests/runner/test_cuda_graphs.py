@@ -553,7 +553,7 @@ def test_steps_with_prompts_or_scores_are_not_captured_nor_adapters_that_cannot_
 
     assert takes(one, two)
     assert not takes(one, span(1, 0, 2))
-    assert not takes(one, span(1, 9, 1, samples=False))
+    assert not takes(one, span(1, 9, 1, samples=0))
     assert not takes(one, span(1, 3, 1, scores=1))
     runner.instance.rows.slots[1] = 2
     assert not takes(one, two)

@@ -32,7 +32,7 @@ def test_a_step_yields_one_token_for_each_span_that_samples():
             0,
             [join(0, [3, 4, 5], [[1]]), join(1, list(range(9)), [[2, 3, 4]]), join(2, [8], [[5]])],
             [],
-            [span(0, 0, 3), span(1, 0, 4, samples=False), span(2, 0, 1)],
+            [span(0, 0, 3), span(1, 0, 4, samples=0), span(2, 0, 1)],
         ),
     )
     assert result.accepted == [1, 0, 1]
@@ -42,7 +42,7 @@ def test_a_step_yields_one_token_for_each_span_that_samples():
 
 def test_a_step_that_samples_nothing_has_an_empty_result():
     runner = make()
-    result = run(runner, StepPlan(0, [join(0, [3, 4, 5], [[1]])], [], [span(0, 0, 2, samples=False)]))
+    result = run(runner, StepPlan(0, [join(0, [3, 4, 5], [[1]])], [], [span(0, 0, 2, samples=0)]))
     assert (result.accepted, result.tokens, result.failed) == ([0], [], {})
 
 
@@ -103,7 +103,7 @@ def test_a_mask_has_a_row_for_every_span_that_samples():
         0,
         [join(0, [1], [[1]]), join(1, [9], [[2]]), join(2, [2, 3], [[3]]), join(3, [4], [[4]])],
         [],
-        [span(0, 0, 1), span(1, 0, 1), span(2, 0, 1, samples=False), span(3, 0, 1)],
+        [span(0, 0, 1), span(1, 0, 1), span(2, 0, 1, samples=0), span(3, 0, 1)],
     )
     result = run(runner, plan, mask)
     assert result.tokens == [40, 50, 60]

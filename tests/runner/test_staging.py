@@ -155,7 +155,7 @@ def plans(runner: Runner) -> Iterator[StepPlan]:
     }
     adapter = Adapter("a", 1)
     runner.adapters.hold(adapter, low)
-    cut = [replace(each, count=3, samples=False) if each.row == 0 else each for each in spans]
+    cut = [replace(each, count=3, samples=0) if each.row == 0 else each for each in spans]
     yield StepPlan(0, joins, [], cut, [Load(1, adapter)])
     yield StepPlan(1, [], [], [span(0, 3, 2), *(span(row, 5 + row, 1) for row in range(1, len(ASKED)))])
     for step in range(1, STEPS):
@@ -210,7 +210,7 @@ def test_a_prompt_of_many_steps_has_two_of_them_in_flight_and_no_more(tiny, devi
     with device.unsynchronised():
         for step in range(10):
             joins = [join(0, prompt, [list(range(1, 12))])] if not step else []
-            plan = StepPlan(step, joins, [], [span(0, 4 * step, 4, samples=False)])
+            plan = StepPlan(step, joins, [], [span(0, 4 * step, 4, samples=0)])
             flight.append(runner.sample(runner.forward(plan)))
             if len(flight) == 2:
                 pending = flight.popleft()

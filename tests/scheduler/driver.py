@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from infd.drafting.drafter import NO_DRAFTS
 from infd.errors import Fault, RequestFailed
 from infd.request import FinishReason, Generate, Request, SamplingParams, Score, Want, pick
 from infd.scheduler.scheduler import Scheduler
@@ -14,6 +15,7 @@ from infd.scheduler.sequence import Sequence
 from tests.fakes import FULL, FakeDevice, capacity, continuation, prompt_likelihoods
 
 if TYPE_CHECKING:
+    from infd.drafting.drafter import Drafter
     from infd.request import Adapter, TokenLogprobs
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
@@ -35,6 +37,7 @@ def sequence(
     end_ids: frozenset[int] = frozenset(),
     adapter: Adapter | None = None,
     first: Sequence | None = None,
+    drafter: Drafter = NO_DRAFTS,
 ) -> Sequence:
     tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
     wants: list[Want] = []
@@ -43,7 +46,7 @@ def sequence(
     if scored is not None:
         wants.append(Score(scored))
     request = Request(id="r", prompt=tuple(tokens), wants=tuple(wants), priority=priority)
-    return Sequence(request, prefix_root=root + repr(adapter).encode(), adapter=adapter, first=first)
+    return Sequence(request, prefix_root=root + repr(adapter).encode(), adapter=adapter, first=first, drafter=drafter)
 
 
 class Driver:
@@ -58,6 +61,7 @@ class Driver:
         caching: bool = True,
         slots: int = 4,
         per_step: int = 4,
+        drafts: int = 0,
     ) -> None:
         self.capacity = limits or capacity()
         self.scheduler = Scheduler(
@@ -66,6 +70,7 @@ class Driver:
             prefix_caching=caching,
             max_adapters=slots,
             max_adapters_per_step=per_step,
+            max_drafts=drafts,
         )
         self.per_step = per_step
         self.device = FakeDevice(self.capacity)
@@ -127,7 +132,8 @@ class Driver:
     def _fail_one(self, step: Scheduled, result: StepResult, number: int) -> Sequence:
         """Have one span fail alone. Return its sequence."""
         if result.accepted[number]:
-            del result.tokens[sum(result.accepted[:number])]
+            before = sum(result.accepted[:number])
+            del result.tokens[before : before + result.accepted[number]]
             result.accepted[number] = 0
         result.failed[number] = NOT_FINITE
         return step.sequences[number]
@@ -157,8 +163,9 @@ class Driver:
     def check(self) -> None:
         self.scheduler.verify()
         for seq in self.scheduler.running:
+            least = min(seq.computed, len(seq.tokens) - 1)  # if no draft in flight is kept
             for group, table in zip(self.capacity.layout.groups, seq.tables, strict=True):
-                first = 0 if group.window is None else max(0, seq.computed - group.window + 1)
+                first = 0 if group.window is None else max(0, least - group.window + 1)
                 for position in range(first, seq.computed):
                     assert table[position // group.page_tokens], f"{seq} lost a page that its next token sees"
 

@@ -9,9 +9,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from infd.drafting.drafter import NO_DRAFTS
 from infd.request import Adapter, FinishReason
 from infd.scheduler.layout import CacheLayout, PageGroup, Regimes
 from infd.scheduler.token_budget import MANY_STARTING
+from tests.drafters import Oracle
 from tests.fakes import FULL, capacity, continuation
 from tests.scheduler.driver import Driver, sequence
 
@@ -44,6 +46,7 @@ class Histories(RuleBasedStateMachine):
         score_cost=st.integers(1, 4),
         slots=st.integers(1, 3),
         per_step=st.integers(1, 3),
+        drafts=st.integers(0, 4),
     )
     def start(
         self,
@@ -58,6 +61,7 @@ class Histories(RuleBasedStateMachine):
         score_cost: int,
         slots: int,
         per_step: int,
+        drafts: int,
     ) -> None:
         chosen = LAYOUTS[layout]
         longest = 24
@@ -72,7 +76,9 @@ class Histories(RuleBasedStateMachine):
             crowded_tokens=crowded_tokens,
             score_cost=1 if self.encoder else score_cost,
         )
-        self.driver = Driver(limits, depth=depth, patience=3, caching=caching, slots=slots, per_step=per_step)
+        self.driver = Driver(
+            limits, depth=depth, patience=3, caching=caching, slots=slots, per_step=per_step, drafts=drafts
+        )
         self.adapters = [Adapter("a", n) for n in range(1, 6)]
         self.ended: list[object] = []
 
@@ -88,6 +94,7 @@ class Histories(RuleBasedStateMachine):
         only_scored=st.booleans(),
         adapter=st.none() | st.integers(0, 4),
         steps_apart=st.booleans(),
+        wrong=st.none() | st.sampled_from([0.0, 0.3, 1.0]),
     )
     def arrive(
         self,
@@ -101,6 +108,7 @@ class Histories(RuleBasedStateMachine):
         only_scored: bool,
         adapter: int | None,
         steps_apart: bool,
+        wrong: float | None,
     ) -> None:
         """Add choices together, or one per step: a later step then needs an adapter that an earlier step loads."""
         layout = self.driver.capacity.layout
@@ -113,6 +121,7 @@ class Histories(RuleBasedStateMachine):
         if stop_after is not None:
             stop = continuation(prompt, stop_after, seed=seed, layout=layout, adapter=chosen)[-1:]
         first = None
+        drafting = {"layout": layout, "adapter": chosen, "wrong": wrong, "short": True}
         for choice in range(choices):
             seq = sequence(
                 prompt,
@@ -123,6 +132,7 @@ class Histories(RuleBasedStateMachine):
                 end_ids=frozenset(stop),
                 adapter=chosen,
                 first=first,
+                drafter=NO_DRAFTS if wrong is None else Oracle.of(prompt, 12, seed=seed + choice, **drafting),
             )
             first = first or seq
             self.driver.add(seq)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from infd.errors import Fault
 from infd.request import Adapter, Generate, SamplingParams, Score, TokenLogprobs
-from infd.scheduler.plan import Grant, Join, Load, Span, StepPlan, StepResult
+from infd.scheduler.plan import Draft, Grant, Join, Load, Span, StepPlan, StepResult
 
 IDS = st.integers(0, 2**31 - 1)
 SEEDS = st.integers(-(2**63), 2**63 - 1)
@@ -47,13 +47,14 @@ PLANS = st.builds(
     ),
     grants=st.lists(st.builds(Grant, row=IDS, group=IDS, index=IDS, page=IDS), max_size=FEW),
     spans=st.lists(
-        st.builds(Span, row=IDS, start=IDS, count=IDS, samples=st.booleans(), scores=IDS),
+        st.builds(Span, row=IDS, start=IDS, count=IDS, samples=IDS, scores=IDS),
         max_size=FEW,
     ),
     loads=st.lists(
         st.builds(Load, slot=IDS, adapter=st.builds(Adapter, name=st.text(), generation=IDS, path=st.text())),
         max_size=FEW,
     ),
+    drafts=st.lists(st.builds(Draft, row=IDS, start=IDS, tokens=st.lists(IDS, max_size=FEW)), max_size=FEW),
 )
 LOGPROBS = st.dictionaries(
     IDS,

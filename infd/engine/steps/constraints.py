@@ -3,7 +3,8 @@
 The mask of a step depends on all earlier tokens of the constrained choices. The
 step's forward pass does not need the mask, so it is issued at once. While the
 forward pass runs, a thread fills the mask, once the earlier steps are committed.
-A matcher reads committed tokens only, so no matcher is ever rolled back.
+A matcher reads committed tokens only, so no matcher is ever rolled back. Copies
+of the matcher read drafts, for the masks of the positions behind them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Ended(Struct, frozen=True):
 class Filled(Struct, frozen=True):
     """The mask of a step.
 
-    mask    int32 [spans that sample, ceil(vocab / 32)], one bit per token: whether it is allowed; None: all are
+    mask    int32 [sampled positions, ceil(vocab / 32)], one bit per token: whether it is allowed; None: all are. A row
+            without a bit ends the span's samples: the token before it completes the grammar, or is a draft that the
+            grammar does not allow
     ended   choices that need no further token; their rows allow all tokens
     fill_s  seconds that matchers took to read tokens and to fill rows
     """
@@ -77,6 +80,16 @@ class ConstrainedChoice:
         """Whether the choice needs no further token."""
         return self.complete or self.failure is not None
 
+    def states(self, drafts: list[int]) -> list[Matcher]:
+        """Return the matcher, and a copy of it behind each of the drafts, up to a draft that it does not allow."""
+        assert self.matcher is not None
+        states = [self.matcher]
+        for draft in drafts[: self.matcher.validate(drafts)] if drafts else ():
+            ahead = states[-1].copy()
+            ahead.advance([draft])
+            states.append(ahead)
+        return states
+
     def advance(self, known: int) -> None:
         """Pass the generated tokens up to number `known` to the matcher."""
         first = self.seq.prompt_tokens
@@ -92,6 +105,36 @@ class ConstrainedChoice:
                 self.unmasked = self.matcher.unmasked
             except Exception as error:
                 self.failure = _failure(error)
+
+
+class Sampled(Struct, frozen=True):
+    """A constrained choice that a step samples.
+
+    row     of the mask, for the first of its positions
+    known   number of its committed tokens
+    drafts  behind these tokens; each has a position behind it
+    """
+
+    row: int
+    choice: ConstrainedChoice
+    known: int
+    drafts: list[int]
+
+
+class Position(Struct):
+    """A sampled position whose row of the mask is filled: the state of the matcher there, and its failure."""
+
+    row: int
+    matcher: Matcher
+    failure: Exception | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether no token may follow."""
+        try:
+            return self.failure is not None or self.matcher.stopped
+        except Exception:  # the choice fails at this position, once the tokens before are committed
+            return True
 
 
 class Constraints:
@@ -119,13 +162,15 @@ class Constraints:
         """Return whether the step, with all earlier steps in flight, may sample a choice that needs a mask."""
         if not self._constrained:
             return False
-        return any(each.unmasked < each.seq.generated + each.seq.in_flight for _, each in self._sampled(step))
+        return any(
+            each.unmasked < seq.generated + seq.in_flight
+            for seq, span in zip(step.sequences, step.plan.spans, strict=True)
+            if span.samples and (each := self._constrained.get(seq)) is not None
+        )
 
     def fill(self, step: Scheduled) -> asyncio.Future[Filled]:
         """Fill the mask of `step`, the first step in flight, on the thread for masks. The future never raises."""
-        work = [
-            (row, each, each.seq.generated) for row, each in self._sampled(step) if each.unmasked <= each.seq.generated
-        ]
+        work = [each for each in self._sampled(step) if each.choice.unmasked <= each.known + len(each.drafts)]
         assert self._grammars is not None
         filling = self._grammars.run(self._fill, self._grammars, work, sum(span.samples for span in step.plan.spans))
         filling.add_done_callback(self._observe)
@@ -135,55 +180,66 @@ class Constraints:
         if not done.cancelled():
             self._telemetry.metrics.grammar_masks.observe(done.result().fill_s)
 
-    def _sampled(self, step: Scheduled) -> Iterator[tuple[int, ConstrainedChoice]]:
-        """Iterate over the constrained choices that a step samples, each with its row of the mask."""
-        row = 0
+    def _sampled(self, step: Scheduled) -> Iterator[Sampled]:
+        """Iterate over the constrained choices that a step samples, once all earlier steps are committed."""
+        row, drafts = 0, {draft.row: draft for draft in step.plan.drafts}
         for seq, span in zip(step.sequences, step.plan.spans, strict=True):
-            if span.samples:
-                if (constrained := self._constrained.get(seq)) is not None:
-                    yield row, constrained
-                row += 1
+            if span.samples and (constrained := self._constrained.get(seq)) is not None:
+                guess = [] if (draft := drafts.get(span.row)) is None else draft.tokens[len(seq.tokens) - draft.start :]
+                yield Sampled(row, constrained, seq.generated, guess[: span.drafts])
+            row += span.samples
 
-    def _fill(self, grammars: Grammars, work: list[tuple[int, ConstrainedChoice, int]], rows: int) -> Filled:
-        """Pass each choice's tokens to its matcher, and fill the matcher's row. Runs on the thread for masks.
+    def _fill(self, grammars: Grammars, work: list[Sampled], rows: int) -> Filled:
+        """Pass each choice's tokens to its matcher, and fill the rows of its positions. Runs on the thread for masks.
 
-        work  row of the mask, choice, and number of its committed tokens
         rows  number of rows of the mask
         """
         # Imported on first use, to shorten the start of a daemon that does not load torch; torch imports numpy.
         import numpy as np
 
         began = self._telemetry.now()
-        for _, constrained, known in work:
-            constrained.advance(known)
-        going = [(row, each) for row, each, _ in work if not each.over]
-        mask = None
-        if going:
-            mask = np.full((rows, self._words), -1, dtype=np.int32)
-            filled = np.empty((len(going), self._words), dtype=np.int32)
-            _fill_rows(grammars, filled, going)
-            for (row, each), bits in zip(going, filled, strict=True):
-                # Reads `stopped` again: a mask that allows end ids only ends the choice, even below min_tokens.
-                each.advance(each.read)
-                if not each.over:
-                    mask[row] = bits
-        ended = [Ended(each.seq, each.failure) for _, each, _ in work if each.over]
-        return Filled(mask, ended, self._telemetry.now() - began)
+        mask = np.full((rows, self._words), -1, dtype=np.int32)
+        going: list[Position] = []
+        for each in work:
+            each.choice.advance(each.known)
+            if not each.choice.over:
+                states = each.choice.states(each.drafts)
+                mask[each.row + len(states) : each.row + len(each.drafts) + 1] = 0
+                going += [
+                    Position(each.row + place, state)
+                    for place, state in enumerate(states)
+                    if state.unmasked <= each.known + place
+                ]
+        filled = np.empty((len(going), self._words), dtype=np.int32)
+        _fill_rows(grammars, filled, going)
+        failures = {}
+        for position, bits in zip(going, filled, strict=True):
+            mask[position.row] = 0 if position.over else bits
+            failures[position.row] = position.failure
+        for each in work:
+            if (error := failures.get(each.row)) is not None:
+                each.choice.failure = _failure(error)
+            # Reads `stopped` again: a mask that allows end ids only ends the choice, even below min_tokens.
+            each.choice.advance(each.known)
+            if each.choice.over:
+                mask[each.row] = -1
+        ended = [Ended(each.choice.seq, each.choice.failure) for each in work if each.choice.over]
+        return Filled(mask if going else None, ended, self._telemetry.now() - began)
 
 
-def _fill_rows(grammars: Grammars, rows: npt.NDArray[np.int32], going: list[tuple[int, ConstrainedChoice]]) -> None:
-    """Fill a row for each choice, and record the failure of its matcher."""
-    failures: Many[InfdError | None]
+def _fill_rows(grammars: Grammars, rows: npt.NDArray[np.int32], going: list[Position]) -> None:
+    """Fill a row for each position, and record the failure of its matcher."""
+    failures: Many[Exception | None]
     try:
-        failures = grammars.fill([each.matcher for _, each in going if each.matcher is not None], rows)
+        failures = grammars.fill([each.matcher for each in going], rows) if going else []
     except Exception as error:
-        if len(going) > 1:  # fill each row alone, to find the choice that fails
+        if len(going) > 1:  # fill each row alone, to find the position that fails
             for i, each in enumerate(going):
                 _fill_rows(grammars, rows[i : i + 1], [each])
             return
-        failures = [_failure(error)]
-    for (_, constrained), failure in zip(going, failures, strict=True):
-        constrained.failure = failure
+        failures = [error]
+    for each, failure in zip(going, failures, strict=True):
+        each.failure = failure
 
 
 def _failure(error: Exception) -> InfdError:

@@ -34,7 +34,7 @@ class Suspects:
     def bisect(self, step: Scheduled) -> Sequence | None:
         """Suspect the sequences of a failed step, and return None. If there is only one, return that sequence."""
         spans = zip(step.sequences, step.plan.spans, strict=True)
-        group = {seq: span.start + span.count for seq, span in spans if seq.finish is None}
+        group = {seq: span.start + span.count - span.drafts for seq, span in spans if seq.finish is None}
         if self._groups:
             self._groups[-1] = {seq: goal for seq, goal in self._groups[-1].items() if seq not in group}
         if len(group) == 1:

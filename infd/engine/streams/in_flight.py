@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
     from infd.adapters.registry import Adapters
+    from infd.drafting.drafter import Drafting
     from infd.engine.admission.budget import QueueBudget
     from infd.engine.admission.ticket import Ticket
     from infd.engine.prefix_roots import PrefixRoots
@@ -46,6 +47,7 @@ class InFlight:
         adapters: Adapters,
         budget: QueueBudget,
         constraints: Constraints,
+        drafting: Drafting,
         telemetry: Telemetry,
         on_change: Callable[[], None],
     ) -> None:
@@ -56,6 +58,7 @@ class InFlight:
         self._adapters = adapters
         self._budget = budget
         self._constraints = constraints
+        self._drafting = drafting
         self._events = telemetry.events
         self._now = telemetry.now
         self._metrics = RequestMetrics(telemetry.metrics)
@@ -86,7 +89,8 @@ class InFlight:
             root = self._roots.of(request, adapter)
             first = None
             for index in range(request.choices):
-                seq = Sequence(request, index, prefix_root=root, adapter=adapter, first=first)
+                drafter = self._drafting.drafter(request, root)
+                seq = Sequence(request, index, prefix_root=root, adapter=adapter, first=first, drafter=drafter)
                 first = first or seq
                 if request.constraint is not None:
                     self._constraints.add(seq, grammars[request.constraint])

@@ -83,7 +83,7 @@ class Decoding:
     def forward(self, spans: Sequence[Span]) -> Computed | None:
         """Issue a step. Returns None if a span does not decode, or has an adapter that cannot be captured."""
         for span in spans:
-            if span.count != 1 or span.scores or not span.samples:
+            if span.count != 1 or span.scores or span.samples != 1:
                 return None
         row_ids = np.array([span.row for span in spans])
         adapted = self._rows.slots[row_ids].any()

@@ -51,7 +51,7 @@ class Selection(Struct):
 class Readout(Protocol):
     """Computes one member of `request.Want`. Used on the device thread only.
 
-    narrows  whether the readout reads at most one token per span; the last layer may then compute these tokens only
+    narrows  whether the readout reads only a few tokens of each span; the last layer may then compute these tokens only
     """
 
     narrows: ClassVar[bool]

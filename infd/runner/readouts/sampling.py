@@ -1,4 +1,4 @@
-"""The readout that samples the token after a span."""
+"""The readout that samples tokens: the token after a span, and with drafts the tokens that they anticipate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _NOTHING_ALLOWED: Final = Fault.of(NothingAllowed())
 class Samples(Reading):
     """The samples of one step.
 
-    spans      indices of the N spans that sample, into the plan's spans
+    spans      indices of the S spans that sample, into the plan's spans
+    samples    [S] number of sampled positions of each of these spans, N together; None: one of each
     logits     [N, vocab]; freed by `sample`
     likeliest  see cuda_graphs.padded_step.Computed.appended
     """
@@ -45,9 +46,11 @@ class Samples(Reading):
         logits: Tensor,
         positions: SampledPositions,
         likeliest: Likeliest | None = None,
+        samples: Array | None = None,
     ) -> None:
         self._sampler = sampler
         self._spans = spans
+        self._samples = samples
         self._unsampled: tuple[Tensor, SampledPositions, Likeliest | None] | None = logits, positions, likeliest
         self._sampled: Sampled | None = None
 
@@ -58,7 +61,7 @@ class Samples(Reading):
         """
         assert self._unsampled is not None
         (logits, positions, likeliest), self._unsampled = self._unsampled, None
-        self._sampled = self._sampler(logits, positions, mask, likeliest)
+        self._sampled = self._sampler(logits, positions, mask, likeliest, self._samples)
 
     def download(self, staging: Staging) -> None:
         assert self._sampled is not None
@@ -68,20 +71,28 @@ class Samples(Reading):
         """Write the tokens, except those of spans for which another readout has recorded a failure."""
         sampled = self._sampled
         assert sampled is not None
-        for i, token, verdict in zip(self._spans, sampled.tokens.tolist(), sampled.verdict.tolist(), strict=True):
+        tokens, verdicts = sampled.tokens.tolist(), sampled.verdict.tolist()
+        samples = [1] * len(self._spans) if self._samples is None else self._samples.tolist()
+        kept = samples if sampled.kept is None else sampled.kept.tolist()
+        end, first = 0, {}
+        for i, most, count in zip(self._spans, samples, kept, strict=True):
+            at, end = end, end + most
+            first[i] = at
             if i in result.failed:
                 continue
-            if verdict == SOUND:
-                result.accepted[i] = 1
-                result.tokens.append(token)
+            if verdicts[at] == SOUND:
+                result.accepted[i] = count
+                result.tokens += tokens[at : at + count]
             else:
-                result.failed[i] = _NOTHING_ALLOWED if verdict == NOTHING_ALLOWED else NOT_FINITE
+                result.failed[i] = _NOTHING_ALLOWED if verdicts[at] == NOTHING_ALLOWED else NOT_FINITE
         if sampled.scores is not None:
             chosen, top, top_ids = (values.tolist() for values in sampled.scores)
+            owner = np.repeat(self._spans, samples)
             for n, (at, most) in enumerate(sampled.scored):
-                i = self._spans[at]
-                if result.accepted[i]:
-                    result.logprobs[i] = [TokenLogprobs(chosen[n], tuple(top_ids[n][:most]), tuple(top[n][:most]))]
+                i = int(owner[at])
+                if at - first[i] < result.accepted[i]:
+                    likely = TokenLogprobs(chosen[n], tuple(top_ids[n][:most]), tuple(top[n][:most]))
+                    result.logprobs.setdefault(i, []).append(likely)
 
 
 class Sampling(Readout):
@@ -97,18 +108,22 @@ class Sampling(Readout):
         """No-op: `Rows.stage` has already stored the parameters."""
 
     def select(self, spans: Sequence[Span], offsets: Sequence[int]) -> list[int]:
-        return [offsets[i + 1] - 1 for i, span in enumerate(spans) if span.samples]
+        return [at for i, span in enumerate(spans) for at in range(offsets[i + 1] - span.samples, offsets[i + 1])]
 
     def compute(self, spans: Sequence[Span], selection: Selection, hidden: Tensor) -> Samples:
         sampling = [i for i, span in enumerate(spans) if span.samples]
+        samples = np.array([spans[i].samples for i in sampling])
+        first = [spans[i].start + spans[i].count - spans[i].samples + 1 for i in sampling]
+        count, before = int(samples.sum()), np.cumsum(samples) - samples
         positions = SampledPositions(
-            selection.rows[: len(sampling)],
-            selection.positions[: len(sampling)] + 1,
-            np.array([spans[i].row for i in sampling]),
-            np.array([spans[i].start + spans[i].count for i in sampling]),
+            selection.rows[:count],
+            selection.positions[:count] + 1,
+            np.repeat([spans[i].row for i in sampling], samples),
+            np.repeat(first - before, samples) + np.arange(count),
         )
-        logits = self._model.logits(selection.of(hidden), selection.adapters)[: len(sampling)]
-        return Samples(self._sampler, sampling, logits, positions)
+        logits = self._model.logits(selection.of(hidden), selection.adapters)[:count]
+        single = count == len(sampling)
+        return Samples(self._sampler, sampling, logits, positions, samples=None if single else samples)
 
     def captured(self, computed: Computed, spans: int) -> Samples:
         """Return the Samples of a decoding step that `cuda_graphs.decoding` issued.

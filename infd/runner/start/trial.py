@@ -72,7 +72,7 @@ class TrialPlans:
             join, page = self._join(row, count, wants, page)
             plan.joins.append(join)
             scores = 0 if scored is None else count - 1
-            plan.spans.append(Span(row, 0, count, samples=True, scores=scores))
+            plan.spans.append(Span(row, 0, count, samples=1, scores=scores))
             tokens -= count
         return plan
 
@@ -90,7 +90,7 @@ class TrialPlans:
         join, _ = self._join(0, tokens, (Generate(sampling),), 1)
         bounds = [0, tokens - 1 - tokens // 3, tokens - 1, tokens]
         return [
-            StepPlan(-1, [] if start else [join], [], [Span(join.row, start, end - start, samples=end == tokens)])
+            StepPlan(-1, [] if start else [join], [], [Span(join.row, start, end - start, samples=int(end == tokens))])
             for start, end in pairwise(bounds)
         ]
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from infd.config import Config, LiveConfig
+from infd.drafting.drafter import NO_DRAFTS
 from infd.engine.engine import Engine
 from infd.errors import GrammarFailed, Unsupported
 from infd.request import FinishReason, Generate, Request, SamplingParams
 from infd.runner.runner import Runner
 from infd.telemetry.metrics import Metrics
+from tests.drafters import Guesses
 from tests.engine.driving import ask, collect, nothing_is_left, running, until_steps
 from tests.engine.fake_grammars import Counted, CountedGrammar, CountedMatcher, FakeGrammars, constrained
 from tests.fakes import FakeExecutor, capacity, continuation
@@ -22,8 +24,9 @@ from tests.runner.driving import config, executor
 from tests.runner.fake_model import FakeModel
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
+    from infd.drafting.drafter import Drafting
     from infd.scheduler.plan import StepPlan
 
 
@@ -34,15 +37,28 @@ def request(
     return Request(id="r", prompt=tuple(prompt), wants=(Generate(sampling),), choices=choices, constraint=constraint)
 
 
+DRAFTING: list[Drafting] = [NO_DRAFTS]  # of the engines of `serving`
+
+
+@pytest.fixture(params=[NO_DRAFTS, Guesses()], ids=["plain", "drafts"])
+def drafting(request: pytest.FixtureRequest) -> Iterator[None]:
+    DRAFTING[0] = request.param
+    yield
+    DRAFTING[0] = NO_DRAFTS
+
+
 @asynccontextmanager
 async def serving(executor: FakeExecutor, grammars: FakeGrammars | None = None) -> AsyncIterator[Engine]:
-    engine = Engine(LiveConfig(Config()), executor, Metrics(), grammars=grammars or FakeGrammars())
+    live = LiveConfig(Config())
+    engine = Engine(live, executor, Metrics(), grammars=grammars or FakeGrammars(), drafting=DRAFTING[0])
     async with running(engine):
         yield engine
     nothing_is_left(engine)
 
 
-DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
+def DEPTHS(test: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802
+    """Run a test with one to three steps in flight, with and without drafts."""
+    return pytest.mark.parametrize("depth", [1, 2, 3])(pytest.mark.usefixtures("drafting")(test))
 
 
 @DEPTHS
@@ -229,13 +245,13 @@ async def test_a_fault_while_a_later_step_is_not_sampled_ends_no_choice(depth: i
 
     def fault(plan: StepPlan) -> None:
         nonlocal faults
-        if len(plan.spans) > 1 and plan.number % 5 == 2:
+        if len(plan.spans) > 1 and plan.number % 5 == 2 and faults < 3:
             faults += 1
             raise RuntimeError("the kernel failed")
 
     async with serving(FakeExecutor(depth=depth, fault=fault)) as engine:
-        answers = await asyncio.gather(*(ask(engine, request([i], Counted(2, 8), seed=i)) for i in range(4)))
-    assert answers == [{0: (constrained([i], Counted(2, 8), seed=i), FinishReason.STOP)} for i in range(4)]
+        answers = await asyncio.gather(*(ask(engine, request([i], Counted(2, 18), seed=i)) for i in range(4)))
+    assert answers == [{0: (constrained([i], Counted(2, 18), seed=i), FinishReason.STOP)} for i in range(4)]
     assert faults
 
 
@@ -279,14 +295,14 @@ async def test_preempted_choices_continue_their_grammar(depth: int):
 @DEPTHS
 async def test_a_choice_continues_its_grammar_after_pause_and_sleep(depth: int):
     async with serving(FakeExecutor(depth=depth)) as engine:
-        answer = asyncio.create_task(ask(engine, request([4], Counted(3, 30))))
+        answer = asyncio.create_task(ask(engine, request([4], Counted(3, 60), max_tokens=80)))
         await until_steps(engine, 5)
         await engine.control.pause("keep").result()
         await engine.control.resume().result()
         await until_steps(engine, 12)
         await engine.control.sleep("keep", level=1).result()
         await engine.control.resume().result()
-        assert await answer == {0: (constrained([4], Counted(3, 30)), FinishReason.STOP)}
+        assert await answer == {0: (constrained([4], Counted(3, 60)), FinishReason.STOP)}
 
 
 @DEPTHS

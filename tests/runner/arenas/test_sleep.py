@@ -76,7 +76,7 @@ def answer(loaded: Loaded) -> list[int]:
     prompt, tokens = [3, 1, 4, 1, 5, 9, 2, 6], []
     with loaded.runner.active():
         for plan in (
-            StepPlan(0, [join(0, prompt, [[1, 2, 3]])], [], [span(0, 0, 5, samples=False)]),
+            StepPlan(0, [join(0, prompt, [[1, 2, 3]])], [], [span(0, 0, 5, samples=0)]),
             StepPlan(1, [], [], [span(0, 5, 3)]),
             StepPlan(2, [], [], [span(0, 8, 1)]),
         ):

@@ -71,7 +71,7 @@ def test_every_token_of_a_prompt_but_the_first_is_scored_beside_other_sequences(
             join(2, [8, 3, 1], [[4]], scored=0),
         ],
         [],
-        [span(0, 0, 2), span(1, 0, 7, scores=6), span(2, 0, 2, samples=False, scores=2)],
+        [span(0, 0, 2), span(1, 0, 7, scores=6), span(2, 0, 2, samples=0, scores=2)],
     )
     result = run(plan)
 
@@ -82,7 +82,7 @@ def test_every_token_of_a_prompt_but_the_first_is_scored_beside_other_sequences(
 
 
 def test_a_chunk_is_scored_up_to_the_token_after_it():
-    result = run(StepPlan(0, [join(0, PROMPT, [[1, 2]], scored=1)], [], [span(0, 0, 3, samples=False, scores=3)]))
+    result = run(StepPlan(0, [join(0, PROMPT, [[1, 2]], scored=1)], [], [span(0, 0, 3, samples=0, scores=3)]))
     check(result.prompt_logprobs[0], logits(PROMPT)[:3], PROMPT[1:4], 1)
 
 
@@ -103,7 +103,7 @@ def test_logits_are_made_a_block_at_a_time_and_never_of_fewer_than_four_rows(mon
     model = Watched()
     runner = load(model, config(step_tokens=64), Pulse()).runner
     model.rows.clear()
-    plan = StepPlan(0, [join(0, PROMPT, [[1, 2]], scored=1)], [], [span(0, 0, 6, samples=False, scores=6)])
+    plan = StepPlan(0, [join(0, PROMPT, [[1, 2]], scored=1)], [], [span(0, 0, 6, samples=0, scores=6)])
     with runner.active():
         result = runner.read(runner.sample(runner.forward(plan)))
 

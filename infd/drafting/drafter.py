@@ -1,0 +1,54 @@
+"""The interface of speculation: a drafter guesses the tokens that follow, for one choice of a request.
+
+A step verifies drafts: it samples a token at every drafted position, and keeps samples as long as the drafts agree with
+them. Drafts thus change no answer, only the number of tokens that a step yields.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infd.request import Request
+
+
+class Drafter(Protocol):
+    """Guesses the continuation of one choice. Used on the event loop, so `draft` takes microseconds."""
+
+    def draft(self, tokens: Sequence[int], most: int) -> list[int]:
+        """Return a guess of at most `most` tokens that follow `tokens`; none if there is no good guess.
+
+        tokens  prompt and generated tokens of the choice; each call's tokens begin with the previous call's tokens
+        """
+
+
+class Drafting(Protocol):
+    """Creates the drafter of each choice.
+
+    most  most drafts that a step verifies for a choice
+    """
+
+    most: int
+
+    def drafter(self, request: Request, root: bytes) -> Drafter:
+        """Return a drafter for one choice of a request. Its drafts derive only from requests with an equal root.
+
+        root  see engine/prefix_roots.py
+        """
+
+
+class NoDrafts:
+    """Implements Drafter and Drafting: choices are decoded one token a step."""
+
+    most = 0
+
+    def draft(self, tokens: Sequence[int], most: int) -> list[int]:
+        return []
+
+    def drafter(self, request: Request, root: bytes) -> Drafter:
+        return self
+
+
+NO_DRAFTS: Final = NoDrafts()

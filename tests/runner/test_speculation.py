@@ -1,0 +1,114 @@
+"""Drafts change no answer, with any sampling, at any number of steps in flight."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from infd.request import SamplingParams
+from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND
+from infd.runner.sampling.acceptance import kept
+from infd.scheduler.plan import Draft, StepPlan
+from tests.drafters import Oracle
+from tests.runner.driving import config, executor, generate, join, make_rows, request, span
+from tests.runner.fake_model import VOCAB, FakeModel, continuation
+
+TOKENS = 18
+SAMPLING = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 1.0},
+    "limits": {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    "repetition": {"temperature": 0.0, "repetition_penalty": 1.5},
+    "answer penalties": {"temperature": 0.8, "presence_penalty": 0.5, "frequency_penalty": 0.7},
+    "bias": {"temperature": 0.9, "logit_bias": {3: 4.0, 7: -100.0}},
+    "min_tokens": {"temperature": 2.0, "min_tokens": 7},
+    "words": {"temperature": 1.0, "bad_words": ((8,), (9, 11), (5, 6, 7))},
+    "allowed": {"temperature": 1.0, "allowed_token_ids": tuple(range(20, 50))},
+    "logprobs": {"temperature": 1.0, "logprobs": 3},
+}
+PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9], [2], [7, 1, 8, 2, 8]]
+
+
+def asked(names: list[str]) -> list:
+    return [
+        request(PROMPTS[i % 4], SamplingParams(max_tokens=TOKENS + i % 3, seed=i, **SAMPLING[name]), name=str(i))
+        for i, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("window", [None, 6])
+async def test_answers_are_those_without_drafts(depth: int, window: int | None):
+    runs = executor(FakeModel(window=window), config(rows=4, depth=depth, step_tokens=32))
+    capacity = await runs.load()
+    requests = asked(list(SAMPLING))
+    try:
+        plain = await generate(runs, capacity, requests)
+        for wrong in (0.0, 0.3, 1.0):
+            drafters = [
+                Oracle(each.prompt, answer, wrong=wrong, short=wrong == 0.3, vocab=VOCAB, seed=i)
+                for i, (each, answer) in enumerate(zip(requests, plain, strict=True))
+            ]
+            drafted = await generate(runs, capacity, requests, depth=depth, drafters=drafters, max_drafts=4)
+            assert drafted == plain
+    finally:
+        await runs.close()
+
+
+async def test_right_drafts_are_all_kept_and_wrong_ones_cost_no_step():
+    steps = {}
+    for wrong in (None, 0.0, 1.0):
+        runs = executor(FakeModel(), config(rows=1, depth=1))
+        capacity, prompt = await runs.load(), [3, 1, 4]
+        requests = [request(prompt, SamplingParams(max_tokens=17, temperature=0.0))]
+        answer = continuation(prompt, 17)
+        drafters = None if wrong is None else [Oracle(prompt, answer, wrong=wrong, vocab=VOCAB)]
+        before = runs.pulse()
+        assert await generate(runs, capacity, requests, drafters=drafters, max_drafts=3) == [answer]
+        steps[wrong] = runs.pulse() - before
+        await runs.close()
+    per_step = steps[None] / 17
+    assert {wrong: count / per_step for wrong, count in steps.items()} == {None: 17, 0.0: 1 + 16 / 4, 1.0: 17}
+
+
+def test_a_draft_is_written_behind_the_known_tokens_only():
+    rows = make_rows()
+    rows.stage([join(1, [5, 6, 7], [[1]]), join(2, [8], [[2]])], [], [Draft(1, 2, [50, 51, 52]), Draft(2, 1, [60])])
+    assert rows.tokens[1, :6].tolist() == [5, 6, 7, 51, 52, 0]
+    assert rows.tokens[2, :3].tolist() == [8, 60, 0]
+    assert rows.length[1:3].tolist() == [3, 1]
+
+
+async def test_a_span_starts_at_the_last_known_token_if_drafts_before_it_were_not_kept():
+    """The second plan counts on three drafts of the first, of which one is kept."""
+    runs, prompt = executor(FakeModel(), config()), [3, 1, 4]
+    await runs.load()
+    answer = continuation(prompt, 6)
+    guess = [answer[0], (answer[1] + 1) % VOCAB, answer[2], answer[3], answer[4]]
+    first = runs.forward(StepPlan(0, [join(0, prompt, [[1, 2, 3]])], [], [span(0, 0, 6, samples=4)], [], []))
+    assert (await first.sample()).tokens == answer[:1]
+    plans = [
+        StepPlan(1, [], [], [span(0, 3, 4, samples=4)], [], [Draft(0, 4, guess[1:4])]),
+        StepPlan(2, [], [], [span(0, 7, 2, samples=2)], [], [Draft(0, 4, [*guess[1:], answer[5]])]),
+    ]
+    results = [await step.sample() for step in [runs.forward(plan) for plan in plans]]
+    assert [result.tokens for result in results] == [answer[1:2], answer[2:4]]
+    await runs.close()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "inputs", "verdicts", "samples", "expected"),
+    [
+        ([7, 8, 9, 5], [0, 7, 8, 0], [SOUND] * 4, [3, 1], [3, 1]),
+        ([7, 8, 9, 5], [0, 6, 8, 0], [SOUND] * 4, [3, 1], [1, 1]),
+        ([7, 8, 9, 5], [0, 7, 8, 0], [SOUND, SOUND, NOTHING_ALLOWED, SOUND], [3, 1], [2, 1]),
+        ([7, 8, 9, 5], [0, 7, 8, 0], [SOUND, NOT_FINITE, SOUND, NOT_FINITE], [3, 1], [1, 0]),
+        ([7, 8, 9, 5], [0, 0, 0, 9], [SOUND] * 4, [1, 1, 2], [1, 1, 2]),
+    ],
+)
+def test_samples_are_kept_up_to_the_first_that_is_not_anticipated(tokens, inputs, verdicts, samples, expected):
+    first = torch.from_numpy(np.cumsum(samples) - samples)
+    sound = torch.tensor(verdicts) == SOUND
+    count = kept(torch.tensor(inputs), torch.tensor(tokens), sound, first, torch.tensor(samples), max(samples))
+    assert count.tolist() == expected
