@@ -11,7 +11,7 @@ INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_FLAGS)
 
 NATIVE := infd/kernels/cpu/native
 
-.PHONY: run native test test-all test-data soak test-gpu test-triton test-eval eval lint types format man bench-serve bench-overhead bench-gpu gpu-kit clean
+.PHONY: run native test test-all test-data soak test-gpu test-triton test-eval test-clients eval lint types format man bench-serve bench-overhead bench-gpu gpu-kit clean
 
 run: $(VENV)/.installed
 	$(BIN)/infd start
@@ -57,6 +57,12 @@ test-triton: $(VENV)/.installed-test
 test-eval: $(VENV)/.installed-test
 	$(INSTALL) -e '.[test,eval]'
 	$(BIN)/python -m pytest -rs tests/e2e/test_lm_eval.py $(PYTEST_FLAGS)
+
+# Clients from npm, into build/: Claude Code's (250 MB) and Node's `openai` package. They need node 20.
+# NPM_FLAGS is passed to npm.
+test-clients: $(VENV)/.installed-test
+	npm install --prefix build/clients --no-save --no-audit --no-fund $(NPM_FLAGS) @anthropic-ai/claude-code@2.1.197 openai@6.49.0
+	$(BIN)/python -m pytest -rs tests/e2e/test_node_clients.py $(PYTEST_FLAGS)
 
 eval: $(VENV)/.installed
 	$(BIN)/python -m infd.embedded.recipe.evaluate

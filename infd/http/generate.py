@@ -84,7 +84,8 @@ async def generate(
         format = format_of(accepted)
         exchange.errors = format
         if events is None:
-            return await _copy_deltas(answer, _Body(answer, format, generation, backend.offload), direct=True)
+            body = _Folded(answer, format) if format.folds else _Body(answer, format, generation, backend.offload)
+            return await _copy_deltas(answer, body, direct=True)
         stream = _Stream(answer, format, events, backend.offload, before_end)
         # A separate task reads the tokens, because waking this task resumes the coroutine of every middleware. Tokens
         # of several choices are not consumed directly, so that one write sends all tokens of a step.
@@ -149,6 +150,25 @@ class _Stream:
 
     def _encode(self, deltas: list[ChoiceDelta]) -> Pieces:
         return [piece for delta in deltas for piece in self._format.events(delta)]
+
+
+class _Folded:
+    """The output of a whole answer whose format builds it from the events of a stream, which are dropped."""
+
+    def __init__(self, answer: Answer, format: Format) -> None:
+        self._answer = answer
+        self._format = format
+
+    def consume(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+        self._format.events(self._answer.delta(index, token_ids, logprobs))
+        return True
+
+    async def add(self, deltas: list[ChoiceDelta]) -> None:
+        for delta in deltas:
+            self._format.events(delta)
+
+    async def end(self) -> Pieces:
+        return self._format.whole(())
 
 
 class _Body:

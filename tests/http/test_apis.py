@@ -48,6 +48,8 @@ class PlainErrors:
 
 
 class PlainFormat(PlainErrors):
+    folds = False
+
     """Sends plain text, and counts the deltas."""
 
     def __init__(self, request: PlainRequest, accepted: Accepted) -> None:

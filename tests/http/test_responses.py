@@ -20,6 +20,7 @@ from tests.http.model import chat_prompt, foretell
 from tests.http.scripted import speaking
 from tests.http.test_streaming import held_stream
 from tests.http.test_tools import CALL, PARIS, SECOND
+from tests.text.templates import TEMPLATES, published
 from tests.text.templates import TOOLS as CHAT_TOOLS
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 PATH = "/v1/responses"
 TOOLS: Any = [{"type": "function", **tool["function"]} for tool in CHAT_TOOLS]
+XML_CALL = "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"
 CUSTOM: Any = {"type": "custom", "name": "weather", "description": "free text"}
 
 
@@ -167,21 +169,37 @@ async def test_logprobs_are_those_of_the_messages_tokens():
     assert "".join(entry["token"] for entry in content["logprobs"]) == content["text"] == "Let me see."
 
 
-async def test_logprobs_of_a_message_are_its_own_where_a_call_before_it_has_its_text(monkeypatch: pytest.MonkeyPatch):
-    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-    text = f"<think>\n\n</think>\n\n{call}\nParis"
+@pytest.mark.parametrize(
+    ("template", "call", "said"),
+    [
+        ("qwen3", '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>', "Paris"),
+        ("qwen3", '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>', "call"),
+        ("llama.cpp/Qwen3-Coder", XML_CALL, "Paris"),
+        (
+            "llama.cpp/Qwen3-Coder",
+            XML_CALL,
+            '{"city": "Paris"}',
+        ),  # its arguments, written as JSON
+    ],
+)
+async def test_logprobs_of_a_message_are_its_own_where_a_call_before_it_has_its_text(
+    monkeypatch: pytest.MonkeyPatch, template: str, call: str, said: str
+):
+    text = f"<think>\n\n</think>\n\n{call}\n{said}" if template == "qwen3" else f"{call}\n{said}"
     generated, tokens = itertools.count(), len(text) + 1
     monkeypatch.setattr(fakes, "likeliness", lambda token: -float(next(generated) % tokens))
-    async with speaking(text) as endpoint:
+    async with speaking(
+        text, template=TEMPLATES[template] if template in TEMPLATES else published()[template]
+    ) as endpoint:
         response = await both(endpoint, tools=TOOLS, top_logprobs=1)
-        said = {"messages": [{"role": "user", "content": "hi"}], "seed": 0, "logprobs": True, "top_logprobs": 1}
-        _, chat = await endpoint.post("/v1/chat/completions", said)
+        chatted = {"messages": [{"role": "user", "content": "hi"}], "seed": 0, "logprobs": True, "top_logprobs": 1}
+        _, chat = await endpoint.post("/v1/chat/completions", chatted)
 
     everything = chat["choices"][0]["logprobs"]["content"]
     *_, message = response["output"]
     (content,) = message["content"]
-    assert content["text"] == "Paris"
-    assert content["logprobs"] == everything[len(text) - 5 : len(text)]
+    assert content["text"] == said
+    assert content["logprobs"] == everything[len(text) - len(said) : len(text)]
 
 
 async def test_items_are_rendered_as_openais_messages():

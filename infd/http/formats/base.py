@@ -73,7 +73,12 @@ class Errors(Protocol):
 
 
 class Format(Errors, Protocol):
-    """The encoder of one answer: `events` and `last_events` for a streamed answer, `whole` for any other."""
+    """The encoder of one answer: `events` and `last_events` for a streamed answer, `whole` for any other.
+
+    folds  whether an answer that is not streamed passes through `events` too, as it is generated, before `whole`
+    """
+
+    folds: bool
 
     def events(self, delta: ChoiceDelta) -> Pieces:
         """Return the framed events of a delta; an empty list if the delta changes nothing visible."""
@@ -91,7 +96,7 @@ class Format(Errors, Protocol):
         """
 
     def whole(self, choices: Sequence[WholeChoice]) -> Pieces:
-        """Return the body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed. With `folds`, `choices` is empty."""
 
 
 def event(data: bytes) -> bytes:

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 class ChatFormat(OpenAIErrors):
     """The format of POST /v1/chat/completions."""
 
+    folds = False
+
     def __init__(self, request: ChatRequest, accepted: Accepted) -> None:
         options = request.stream_options
         self._include_usage = bool(options and options.include_usage)

@@ -56,6 +56,8 @@ class EncodedReport(Struct):
 class CompletionFormat(OpenAIErrors):
     """The format of POST /v1/completions. Choices are numbered prompt by prompt."""
 
+    folds = False
+
     def __init__(self, request: CompletionRequest, accepted: Accepted) -> None:
         options = request.stream_options
         self._include_usage = bool(options and options.include_usage)

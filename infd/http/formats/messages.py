@@ -104,6 +104,8 @@ class _OpenBlock:
 class MessagesFormat(MessagesErrors):
     """The format of POST /v1/messages."""
 
+    folds = False
+
     def __init__(self, request: MessagesRequest, accepted: Accepted) -> None:
         thinking = request.thinking
         self._shows_thoughts = thinking is not None and thinking.type != "disabled"

@@ -235,9 +235,11 @@ class ResponsesFormat(DraftErrors):
         self._response.model = accepted.model
         self._ticket = accepted.ticket
         self._tokenizer = accepted.tokenizer
-        self._wants_logprobs = LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
+        self._wants_logprobs = self.folds = LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
         self._logprobs: list[TokenLogprob] = []  # of tokens whose log-probabilities no event contains yet
+        self._newest = 0  # number of the newest delta's tokens
         self._sent: list[TokenLogprob] = []  # of the open message's tokens in earlier events
+        self._text_start = 0  # bytes of the first token in `_sent` that precede the message's text
         self._custom = {tool.name for tool in request.tools or () if tool.type == "custom"}
         self._item: OutputItem | None = None
         self._calls: list[McpCallItem] = []  # complete calls of MCP servers' tools
@@ -249,6 +251,9 @@ class ResponsesFormat(DraftErrors):
         draft.settle = self._settle_texts
 
     def events(self, delta: ChoiceDelta) -> Pieces:
+        if delta.aside is None and delta.finish is None and delta.text and type(self._item) is MessageItem:
+            self._add_logprobs(delta)
+            return [self._delta(delta.text, self._take_logprobs())]
         events: Pieces = self._draft.begin()
         self._add_logprobs(delta)
         if delta.aside is not None:
@@ -265,12 +270,11 @@ class ResponsesFormat(DraftErrors):
         return b"" if self._draft.waiting else self._draft.last_event()
 
     def encode_logprobs(self, delta: ChoiceDelta) -> dict[str, Pieces]:
-        self._add_logprobs(delta)
         return {}
 
     def whole(self, choices: Sequence[WholeChoice]) -> Pieces:
-        (choice,) = choices
-        self.events(choice.delta)
+        for choice in choices:
+            self.events(choice.delta)
         return [] if self._draft.waiting else [msgspec.json.encode(self._response)]
 
     def _part_events(self, part: Part) -> Iterator[bytes]:
@@ -286,8 +290,10 @@ class ResponsesFormat(DraftErrors):
                         self._blank = text
                         return
                     yield from self._open(MessageItem(id=self._draft.new_id("msg"), status="in_progress", content=[]))
+                    self._begin_logprobs(text)
                 yield self._delta(text, self._take_logprobs())
             case CallPart(begun=begun, arguments=arguments):
+                del self._logprobs[: max(0, len(self._logprobs) - self._newest)]  # no later message begins before
                 if begun is not None:
                     yield from self._open(self._call(begun.id or "", begun.name or ""))
                 if arguments and self._item is not None:
@@ -337,10 +343,9 @@ class ResponsesFormat(DraftErrors):
     def _delta(self, text: str, logprobs: bytes) -> bytes:
         self._texts.append(text)
         head, middle, *tail = self._frame
-        number = b"%d" % self._draft.number
-        self._draft.number += 1
-        rest = tail[0] if len(tail) == 1 else tail[0] + logprobs + tail[1]
-        return b"%b%b%b%b%b" % (head, number, middle, msgspec.json.encode(text), rest)
+        number = self._draft.number
+        self._draft.number = number + 1
+        return b"".join((head, b"%d" % number, middle, msgspec.json.encode(text), logprobs.join(tail)))
 
     def _settle_texts(self) -> None:
         """Store the collected text or arguments of the open item in the item."""
@@ -387,8 +392,6 @@ class ResponsesFormat(DraftErrors):
                 yield self._event("response.custom_tool_call_input.done", input=item.input)
         if item not in self._calls:
             yield self._event("response.output_item.done", item=item)
-        if isinstance(item, FunctionCallItem | CustomCallItem | McpCallItem):
-            self._drop_logprobs("".join(self._arguments) or item.name)
         self._item, self._texts, self._arguments = None, [], []
 
     def _request_approval(self, item: McpApprovalItem, status: str) -> Iterator[bytes]:
@@ -396,7 +399,6 @@ class ResponsesFormat(DraftErrors):
         if status == _END:
             yield self._draft.add(item)
             yield self._event("response.output_item.done", item=item)
-        self._drop_logprobs(item.arguments or item.name)
         self._item, self._texts, self._arguments = None, [], []
 
     def _finish(self, finish: FinishReason) -> Iterator[bytes]:
@@ -440,6 +442,19 @@ class ResponsesFormat(DraftErrors):
     def _add_logprobs(self, delta: ChoiceDelta) -> None:
         if self._wants_logprobs:
             self._logprobs += token_logprobs(delta, self._tokenizer, name_by_text)
+            self._newest = len(delta.token_ids)
+
+    def _begin_logprobs(self, text: str) -> None:
+        """Drop the log-probabilities of tokens before `text`, with which a message begins."""
+        first = b"".join(bytes(entry.bytes) for entry in self._logprobs).rfind(text.encode())
+        if first < 0:  # tokens that are not UTF-8 are replaced in the text
+            return
+        place = count = 0
+        while count < len(self._logprobs) and place + len(self._logprobs[count].bytes) <= first:
+            place += len(self._logprobs[count].bytes)
+            count += 1
+        del self._logprobs[:count]
+        self._text_start = first - place
 
     def _take_logprobs(self) -> bytes:
         if not self._logprobs:
@@ -449,40 +464,12 @@ class ResponsesFormat(DraftErrors):
         self._logprobs = []
         return encoded
 
-    def _drop_logprobs(self, text: str) -> None:
-        """Drop the log-probabilities of tokens up to the end of `text`, which a call contains.
-
-        Otherwise a later message with the same text would get the call's. Some syntaxes write arguments in another form
-        than JSON; their tokens stay, until the text of the next message is found.
-        """
-        written = text.encode()
-        first = b"".join(bytes(entry.bytes) for entry in self._logprobs).find(written)
-        if first < 0:
-            return
-        place = count = 0
-        while place < first + len(written):
-            place += len(self._logprobs[count].bytes)
-            count += 1
-        del self._logprobs[:count]
-
     def _logprobs_of(self, text: str) -> list[TokenLogprob]:
-        """Return the log-probabilities of the open message's tokens; keep those of later tokens in `_logprobs`.
-
-        The message excludes the tokens of marks, of white space around the message, and of the end id.
-        """
-        entries = self._sent + self._logprobs
-        self._sent, self._logprobs = [], []
-        written = text.encode()
-        first = b"".join(bytes(entry.bytes) for entry in entries).find(written)
-        if first < 0:  # tokens that are not UTF-8 are replaced in the text
-            return entries
-        found: list[TokenLogprob] = []
-        place = 0
+        """Return the log-probabilities of the open message's tokens, without tokens after its end."""
+        entries, end, place = self._sent, self._text_start + len(text.encode()), 0
+        self._sent, self._text_start = [], 0
         for number, entry in enumerate(entries):
-            if place >= first + len(written):
-                self._logprobs = entries[number:]
-                break
+            if place >= end:
+                return entries[:number]
             place += len(entry.bytes)
-            if place > first:
-                found.append(entry)
-        return found
+        return entries
