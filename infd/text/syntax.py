@@ -139,7 +139,7 @@ class Syntax(Struct, frozen=True):
     def unforced(self) -> str:
         """Why `grammar` is None, and what to set."""
         if isinstance(self.whole, ResponseTemplate):
-            return "its response_template describes how calls are read, not written; --tool-parser can name a syntax"
+            return self.whole.unforced
         return "their syntax is not known; --tool-parser can name it"
 
     def thought(self, prompt: str, continued: str = "") -> Thought | None:

@@ -11,12 +11,16 @@ import pytest
 from transformers.utils.chat_parsing import parse_response
 
 from infd.errors import CheckpointError, ConfigError
+from infd.grammar.llguidance import LlguidanceCompiler
+from infd.grammar.protocol import Limits, Vocabulary
+from infd.request import Calls, ToolSchema
 from infd.text.answers.response_template import ResponseTemplate
 from infd.text.chat import ChatTemplate
 from infd.text.markup import Reading
 from infd.text.patterns import Exhausted, Pattern, Steps
 from infd.text.syntax import Syntax, check_names
 from infd.text.tools.offered import Offered
+from tests.grammar.vocabularies import walk
 from tests.text.templates import CHATML, published
 from tests.text.transcripts import Message, cuts, read
 from tests.text.vocabularies import byte_level, wrap
@@ -142,6 +146,16 @@ ANSWERS: dict[str, list[str]] = {
     "joined": ["<t>a</t><t> b </t><c>x</c><c>y</c>"],
 }
 EACH = [(name, answer) for name, found in ANSWERS.items() for answer in found]
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+)
+_BYTES = [*(bytes([byte]) for byte in range(256)), b"<end>"]
+COMPILER = LlguidanceCompiler(Vocabulary(_BYTES, frozenset({256}), frozenset({256}), 257, lambda text: [], False))
 SCHEMAS = {"weather": b'{"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}', "now": b"{}"}
 
 
@@ -205,7 +219,6 @@ def test_the_prompt_may_open_a_region():
     assert inside.inside
     assert template.thought("<|assistant|>", "So") is None
     assert template.ends(calls=True) == ("</think>",)
-    assert template.grammar is None
 
 
 def test_text_is_emitted_before_its_region_ends_and_a_call_when_it_is_complete():
@@ -221,6 +234,15 @@ def test_text_is_emitted_before_its_region_ends_and_a_call_when_it_is_complete()
     aside = reading.take()
     assert aside is not None
     assert [(call.name, call.arguments) for call in aside.calls] == [("now", "{}")]
+
+
+def test_a_closing_mark_within_a_string_of_a_call_is_text():
+    answer = '<tool_call>{"name": "weather", "arguments": {"city": "a</tool_call>\\"</tool_call>"}}</tool_call>b'
+    called = (("weather", '{"city": "a</tool_call>\\"</tool_call>"}'),)
+    for parts in ([answer], list(answer)):
+        assert read(start("json"), parts) == Message("b", calls=called)
+    bad = '<tool_call>{"name": "a\n</tool_call>b'  # no string of JSON, so the mark ends the region
+    assert read(start("json"), [bad]) == read(start("json"), list(bad)) == Message(bad)
 
 
 def test_a_region_that_is_no_call_is_content():
@@ -330,8 +352,77 @@ def test_auto_takes_the_response_template_if_no_table_reads_the_chat_template():
     assert Syntax.choose(tokenizer, thinks, response_template=TEMPLATES["json"]).tools is not None
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, ""),
+        ({"open": "CALL", "close_pattern": r"(?:DONE|$)"}, ""),
+        ({"open_pattern": r"<call>\s*(?P<name>\w+)\s*:"}, ""),
+        ({"open_pattern": r"<call>\s*(?P<name>\w+)\s*:", "repeats": False}, ""),
+        ({"transform": {"function": {"name": "{content.tool}", "parameters": "{content.input}"}}}, ""),
+        ({"transform_each": True, "transform": {"name": "{tool_name}", "arguments": "{parameters}"}}, ""),
+        ({"content": "kv-lines"}, "not JSON"),
+        ({"content_args": {"unquoted_keys": True}}, "strings or keys"),
+        ({"open_pattern": r"<call>[a-f]"}, "leaves a character open"),
+        ({"close_pattern": "$"}, "marks before and after"),
+        ({"transform": {"name": "{content.a.b}", "arguments": "{content.c}"}}, "nested"),
+        ({"transform": {"name": "fixed", "arguments": "{content}"}}, "placeholders"),
+        ({"transform": {"name": "{content.n}", "arguments": "{content}"}}, "beside"),
+        ({"transform": {"name": "{n}", "arguments": "{content}"}}, "none or several"),
+    ],
+)
+def test_calls_are_forced_as_the_template_reads_them_or_refused_by_name(change: dict[str, Any], reason: str):
+    field: dict[str, Any] = {"open": "<call>", "close": "</call>", "content": "json", "repeats": True}
+    if "open_pattern" in change:
+        del field["open"]
+        change = {"transform": FUNCTION} | change
+    if "close_pattern" in change:
+        del field["close"]
+    stated = {"start_anchor": "<|assistant|>", "fields": {"tool_calls": field | change, "content": {}}}
+    template = ResponseTemplate(stated)
+    syntax = Syntax(whole=template)
+    assert (syntax.grammar is None) == bool(reason)
+    if syntax.grammar is None:
+        assert re.search(reason, syntax.unforced)
+        assert "--tool-parser" in syntax.unforced
+        return
+    calls = (ToolSchema("weather", SCHEMA, ""), ToolSchema("now", "{}", ""))
+    for required in (True, False):
+        compiled = COMPILER.compile(Calls(syntax.grammar, calls, required=required), Limits())
+        for arguments in ('{"city": "Zürich", "days": 2}', '{"city": "</call>", "days": 0}'):
+            call = syntax.grammar.call.replace("$name", "weather").replace("$arguments", arguments)
+            text = (syntax.grammar.begin + call + syntax.grammar.end).encode()
+            matcher = compiled.matcher()
+            assert matcher.validate(list(text)) == len(text)
+            matcher.advance(list(text))
+            assert matcher.accepting
+            message = read(Reading(template.start("<|assistant|>", "", Offered(SCHEMAS))), [text.decode()])
+            assert message == Message(calls=(("weather", json.dumps(json.loads(arguments), ensure_ascii=False)),))
+
+
+@pytest.mark.parametrize("name", ["json", "list"])
+def test_random_forced_calls_are_read_back(name: str):
+    template, draw, found = ResponseTemplate(TEMPLATES[name]), random.Random(name), 0
+    assert template.grammar is not None
+    wanted = Calls(template.grammar, (ToolSchema("weather", SCHEMA, ""), ToolSchema("now", "{}", "")), required=True)
+    for _ in range(7):
+        matcher = COMPILER.compile(wanted, Limits()).matcher()
+        tokens = walk(COMPILER, matcher, draw, 600, ends=0.2)
+        if tokens[-1] not in COMPILER.vocabulary.end_ids:
+            continue
+        text = bytes(tokens[:-1]).decode()
+        message = read(Reading(template.start("<|assistant|>", "", Offered(SCHEMAS))), [text])
+        assert message.content == ""
+        assert message.calls
+        for called, arguments in message.calls:
+            assert called in SCHEMAS
+            assert called == "now" or set(json.loads(arguments)) == {"city", "days"}
+        found += 1
+    assert found > 2
+
+
 def test_why_calls_cannot_be_forced_says_what_to_set():
-    syntax = Syntax(whole=ResponseTemplate(TEMPLATES["json"]))
+    syntax = Syntax(whole=ResponseTemplate(TEMPLATES["lines"]))
     assert syntax.grammar is None
     assert "response_template" in syntax.unforced
     assert "--tool-parser" in syntax.unforced

@@ -13,6 +13,7 @@ Source: transformers' documentation of response templates, version 1.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,21 +23,25 @@ from infd.errors import CheckpointError
 from infd.request import Thought
 from infd.text.answers.regions.fields import CALLS, THOUGHTS, Field, Template, delimiter
 from infd.text.answers.regions.parser import STEPS, RegionsParser
+from infd.text.answers.regions.writing import Unwritten, call_syntax
+from infd.text.markup import Asides
 from infd.text.patterns import Refused, Steps
+from infd.text.tools.offered import Offered
 
 if TYPE_CHECKING:
     from infd.request import CallSyntax, Header
     from infd.text.chat import ChatTemplate
-    from infd.text.tools.offered import Offered
 
 _MOST_FIELDS: Final = 16
+_PROBE: Final = "probe_name"
 _TOKENS: Final = re.compile(r"<[^<>\s]{1,64}>|\[[^\[\]\s]{1,64}\]")
 
 
 class ResponseTemplate:
     """The AnswerSyntax that a checkpoint's response template describes."""
 
-    grammar: CallSyntax | None = None  # a response template describes how calls are read, not how they are written
+    grammar: CallSyntax | None = None
+    unforced = ""  # why `grammar` is None
 
     def __init__(self, stated: Any) -> None:
         """Raises CheckpointError for a template that is malformed, or whose patterns are refused."""
@@ -54,6 +59,28 @@ class ResponseTemplate:
             each for field in self.fields.values() for each in (field.opens, field.closes) if each is not None
         ]
         self._begins = re.compile("|".join(each.beginning for each in delimiters if each.beginning) or r"(?!)")
+        try:
+            self.grammar = self._call_syntax()
+        except Unwritten as reason:
+            self.unforced = f"its response_template describes {reason}; --tool-parser can name a syntax"
+
+    def _call_syntax(self) -> CallSyntax:
+        """Return the syntax in which calls are forced. Raises Unwritten."""
+        if CALLS not in self.fields:
+            raise Unwritten("no calls")
+        found = call_syntax(self.fields[CALLS], self.marks)
+        call, arguments = found.call.replace("$name", _PROBE), ('{"a": "b"}', "{}")
+        calls = [
+            call.replace("$arguments", each) for each in (arguments if found.between is not None else arguments[:1])
+        ]
+        parser, asides = self._begun("", Offered({_PROBE: b""})), Asides()
+        text = found.begin + (found.between or "").join(calls) + found.end
+        content = parser.feed(text, asides) + parser.finish(asides)
+        aside = asides.take()
+        read = [] if aside is None else [(each.name, json.loads(each.arguments)) for each in aside.calls]
+        if content.strip() or read != [(_PROBE, json.loads(each)) for each in arguments[: len(calls)]]:
+            raise Unwritten("calls of which infd cannot derive how they are written")
+        return found
 
     @property
     def reads_calls(self) -> bool:

@@ -10,6 +10,7 @@ from infd.text.answers.regions.fields import CALLS, REST, THOUGHTS
 from infd.text.markup import Asides
 from infd.text.patterns import Exhausted, Steps
 from infd.text.tools import typed
+from infd.text.tools.scan import ObjectScan
 
 if TYPE_CHECKING:
     import re
@@ -43,6 +44,9 @@ class RegionsParser:
         self._groups: dict[str, str] = {}  # named groups of that text
         self._body: list[str] = []  # parts of a region that is read once it is closed
         self._length = 0
+        self._object = ObjectScan("")  # position in a region that contains JSON, after `_scanned` parts of its body
+        self._scanned = 0
+        self._unscanned = ""  # half an escape at the end of these parts
         self._held = ""  # white space of a text, held back until more text follows
         self._emitted = False  # whether part of the current region was emitted
         self._regions: set[str] = set()  # names of fields of which a part was emitted
@@ -93,12 +97,17 @@ class RegionsParser:
             if not self._append(self._consume(found.start), asides):
                 return
             delimiter = self._consume(found.end - found.start)
+            if field is None and delimiter and self._in_string():
+                if not self._append(delimiter, asides):
+                    return
+                continue
             empty = not delimiter and not self._emitted and not self._body
             self._close(delimiter if field is None else "", asides)
             self._enter(self.implicit if field is None else field)
             self._opening = "" if field is None else delimiter
             self._groups = {} if field is None else found.groups
             self._emitted, self._held, self._length = False, "", 0
+            self._object, self._scanned, self._unscanned = ObjectScan(""), 0, ""
             if empty and (field is None or not self._pending):
                 return
 
@@ -126,6 +135,16 @@ class RegionsParser:
                 if best is None or key < best[0]:
                     best = key, field, found
         return (None, None) if best is None else best[1:]
+
+    def _in_string(self) -> bool:
+        """Return whether the current region ends within a string of JSON, where a delimiter is ordinary text."""
+        field = self.current
+        if field is None or field.stated.content != "json" or field.stated.content_args.get("string_delims"):
+            return False
+        text = self._unscanned + "".join(self._body[self._scanned :])
+        self._scanned = len(self._body)
+        self._unscanned = text[self._object.scan(text, until=-_BODY_CHARACTERS) :]
+        return self._object.in_string
 
     def _append(self, text: str, asides: Asides) -> bool:
         """Append to the current region. Returns False if the region is too long, so that the rest is content."""
