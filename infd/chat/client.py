@@ -34,7 +34,8 @@ def address(server: ServerConfig) -> str:
     host = host.removeprefix("[").removesuffix("]")
     if host in ("0.0.0.0", "::"):
         host = "localhost"
-    return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
+    scheme = "https" if server.tls_certificate else "http"
+    return f"{scheme}://[{host}]:{server.port}" if ":" in host else f"{scheme}://{host}:{server.port}"
 
 
 def read_key(file: Path) -> str:

@@ -159,6 +159,19 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         str,
         about("file of API keys, see KEY FILE; empty: no keys", flag="--api-key-file", live=True),
     ] = ""
+    tls_certificate: Annotated[
+        str,
+        about("PEM file of the certificate and its chain: the TCP addresses speak HTTPS; empty: HTTP", live=True),
+    ] = ""
+    tls_key: Annotated[str, about("PEM file of the key; empty: it is in the certificate's file", live=True)] = ""
+    tls_client_ca: Annotated[
+        str, about("PEM file of the authorities whose certificates clients must show; empty: none", live=True)
+    ] = ""
+    tls_ciphers: Annotated[
+        str,
+        about("ciphers of TLS 1.2, as OpenSSL's list; those of TLS 1.3 are fixed (default: OpenSSL's)", live=True),
+    ] = ""
+    tls_min_version: Annotated[Literal["1.2", "1.3"], about("lowest version of TLS", live=True)] = "1.2"
     max_connections: Annotated[
         Count, about("most open connections; a new one then closes the longest idle", live=True)
     ] = 4096

@@ -30,7 +30,7 @@ from infd.daemon.heartbeat import BEAT_S, Heartbeat, sample_lag, status_line
 from infd.daemon.local_model import LocalModel, cause
 from infd.daemon.notify import Notifier
 from infd.daemon.progress import Stage
-from infd.daemon.reload import Reloader
+from infd.daemon.reload import Reloader, Replacement
 from infd.engine.lifecycle.state import State
 from infd.errors import ConfigError, ServerStopped
 from infd.http.app import HttpServer
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from infd.config import Config, Environment, Loaded
     from infd.engine.executor import Executor
-    from infd.http.auth import Keys
     from infd.scheduler.layout import Capacity
 
 log = logging.getLogger("infd.daemon")
@@ -86,6 +85,8 @@ class Daemon:
         self._guard: threading.Timer | None = None
         self._sockets: PublicSockets | None = None
 
+        self._start = Replacement.read(config, environment)
+        self._tls = self._start.tls is not None
         self.model = LocalModel(self.live, environment, executor, stage=self._stage)
         self.names, self.engine = self.model.names, self.model.engine
         self.notifier = Notifier(environment.notify_socket)
@@ -94,7 +95,7 @@ class Daemon:
             self.engine,
             self.live,
             self.model.metrics,
-            resolve.keys(config, environment),
+            self._start.keys,
             self.model.offload,
             self.store,
             Servers.read(config.mcp),
@@ -137,7 +138,7 @@ class Daemon:
         await self.store.open()
         sockets = self._sockets = self._bind()
         if not sockets.inherited:
-            await self.http.start(sockets.sockets)
+            await self.http.start(sockets.sockets, self._start.tls)
         await self.admin.start(
             self.admin_socket,
             private=self.admin_socket.parent == self.environment.private,
@@ -170,7 +171,7 @@ class Daemon:
 
     def _bind(self) -> PublicSockets:
         if self.environment.inherited:
-            return PublicSockets.inherit(self.environment.inherited)
+            return PublicSockets.inherit(self.environment.inherited, tls=self._tls)
         if self.live.now.server.idle_exit_s is not None:
             raise ConfigError(
                 "server.idle_exit_s: no connection would start infd again, because systemd passed no socket: enable"
@@ -241,7 +242,7 @@ class Daemon:
             cache_dtype=str(facts.get("cache_dtype", "")),
         )
         if sockets.inherited:  # until now, systemd's socket has queued connections
-            await self.http.start(sockets.sockets)
+            await self.http.start(sockets.sockets, self._start.tls)
         announce_ready(ready, banner=self._on_terminal and self._work is None)
         self.notifier.ready(status_line(self.engine))
         self.model.serve_grammars()
@@ -274,11 +275,14 @@ class Daemon:
             if announced:
                 self.notifier.ready(status_line(self.engine))
 
-    def _apply(self, config: Config, keys: Keys) -> None:
-        """Put changed settings and API keys in force; called by the reloader."""
-        self.live.now = config
-        self.http.keys = keys
-        set_levels(config.log)
+    async def _apply(self, replacement: Replacement) -> None:
+        """Put changed settings, API keys and certificates in force; called by the reloader."""
+        if replacement.tls is not None or self._tls:
+            await self.http.replace_tls(replacement.tls)
+            self._tls = replacement.tls is not None
+        self.live.now = replacement.config
+        self.http.keys = replacement.keys
+        set_levels(replacement.config.log)
         self._warn_unless_sleep_works()
 
     async def _wind_down(self) -> int:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from infd.admin import protocol
 from infd.config import SETTINGS, Assignment, Loaded
 from infd.daemon import resolve
 from infd.errors import ConfigError
+from infd.sockets import tls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from ssl import SSLContext
 
     from infd.config import Config, Environment, LiveConfig
     from infd.http.auth import Keys
@@ -29,6 +32,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("infd.daemon")
 
 SET = "infdctl config set"
+
+
+class Replacement(Struct, frozen=True):
+    """Settings, and the files that they name, as read at a start or reload."""
+
+    config: Config
+    keys: Keys
+    tls: SSLContext | None
+
+    @classmethod
+    def read(cls, config: Config, environment: Environment) -> Self:
+        """Read the files. Raises ConfigError."""
+        return cls(config, resolve.keys(config, environment), tls.context(config.server))
 
 
 class Reloader:
@@ -41,12 +57,12 @@ class Reloader:
         environment: Environment,
         offload: Offload,
         events: Events,
-        apply: Callable[[Config, Keys], None],
+        apply: Callable[[Replacement], Awaitable[None]],
     ) -> None:
         """Take the settings of the start.
 
         start  settings of the start, with their sources; None: settings that a program chose, which never change
-        apply  called on the loop with the changed settings and the API keys, once both are known to be valid
+        apply  puts a replacement in force, once it is known to be valid
         """
         self._live = live
         self._sources = None if start is None else start.sources
@@ -105,15 +121,15 @@ class Reloader:
         changed = [key for key in SETTINGS if loaded.value(key) != value_of(now, key)]
         applied = [key for key in changed if SETTINGS[key].live]
         config = _merged(now, loaded, applied)
-        keys = await self._offload(resolve.keys, config, self._environment)
-        self._apply(config, keys)
+        replacement = await self._offload(Replacement.read, config, self._environment)
+        await self._apply(replacement)
         self._set = assigned
         self._origins = {**self._origins, **{key: loaded.origins[key] for key in SETTINGS if SETTINGS[key].live}}
         changes = {key: protocol.SettingChange(key, value_of(now, key), loaded.value(key)) for key in changed}
         return protocol.Reloaded(
             applied=[changes[key] for key in applied],
             restart=[changes[key] for key in changed if not SETTINGS[key].live],
-            keys=len(keys),
+            keys=len(replacement.keys),
         )
 
 

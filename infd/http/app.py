@@ -33,6 +33,7 @@ from infd.http.routes.render import rendering
 from infd.http.service import ERRORS, SERVICE, Service
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterable
 
     from infd.config import LiveConfig
@@ -147,6 +148,7 @@ class HttpServer:
         self.service = Service(engine, live, metrics, keys, offload, store, tool_servers)
         self._runner = web.AppRunner(application(self.service), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
         self._connections = Connections(live, metrics)
+        self._sockets: list[socket.socket] = []
         self._listeners: list[asyncio.Server] = []
         self._heart: asyncio.Task[None] | None = None
 
@@ -166,33 +168,56 @@ class HttpServer:
     def keys(self, keys: Keys) -> None:
         self.service.keys = keys
 
-    async def start(self, sockets: Iterable[socket.socket]) -> None:
-        """Accept connections on `sockets`, which are already bound. The server closes the sockets."""
+    async def start(self, sockets: Iterable[socket.socket], tls: ssl.SSLContext | None = None) -> None:
+        """Accept connections on `sockets`, which are already bound. The server closes the sockets.
+
+        tls  context of connections at TCP sockets; None: plain HTTP
+        """
         await self._runner.setup()
-        server = self._runner.server
-        assert server is not None
-        loop, service = asyncio.get_running_loop(), self.service
-        for listening in sockets:
+        self._sockets = list(sockets)
+        for listening in self._sockets:
             # Accepted sockets inherit their listener's options.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             if listening.family != socket.AF_UNIX:
                 # Bounds the time to send a response's last bytes after the server has closed the connection.
                 listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
-            create = loop.create_unix_server if listening.family == socket.AF_UNIX else loop.create_server
-            self._listeners.append(
-                await create(
-                    lambda: Connection(server, self._connections, service.config.server, service.metrics, loop),
-                    sock=listening,
-                    backlog=BACKLOG,
-                )
-            )
+        await self._listen(tls)
+        loop = asyncio.get_running_loop()
         self._heart = loop.create_task(self.service.streams.keep_alive(), name="http-keep-alive")
+
+    async def replace_tls(self, tls: ssl.SSLContext | None) -> None:
+        """Accept further connections with another context; open connections keep theirs."""
+        if self._listeners:
+            await self._listen(tls)
+
+    async def _listen(self, tls: ssl.SSLContext | None) -> None:
+        replaced, self._listeners = self._listeners, [await self._listen_at(each, tls) for each in self._sockets]
+        for listener in replaced:
+            listener.close()
+
+    async def _listen_at(self, bound: socket.socket, tls: ssl.SSLContext | None) -> asyncio.Server:
+        server, loop, service = self._runner.server, asyncio.get_running_loop(), self.service
+        assert server is not None
+
+        def accept() -> Connection:
+            return Connection(server, self._connections, service.config.server, service.metrics, loop)
+
+        # A duplicate, because an asyncio server closes its socket, and another context takes another server.
+        if bound.family == socket.AF_UNIX:
+            return await loop.create_unix_server(accept, sock=bound.dup(), backlog=BACKLOG)
+        handshake_s = None if tls is None else service.config.server.header_timeout_s
+        return await loop.create_server(
+            accept, sock=bound.dup(), backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_s
+        )
 
     def close_listeners(self) -> None:
         """Accept no more connections; keep open connections."""
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
+        for bound in self._sockets:
+            bound.close()
+        self._sockets.clear()
 
     async def await_first_requests(self) -> None:
         """Wait, up to FIRST_REQUEST_S, for first requests of connections accepted just before the listeners closed."""

@@ -242,7 +242,8 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         if self._ended or self._linger_bytes < 0:
             stream.close()
             return
-        stream.write_eof()
+        if stream.can_write_eof():  # TLS has no half-closed connection
+            stream.write_eof()
         self._resume_transport_reading()
         self._linger_deadline = self._loop.call_later(LINGER_S, stream.close)
 

@@ -30,10 +30,12 @@ class PublicSockets:
     inherited  whether systemd passed the sockets. systemd keeps these open, so connections queue while no daemon runs
     """
 
-    def __init__(self, sockets: list[socket.socket], files: list[UnixListener], *, inherited: bool = False) -> None:
+    def __init__(
+        self, sockets: list[socket.socket], files: list[UnixListener], *, inherited: bool = False, tls: bool = False
+    ) -> None:
         self.sockets = sockets
         self.inherited = inherited
-        self.addresses = [address(listener) for listener in sockets]
+        self.addresses = [address(listener, "https" if tls else "http") for listener in sockets]
         self._files = files
 
     @classmethod
@@ -64,10 +66,10 @@ class PublicSockets:
                     sockets.append(listener)
                     port = listener.getsockname()[1]  # with port 0 all hosts get the first host's port
             undo.pop_all()
-        return cls(sockets, files)
+        return cls(sockets, files, tls=bool(server.tls_certificate))
 
     @classmethod
-    def inherit(cls, count: int) -> PublicSockets:
+    def inherit(cls, count: int, *, tls: bool = False) -> PublicSockets:
         """Adopt the `count` listening sockets that systemd passed."""
         sockets = []
         for fd in range(FIRST_INHERITED, FIRST_INHERITED + count):
@@ -75,7 +77,7 @@ class PublicSockets:
             listener = socket.socket(fileno=fd)
             listener.setblocking(False)
             sockets.append(listener)
-        return cls(sockets, [], inherited=True)
+        return cls(sockets, [], inherited=True, tls=tls)
 
     @property
     def url(self) -> str:
@@ -98,13 +100,13 @@ class PublicSockets:
         self._files.clear()
 
 
-def address(listener: socket.socket) -> str:
+def address(listener: socket.socket, scheme: str = "http") -> str:
     """Return a bound socket's address as a URL."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"{UNIX}{name}"
     host, port = name[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _is_local(listener: socket.socket) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from infd.config import Config, Environment, LiveConfig
-from infd.daemon.reload import Reloader
+from infd.daemon.reload import Reloader, Replacement
 from infd.offload import Offload
 from infd.telemetry.events import Events
 
 
 def fixed() -> Reloader:
     """The built-in settings; every change is refused."""
-    return Reloader(LiveConfig(Config()), None, Environment(), Offload(), Events(), lambda config, keys: None)
+    return Reloader(LiveConfig(Config()), None, Environment(), Offload(), Events(), _keep)
+
+
+async def _keep(replacement: Replacement) -> None:
+    """Change nothing."""

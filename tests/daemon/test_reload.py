@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from infd.config import SETTINGS, Environment, LiveConfig, load
-from infd.daemon.reload import Reloader, value_of
+from infd.daemon.reload import Reloader, Replacement, value_of
 from infd.errors import ConfigError
 from infd.offload import Offload
 from infd.telemetry.events import Events
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from infd.config import Config
     from infd.http.auth import Keys
 
 
@@ -34,8 +33,8 @@ class Server:
         self.keys: Keys | None = None
         self.reloader = Reloader(self.live, start, Environment(), self.offload, Events(), self._apply)
 
-    def _apply(self, config: Config, keys: Keys) -> None:
-        self.live.now, self.keys = config, keys
+    async def _apply(self, replacement: Replacement) -> None:
+        self.live.now, self.keys = replacement.config, replacement.keys
 
 
 @pytest.fixture
@@ -141,10 +140,14 @@ async def test_changes_at_once_take_turns(server: Server) -> None:
     assert server.live.now.limits.stop_strings == 5
 
 
+async def _keep(replacement: Replacement) -> None:
+    """Change nothing."""
+
+
 async def test_settings_of_a_program_do_not_change() -> None:
     offload = Offload()
     config = load().config
-    reloader = Reloader(LiveConfig(config), None, Environment(), offload, Events(), lambda config, keys: None)
+    reloader = Reloader(LiveConfig(config), None, Environment(), offload, Events(), _keep)
 
     with pytest.raises(ConfigError, match="come from a program"):
         await reloader.reload()

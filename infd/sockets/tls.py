@@ -1,0 +1,58 @@
+"""TLS of the HTTP endpoint."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING
+
+from infd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infd.config import ServerConfig
+
+VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+
+
+def context(server: ServerConfig) -> ssl.SSLContext | None:
+    """Return the context with which connections are accepted; None: without TLS.
+
+    Reads the files of certificate, key and client CA. Raises ConfigError that names the setting.
+    """
+    if not server.tls_certificate:
+        for name in ("tls_key", "tls_client_ca", "tls_ciphers"):
+            if getattr(server, name):
+                raise ConfigError(f"server.{name} needs server.tls_certificate")
+        return None
+    found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    found.minimum_version = VERSIONS[server.tls_min_version]
+    found.set_alpn_protocols(["http/1.1"])
+    try:
+        found.load_cert_chain(server.tls_certificate, server.tls_key or None, password=_no_password)
+    except (OSError, ValueError) as error:
+        files = " and ".join(filter(None, (server.tls_certificate, server.tls_key)))
+        raise ConfigError(f"server.tls_certificate, server.tls_key: {files}: {_reason(error)}") from None
+    if server.tls_client_ca:
+        found.verify_mode = ssl.CERT_REQUIRED
+        try:
+            found.load_verify_locations(cafile=server.tls_client_ca)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"server.tls_client_ca: {server.tls_client_ca}: {_reason(error)}") from None
+    if server.tls_ciphers:
+        try:
+            found.set_ciphers(server.tls_ciphers)
+        except ssl.SSLError:
+            raise ConfigError(
+                f"server.tls_ciphers: OpenSSL knows no cipher in {server.tls_ciphers!r}; `openssl ciphers` lists them"
+                " (the setting rules TLS 1.2 only; the ciphers of TLS 1.3 are fixed)"
+            ) from None
+    return found
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; infd asks for no password: give it an unencrypted key")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "not PEM").replace("_", " ").lower()
+    return (isinstance(error, OSError) and error.strerror) or str(error)
