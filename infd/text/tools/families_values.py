@@ -243,6 +243,7 @@ FAMILIES: Final[Mapping[str, TagValues]] = {
     ),
     "glm45": _pairs("\n"),
     "glm47": _pairs(""),
+    "longcat2": _pairs("\n", call="longcat_tool_call", argument="longcat_arg"),
     "iquest_q1": _pairs("", call="iquest_tool_call"),
     "hy_v4": _pairs("", section="tool_calls"),
     "k2_horizon": _pairs("", call="ifm|tool_call", argument="ifm|arg", section="ifm|tool_calls"),

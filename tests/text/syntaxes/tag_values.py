@@ -328,6 +328,20 @@ FAMILIES = {
     "dots": Family(transcripts(invokes("", ("<dots_function_call>", "</dots_function_call>"))), schemas=SCHEMAS),
     "gigachat35": Family(dsml("tool_calls", "｜GCML｜"), schemas=SCHEMAS),
     "hy_v4": Family(transcripts(pairs("", section="<tool_calls>%s</tool_calls>", between="")), schemas=SCHEMAS),
+    "longcat2": Family(
+        transcripts(pairs("\n", call="tool_call", prefix="longcat_"))
+        | {  # as mlx-vlm's tests have it
+            "without newlines": (
+                (
+                    "<longcat_tool_call>weather<longcat_arg_key>city</longcat_arg_key><longcat_arg_value>Paris"
+                    "</longcat_arg_value><longcat_arg_key>days</longcat_arg_key><longcat_arg_value>3</longcat_arg_value>"
+                    "</longcat_tool_call>"
+                ),
+                Message(calls=(("weather", '{"city": "Paris", "days": 3}'),)),
+            )
+        },
+        schemas=SCHEMAS,
+    ),
     "iquest_q1": Family(transcripts(pairs("", call="iquest_tool_call")), schemas=SCHEMAS),
     "k2_horizon": Family(
         transcripts(pairs("", prefix="ifm|", section="<ifm|tool_calls>%s</ifm|tool_calls>")), schemas=SCHEMAS
