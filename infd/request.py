@@ -179,12 +179,14 @@ class ToolSchema(Struct, frozen=True):
     """A tool that may be called.
 
     parameters  JSON text of the schema of its arguments, which are an object
-    param       request field of the schema, for error messages
+    param       request field of the schema or grammar, for error messages
+    lark        Lark grammar of the only argument, a string named "input"; empty: the schema alone restricts it
     """
 
     name: str
     parameters: str
     param: str
+    lark: str = ""
 
 
 class Calls(Struct, frozen=True, tag="calls"):

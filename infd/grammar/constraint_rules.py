@@ -11,18 +11,15 @@ from infd.grammar import arguments, bounds, ebnf, markup, parameters, regexes, s
 from infd.grammar.automata import Join, Set, Times, Union, automaton, automaton_of, literal, plain
 from infd.grammar.json_rules import Documents
 from infd.grammar.regex_syntax import spelled
+from infd.grammar.regulars import Regulars
 from infd.grammar.rules import (
     ANY,
     EMPTY,
     ROOT,
     Alternatives,
-    Characters,
     Document,
     Pattern,
     Reference,
-    Repeated,
-    Sequence,
-    Text,
     Until,
     Without,
     renamed,
@@ -78,6 +75,10 @@ class _Writer:
                 after = self.constraint(answer)
                 return self._added(markup.after_thought(thought, "after", self._token_of), {"after": after})
             case Calls(_, tools, _, _, otherwise):
+                for tool in tools:
+                    if tool.lark:
+                        with arguments.named(tool):
+                            _refuse("grammars in Lark are")
                 expressions = arguments.prepared(tools, limits, self._document)
                 for tool, expression in zip(tools, expressions, strict=True):
                     if trimmed({**self.rules, ROOT: expression}) is None:
@@ -123,7 +124,7 @@ class _Writer:
     def _ebnf(self, rules: Rules) -> Expression:
         if not ebnf.recursive(rules):
             try:
-                return self._machine(automaton(_Regular(rules).of(rules[ROOT])))
+                return self._machine(automaton(Regulars(rules).of(rules[ROOT])))
             except GrammarFailed as error:
                 if error.code != "grammar_too_large":
                     raise
@@ -166,32 +167,6 @@ class _Writer:
         prefix = f"{len(self.rules)}-"
         self.rules |= found.rules(prefix, plain)
         return Reference(f"{prefix}0") if not found.empty else Alternatives(())
-
-
-class _Regular:
-    """Converts expressions to regular expressions. No rule of `rules` may be recursive."""
-
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
-        self._made: dict[str, Regular] = {}
-
-    def of(self, expression: Expression) -> Regular:
-        match expression:
-            case Characters(ranges):
-                return Set(ranges)
-            case Text(text):
-                return literal(text)
-            case Reference(name):
-                if name not in self._made:
-                    self._made[name] = self.of(self._rules[name])
-                return self._made[name]
-            case Sequence(items):
-                return Join(tuple(map(self.of, items)))
-            case Alternatives(options):
-                return Union(tuple(map(self.of, options)))
-            case Repeated(item, least, most):
-                return Times(self.of(item), least, most)
-        raise AssertionError(f"{expression} is not in EBNF")
 
 
 def _one_of(marks: tuple[str, ...]) -> Regular:

@@ -29,6 +29,8 @@ from infd.grammar.rules import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from infd.grammar.protocol import Limits
     from infd.grammar.rules import Expression, Ranges, Rules
 
@@ -149,18 +151,7 @@ class _Parser:
         return opposite(ranges_of(pairs)) if negated else ranges_of(pairs)
 
     def _characters(self, written: str) -> list[str]:
-        characters = []
-        for hex2, hex4, hex8, escaped, plain in _ESCAPE.findall(written):
-            if number := hex2 or hex4 or hex8:
-                code = int(number, 16)
-                if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-                    self._fail(f"{number} is no character")
-                characters.append(chr(code))
-            elif escaped in ("x", "u", "U"):
-                self._fail(f"an escape \\{escaped} without its digits")
-            else:
-                characters.append(_NAMED.get(escaped, escaped) if escaped else plain)
-        return characters
+        return unescaped(written, self._fail)
 
     def _next(self) -> None:
         """Read the next token into _kind and _value; at the end of the text, _kind is empty."""
@@ -191,6 +182,22 @@ class _Parser:
     def _fail(self, reason: str) -> NoReturn:
         line = self._grammar.count("\n", 0, min(self._at, len(self._grammar))) + 1
         raise GrammarFailed(f"line {line}: {reason}", code="invalid_grammar")
+
+
+def unescaped(written: str, fail: Callable[[str], NoReturn]) -> list[str]:
+    """Return the characters of a text with escapes; `fail` raises the error of an escape that is no character."""
+    characters = []
+    for hex2, hex4, hex8, escaped, plain in _ESCAPE.findall(written):
+        if number := hex2 or hex4 or hex8:
+            code = int(number, 16)
+            if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+                fail(f"{number} is no character")
+            characters.append(chr(code))
+        elif escaped in ("x", "u", "U"):
+            fail(f"an escape \\{escaped} without its digits")
+        else:
+            characters.append(_NAMED.get(escaped, escaped) if escaped else plain)
+    return characters
 
 
 def _reached(rules: Rules) -> Rules:

@@ -404,7 +404,7 @@ def _free_character() -> Expression:
     two = (hexadecimal, hexadecimal)
     return Alternatives(
         (
-            Characters(_UNESCAPED),
+            Characters(UNESCAPED),
             Sequence((Text("\\"), Characters(ranges_of([(c, c) for c in map(ord, '"\\/bfnrt')])))),
             Sequence((Text("\\u"), Alternatives((Sequence((first, hexadecimal)), Sequence((d, low)))), *two)),
             Sequence((Text("\\u"), d, high, *two, Text("\\u"), d, later, *two)),
@@ -421,7 +421,7 @@ def spelled(ranges: Ranges) -> Expression:
                 short.append((ord(_ESCAPES[code]), ord(_ESCAPES[code])))
             elif code < 32:
                 low.append(code)
-        bare += [(max(first, a), min(last, b)) for a, b in _UNESCAPED if max(first, a) <= min(last, b)]
+        bare += [(max(first, a), min(last, b)) for a, b in UNESCAPED if max(first, a) <= min(last, b)]
     options: list[Expression] = [plain(ranges_of(bare))] if bare else []
     if short:
         options.append(Sequence((Text("\\"), plain(ranges_of(short)))))
@@ -434,7 +434,7 @@ def spelled(ranges: Ranges) -> Expression:
     return options[0] if len(options) == 1 else Alternatives(tuple(options))
 
 
-_UNESCAPED: Final = ranges_of([(32, 33), (35, 91), (93, 0x10FFFF)])
+UNESCAPED: Final = ranges_of([(32, 33), (35, 91), (93, 0x10FFFF)])
 
 
 @cache

@@ -19,6 +19,7 @@ from infd.grammar.rules import (
     Alternatives,
     Characters,
     Document,
+    Lacking,
     Pattern,
     Reference,
     Repeated,
@@ -108,6 +109,8 @@ def write(rules: Rules) -> str:
                 lines.append(f"{left}[lazy]: {before} {string(mark)}")
             case Without(marks, within):
                 lines.append(f"{left}: {_without(marks, within)}")
+            case Lacking(whole, marks):
+                lines.append(f"{left}: {whole} & {_without(marks, ())}")
             case Pattern(pattern):
                 lines.append(f"{left}: {regex(pattern)}")
             case Document(schema):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from infd.errors import GrammarFailed
 from infd.grammar.arguments import named as named_tool
+from infd.grammar.inputs import INPUT, Input
 from infd.grammar.rules import (
     EMPTY,
     ROOT,
@@ -128,7 +129,7 @@ def headed(header: Header, answer: str | None, token_of: TokenOf) -> Rules:
 def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: TokenOf) -> Rules:
     """Return the rules of an answer with tool calls.
 
-    arguments  for each tool, the prepared schema of its arguments, or its Parameters
+    arguments  for each tool, the prepared schema of its arguments, its Parameters or its Input
     otherwise  name of the grammar of an answer without calls; None: text that matches `syntax.otherwise`; if that
                is empty, any text
     token_of   as in `after_thought`
@@ -150,7 +151,12 @@ def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: 
     for number, (tool, argument) in enumerate(zip(called.tools, arguments, strict=True)):
         rule = f"arguments_{number}"
         with named_tool(tool):
-            rules |= _parameters(rule, argument, syntax, token_of) if syntax.parameter else {rule: Document(argument)}
+            if isinstance(argument, Input):
+                rules[rule] = _input(argument, syntax, token_of)
+            elif syntax.parameter:
+                rules |= _parameters(rule, argument, syntax, token_of)
+            else:
+                rules[rule] = Document(argument)
     rules["called"] = Sequence((Alternatives(tuple(named)), *spelled(tail)))
     parallel = called.parallel and syntax.between is not None
     further = Sequence((*spelled((syntax.between or "") + head), Reference("called")))
@@ -174,6 +180,19 @@ def calls(called: Calls, arguments: Many[Any], otherwise: str | None, token_of: 
     begun = Sequence((*to_call, *spelled(first.removeprefix(syntax.trigger)), Reference("calls")))
     rules |= {**free, "REST": Without((syntax.trigger,))}
     return {ROOT: Sequence((Repeated(begun, 0, None if parallel else 1), Reference("REST"))), **rules}
+
+
+def _input(argument: Input, syntax: CallSyntax, token_of: TokenOf) -> Expression:
+    """Return the arguments of a custom tool: the text of its grammar as the only argument."""
+    text: tuple[Expression, ...] = (Reference(argument.name),)
+    if not syntax.parameter:
+        space = Repeated(Text(" "), 0, 1)
+        opening = (Text("{"), space, Text(f'"{INPUT}"'), space, Text(":"), space, Text('"'))
+        return Sequence((*opening, *text, Text('"'), space, Text("}")))
+    if syntax.quoted:
+        text = (Text('"'), *text, Text('"'))
+    before, _, after = syntax.parameter.replace("$key", INPUT).partition("$value")
+    return Sequence((*_spelled(before, syntax.marks, token_of), *text, *_spelled(after, syntax.marks, token_of)))
 
 
 def _parameters(rule: str, parameters: Parameters, syntax: CallSyntax, token_of: TokenOf) -> Rules:

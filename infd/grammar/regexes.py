@@ -198,7 +198,8 @@ class Parser:
         if here in ("A", "z"):
             self._at += 1
             return Anchor(end=here == "z")
-        return Set(self._cased(self._escaped()))
+        of = self._escaped()
+        return Set(of if here in "dDsSwW" else self._cased(of))  # these classes hold all cases of their members
 
     def _escaped(self) -> Ranges:
         """Read an escape after its backslash, inside or outside of a class."""

@@ -1,6 +1,6 @@
 """The rules of a context-free grammar over characters and tokens, from which each engine writes its own grammar.
 
-Rules are a dict from name to expression; ROOT is the first name. Pattern, Document, Until and Without are always the
+Rules are a dict from name to expression; ROOT is the first name. Pattern, Document, Until, Without and Lacking are the
 whole body of a rule, so that an engine with a lexer can make the rule a terminal. A reference to a name without a rule
 refers to another grammar.
 """
@@ -89,9 +89,15 @@ class Without(Struct, frozen=True):
     within: tuple[str, ...] = ()
 
 
-Expression = (
-    Characters | Text | Token | Reference | Sequence | Alternatives | Repeated | Pattern | Document | Until | Without
-)
+class Lacking(Struct, frozen=True):
+    """The texts of the rule `name` that contain none of the marks."""
+
+    name: str
+    marks: tuple[str, ...]
+
+
+Leaf = Characters | Text | Token | Reference | Pattern | Document | Until | Without | Lacking
+Expression = Leaf | Sequence | Alternatives | Repeated
 Rules = dict[str, Expression]
 EMPTY: Final = Sequence(())
 
@@ -121,6 +127,11 @@ def opposite(ranges: Ranges) -> Ranges:
     if at <= LAST:
         found.append((at, LAST))
     return ranges_of(found)
+
+
+def common(one: Ranges, two: Ranges) -> Ranges:
+    """Return the ranges of the characters of both."""
+    return opposite(ranges_of([*opposite(one), *opposite(two)]))
 
 
 ANY: Final = opposite(())

@@ -13,7 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from infd.errors import GrammarFailed
-from infd.grammar import arguments, bounds, ebnf, lark, markup, parameters, structural
+from infd.grammar import arguments, bounds, ebnf, inputs, lark, markup, parameters, structural
+from infd.grammar.inputs import Input
 from infd.grammar.regex_syntax import spelled
 from infd.grammar.schema.rewriting import prepare
 from infd.request import (
@@ -78,9 +79,10 @@ class Draft(Struct):
     def behind(self, rules: Rules, name: str | None) -> Draft:
         """Return a draft whose first grammar is `rules`.
 
-        name  name by which `rules` refer to the first grammar of this draft; None: this draft is empty
+        name  name by which `rules` refer to the first grammar of this draft; None: `rules` refer to none but those
+              that have a name
         """
-        named = [{"name": name, **self.grammars[0]}, *self.grammars[1:]] if self.grammars else []
+        named = self.grammars if name is None else [{"name": name, **self.grammars[0]}, *self.grammars[1:]]
         return Draft([{"lark_grammar": lark.write(rules)}, *named], self.costly, self.arguments)
 
 
@@ -109,9 +111,16 @@ def write(constraint: Constraint, limits: Limits, marks: Mapping[str, int]) -> D
             draft.arguments = [
                 (tool.param, {"json_schema": schema}) for tool, schema in zip(tools, schemas, strict=True)
             ]
-            written: Sequence[Any] = schemas
+            written: list[Any] = schemas
             if constraint.syntax.parameter:
-                written = parameters.parameters(tools, limits, constraint.syntax, _schema)
+                written = [*parameters.parameters(tools, limits, constraint.syntax, _schema)]
+            for number, tool in enumerate(tools):
+                if tool.lark:
+                    with arguments.named(tool):
+                        grammar = {"lark_grammar": inputs.write(tool.lark, limits, constraint.syntax, marks)}
+                    written[number] = Input(f"input_{number}")
+                    draft.grammars.append({"name": f"input_{number}", **grammar})
+                    draft.costly.append(grammar)
             return draft.behind(markup.calls(constraint, written, name, marks.get), name)
         case _:
             grammar = _grammar(constraint, limits)

@@ -99,12 +99,27 @@ def call_choice(choice: str | ToolChoice | None, parallel: bool | None) -> CallC
     """Convert a chat request's tool_choice and parallel_tool_calls. Raises InvalidRequest, Unsupported."""
     if not isinstance(choice, ToolChoice):
         return CallChoice(choice == "required", parallel=parallel is not False)
-    if choice.type != "function":
-        raise Unsupported(f"tool_choice of type {shorten(choice.type)!r}", param="tool_choice.type")
-    if choice.function is None:
-        raise InvalidRequest("tool_choice of type function needs function.name", param="tool_choice.function")
+    parallel_calls = parallel is not False
+    if choice.type == "allowed_tools":
+        if choice.allowed_tools is None:
+            raise InvalidRequest("tool_choice of type allowed_tools needs allowed_tools", param="tool_choice")
+        names = tuple(_chosen(tool, "tool_choice.allowed_tools.tools") for tool in choice.allowed_tools.tools)
+        required = choice.allowed_tools.mode == "required"
+        return CallChoice(required, names, "tool_choice.allowed_tools.tools", parallel_calls)
     # If tool_choice names a tool, OpenAI's API answers with one call.
-    return CallChoice(True, (choice.function.name,), "tool_choice.function.name", parallel=False)
+    return CallChoice(True, (_chosen(choice, "tool_choice"),), f"tool_choice.{choice.type}.name", parallel=False)
+
+
+def _chosen(choice: ToolChoice, param: str) -> str:
+    """Return the name of the tool that a tool_choice names. Raises InvalidRequest, Unsupported."""
+    if choice.type not in ("function", "custom"):
+        raise Unsupported(f"tool_choice of type {shorten(choice.type)!r}", param=f"{param}.type")
+    chosen = choice.function if choice.type == "function" else choice.custom
+    if chosen is None:
+        raise InvalidRequest(
+            f"tool_choice of type {choice.type} needs {choice.type}.name", param=f"{param}.{choice.type}"
+        )
+    return chosen.name
 
 
 def constrained_calls(
@@ -129,7 +144,7 @@ def constrained_calls(
         )
     if choice.names is not None:
         tools = _named(choice.names, choice.param, tools)
-    strict = [f"{tool.param}.strict" for tool in tools if tool.strict]
+    strict = [tool.schema_param if tool.lark else f"{tool.param}.strict" for tool in tools if tool.strict]
     if required:
         param = field
     elif choice.names is not None:
@@ -161,7 +176,7 @@ def _tool_schema(tool: ToolSpec, *, exact: bool) -> ToolSchema:
         schema = _ANY_ARGUMENTS
     else:  # as in OpenAI's API, a function without `parameters` has no arguments
         schema = json_text(tool.parameters, tool.schema_param) if is_set(tool.parameters) else _NO_ARGUMENTS
-    return ToolSchema(tool.name, schema, tool.schema_param)
+    return ToolSchema(tool.name, schema, tool.schema_param, tool.lark)
 
 
 def _constraints(request: OpenAIRequest) -> Iterator[Constrained]:

@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 from infd.errors import InvalidRequest, Unsupported, shorten
 from infd.http.json_body import exceeds_depth
 from infd.http.sampling import refuse_unsupported
-from infd.http.schema.tools import SCHEMA_DEPTH
+from infd.http.schema.tools import SCHEMA_DEPTH, FunctionTool
 from infd.http.schema.unsupported import ABSENT
 from infd.text.tools.offered import Offered
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from infd.http.schema.chat import Message
-    from infd.http.schema.tools import CalledFunction, Function, Tool
+    from infd.http.schema.tools import Called, CalledFunction, Function, Tool
 
 # Roles of OpenAI's API that most chat templates do not know, and the roles that replace them.
 ROLES: Final = {"developer": "system", "function": "tool"}
@@ -35,6 +35,7 @@ class ToolSpec(Struct, frozen=True):
     parameters   JSON schema of the arguments
     param        request field of the function, for error messages
     schema_name  name of the schema's field in `param`
+    lark         Lark grammar of a custom tool's input; empty: none
     """
 
     name: str
@@ -43,6 +44,7 @@ class ToolSpec(Struct, frozen=True):
     strict: bool | None
     param: str
     schema_name: str = "parameters"
+    lark: str = ""
 
     @property
     def schema_param(self) -> str:
@@ -50,8 +52,28 @@ class ToolSpec(Struct, frozen=True):
 
 
 def tool_specs(tools: Sequence[Tool]) -> list[ToolSpec]:
-    """Return the functions of a chat request's tools."""
-    return [_tool_spec(tool.function, f"tools[{number}].function") for number, tool in enumerate(tools)]
+    """Return a chat request's tools. Raises InvalidRequest, naming the tool."""
+    return [_tool(number, tool) for number, tool in enumerate(tools)]
+
+
+def custom_spec(
+    name: str, description: str | None, grammar: tuple[str, str] | None, param: str, format_name: str
+) -> ToolSpec:
+    """Return a custom tool: a function whose only argument is the string `input`.
+
+    grammar      syntax ("lark" or "regex") and definition of the input's grammar, which is enforced; None: any text
+    format_name  name of the grammar's field in `param`
+    """
+    value: dict[str, Any] = {"type": "string"}
+    lark = ""
+    match grammar:
+        case "regex", pattern:
+            value["pattern"] = f"^(?:{pattern})$"
+        case "lark", lark:
+            value["description"] = f"a text of this grammar in Lark:\n{lark}"
+    schema = {"type": "object", "properties": {"input": value}, "required": ["input"], "additionalProperties": False}
+    strict = None if grammar is None else True
+    return ToolSpec(name, description, Raw(msgspec.json.encode(schema)), strict, param, format_name, lark)
 
 
 def function_specs(functions: Sequence[Function]) -> list[ToolSpec]:
@@ -64,7 +86,7 @@ def template_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 
     Raises InvalidRequest, naming the tool.
     """
-    return [_tool(tool) for tool in tools]
+    return [_described(tool) for tool in tools]
 
 
 def template_documents(documents: Sequence[Raw]) -> list[dict[str, Any]]:
@@ -82,6 +104,18 @@ def final_text(messages: Sequence[Message]) -> str:
     """Return the text of the final message."""
     content = messages[-1].content
     return content if isinstance(content, str) else "".join(part.text or "" for part in content or ())
+
+
+def _tool(number: int, tool: Tool) -> ToolSpec:
+    if isinstance(tool, FunctionTool):
+        return _tool_spec(tool.function, f"tools[{number}].function")
+    custom, param = tool.custom, f"tools[{number}].custom"
+    grammar = None
+    if (format := custom.format) is not None and format.type == "grammar":
+        if format.grammar is None:
+            raise InvalidRequest("a format of type grammar has a grammar", param=f"{param}.format.grammar")
+        grammar = format.grammar.syntax, format.grammar.definition
+    return custom_spec(custom.name, custom.description, grammar, param, "format.grammar.definition")
 
 
 def _tool_spec(function: Function, param: str) -> ToolSpec:
@@ -125,10 +159,18 @@ def _content(message: Message, at: str) -> str | list[dict[str, str]]:
 
 def _calls(message: Message, at: str) -> Iterator[dict[str, Any]]:
     for number, call in enumerate(message.tool_calls or ()):
-        read = {"type": call.type, "function": _called(call.function, f"{at}.tool_calls[{number}].function")}
+        read = {"type": "function", "function": _called_tool(call, f"{at}.tool_calls[{number}]")}
         yield read if call.id is None else {"id": call.id, **read}
     if message.function_call is not None:
         yield {"type": "function", "function": _called(message.function_call, f"{at}.function_call")}
+
+
+def _called_tool(call: Called, at: str) -> dict[str, Any]:
+    if call.type == "function" and call.function is not None:
+        return _called(call.function, f"{at}.function")
+    if call.type == "custom" and call.custom is not None:
+        return {"name": call.custom.name, "arguments": {"input": call.custom.input}}
+    raise InvalidRequest(f"a call of type {call.type} has a {call.type}", param=f"{at}.{call.type}")
 
 
 def _called(function: CalledFunction, at: str) -> dict[str, Any]:
@@ -137,7 +179,7 @@ def _called(function: CalledFunction, at: str) -> dict[str, Any]:
     return {"name": function.name, "arguments": arguments}
 
 
-def _tool(tool: ToolSpec) -> dict[str, Any]:
+def _described(tool: ToolSpec) -> dict[str, Any]:
     described: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         described["description"] = tool.description

@@ -322,6 +322,18 @@ DEEP = json.loads('{"a":' * 80 + "1" + "}" * 80)
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 
+def custom(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "custom", "custom": {"name": "f"} | fields}]}
+
+
+def grammar(syntax: str, definition: str) -> dict[str, Any]:
+    return {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+
+
+def allowed(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool]}}}
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": []}, "tools"),
     ({"tools": [NAMED] * 600}, "tools"),
@@ -340,7 +352,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (function() | {"response_format": {"type": "json_object"}}, "response_format"),
     (function(strict=True), "tools[0].function.strict"),
     (function() | {"tool_choice": {"type": "function"}}, "tool_choice.function"),
-    (function() | {"tool_choice": {"type": "custom", "function": {"name": "f"}}}, "tool_choice.type"),
+    (function() | {"tool_choice": {"type": "custom", "function": {"name": "f"}}}, "tool_choice.custom"),
+    (function() | {"tool_choice": {"type": "retrieval"}}, "tool_choice.type"),
+    (function() | {"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+    (function() | allowed({"type": "function", "function": {"name": "g"}}), "tool_choice.allowed_tools.tools"),
+    (function() | allowed({"type": "retrieval"}), "tool_choice.allowed_tools.tools.type"),
+    (custom(name="with space"), "tools[0].custom.name"),
+    (custom(format={"type": "grammar"}), "tools[0].custom.format.grammar"),
+    (custom(format={"type": "lines"}), "tools[0].custom.format.type"),
+    (custom(format=grammar("gbnf", "")), "tools[0].custom.format.grammar.syntax"),
     (function() | {"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
     (function() | {"tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
     (function(parameters=[]) | {"tool_choice": "required"}, "tools[0].function.parameters"),
@@ -357,7 +377,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (called("[]"), "messages[1].tool_calls[0].function.arguments"),
     (called(json.dumps(DEEP)), "messages[1].tool_calls[0].function.arguments"),
     (called({"a": 1}), "messages[1].tool_calls[0].function.arguments"),
-    (called("{}", type="custom"), "messages[1].tool_calls[0].type"),
+    (called("{}", type="custom"), "messages[1].tool_calls[0].custom"),
     ({"messages": [{"role": "tool", "tool_call_id": "c"}]}, "messages[0].content"),
     ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
 ]
@@ -397,3 +417,111 @@ async def test_the_completions_endpoint_returns_the_models_raw_text():
 
     assert body["choices"][0]["text"] == answer
     assert "completion_tokens_details" not in body["usage"]
+
+
+INPUT = 'SELECT "é😀"\\n\tFROM \\\\'
+QUERY: Any = {"type": "custom", "custom": {"name": "query", "description": "SQL"}}
+
+
+def query(arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "query", "arguments": {arguments}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (json.dumps({"input": INPUT}), INPUT),
+        (json.dumps({"input": INPUT}, ensure_ascii=False), INPUT),
+        ('{"other": 1, "input": "late"}', "late"),
+        ('{"input": [1, "é"]}', '[1,"é"]'),
+        ("{}", ""),
+        ('{"input": ""}', ""),
+    ],
+)
+async def test_a_custom_tool_is_called_with_text(arguments: str, text: str):
+    answer = query(arguments) + "\n" + CALL
+    body = {"messages": USER, "seed": 0, "tools": [*TOOLS, QUERY], **NO_THOUGHT}
+    async with speaking(answer) as endpoint:
+        _, whole = await endpoint.post(CHAT, body)
+        events = await endpoint.events(CHAT, body)
+        async with openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key="k", max_retries=0) as client:
+            said = await client.chat.completions.create(model="alias", messages=USER, tools=[*TOOLS, QUERY], seed=0)
+
+    first, second = whole["choices"][0]["message"]["tool_calls"]
+    assert first == {"id": first["id"], "type": "custom", "custom": {"name": "query", "input": text}}
+    assert second["function"] == {"name": "weather", "arguments": PARIS}
+    assert said.choices[0].message.tool_calls[0].custom.input == text
+    deltas = [call for event in events for call in event["choices"][0]["delta"].get("tool_calls", ())]
+    begun, *rest = [call for call in deltas if call["index"] == 0]
+    assert begun == {"index": 0, "id": begun["id"], "type": "custom", "custom": begun["custom"]}
+    assert begun["custom"]["name"] == "query"
+    assert all(set(call) == {"index", "custom"} and set(call["custom"]) == {"input"} for call in rest)
+    assert "".join(call["custom"]["input"] for call in (begun, *rest)) == text
+    assert len([call for call in rest if call["custom"]["input"]]) >= (len(text) // 2 if text == INPUT else 0)
+    assert "".join(call["function"]["arguments"] for call in deltas if call["index"] == 1) == PARIS
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("end", range(1, 12))
+async def test_an_input_that_max_tokens_cuts_is_what_was_written(end: int):
+    call = query('{"input": "ab\\nc"}')
+    at = len(call[: call.index("ab") + end].encode())
+    async with speaking(call) as endpoint:
+        body = {"messages": USER, "seed": 0, "tools": [QUERY], "max_tokens": at, **NO_THOUGHT}
+        _, whole = await endpoint.post(CHAT, body)
+        events = await endpoint.events(CHAT, body)
+
+    (made,) = whole["choices"][0]["message"]["tool_calls"]
+    deltas = [call for event in events for call in event["choices"][0]["delta"].get("tool_calls", ())]
+    assert "".join(each["custom"]["input"] for each in deltas) == made["custom"]["input"]
+    assert made["custom"]["input"] == ("a", "ab", "ab", "ab\n", "ab\nc")[min(end, 5) - 1]
+
+
+@pytest.mark.parametrize(
+    ("choice", "required"),
+    [
+        ("auto", False),
+        ("required", True),
+        ({"type": "custom", "custom": {"name": "f"}}, True),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [QUERY]}}, True),
+    ],
+)
+async def test_the_grammar_of_an_input_is_enforced(choice: Any, required: bool):
+    grammars, lark = Refusing(), 'start: "a"+'
+    tools = [QUERY, *custom(format=grammar("lark", lark))["tools"]]
+    if isinstance(choice, dict) and "allowed_tools" in choice:
+        choice["allowed_tools"]["tools"] = tools[1:]
+    async with speaking("", grammars=grammars) as endpoint:
+        status, body = await endpoint.post(
+            CHAT, {"messages": USER, "tools": tools, "tool_choice": choice, **NO_THOUGHT}
+        )
+
+    assert (status, body["error"]["message"]) == (400, "refused")
+    assert isinstance(grammars.constraint, Calls)
+    assert grammars.constraint.required is required
+    tool = grammars.constraint.tools[-1]
+    assert (tool.name, tool.lark, tool.param) == ("f", lark, "tools[1].custom.format.grammar.definition")
+
+
+async def test_a_pattern_of_an_input_is_enforced_as_the_arguments_schema():
+    grammars = Refusing()
+    async with speaking("", grammars=grammars) as endpoint:
+        tools = custom(format=grammar("regex", "[0-9]+"))
+        await endpoint.post(CHAT, {"messages": USER, **tools, "tool_choice": "required", **NO_THOUGHT})
+
+    (tool,) = grammars.constraint.tools
+    assert json.loads(tool.parameters)["properties"] == {"input": {"type": "string", "pattern": "^(?:[0-9]+)$"}}
+
+
+async def test_a_call_of_a_custom_tool_is_rendered_with_its_input():
+    made = {"id": "c", "type": "custom", "custom": {"name": "query", "input": 'a "b"'}}
+    messages = [
+        *USER,
+        {"role": "assistant", "tool_calls": [made]},
+        {"role": "tool", "tool_call_id": "c", "content": "1"},
+    ]
+    async with speaking("") as endpoint:
+        status, body = await endpoint.post(f"{CHAT}/render", {"messages": messages, "tools": [QUERY]})
+
+    assert status == 200
+    assert '"arguments": {"input": "a \\"b\\""}' in body["prompt"]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 
 from infd.errors import InvalidRequest, Unsupported, shorten
 from infd.http import sampling
 from infd.http.constraints import CallChoice, Constrained, constrained_calls, is_set, json_text
-from infd.http.conversation import ToolSpec, offered_tools, template_tools
+from infd.http.conversation import ToolSpec, custom_spec, offered_tools, template_tools
 from infd.http.generation import Conversation, Generation
 from infd.http.remote_tools import NO_REMOTE_TOOLS
 from infd.http.response_items import template_messages
@@ -121,14 +120,12 @@ def _spec(number: int, tool: ResponseTool) -> ToolSpec:
         raise InvalidRequest("a tool has a name", param=f"{at}.name")
     if tool.type == "function":
         return ToolSpec(tool.name, tool.description, tool.parameters, tool.strict, at)
-    value: dict[str, Any] = {"type": "string"}
+    grammar = None
     if (format := tool.format) is not None and format.type == "grammar":
-        if format.syntax != "regex" or format.definition is None:
-            raise Unsupported("a grammar of a custom tool other than a regex", param=f"{at}.format")
-        value["pattern"] = f"^(?:{format.definition})$"
-    schema = {"type": "object", "properties": {"input": value}, "required": ["input"], "additionalProperties": False}
-    strict = True if "pattern" in value else None
-    return ToolSpec(tool.name, tool.description, Raw(msgspec.json.encode(schema)), strict, at, "format")
+        if format.syntax is None or format.definition is None:
+            raise InvalidRequest("a format of type grammar has a syntax and a definition", param=f"{at}.format")
+        grammar = format.syntax, format.definition
+    return custom_spec(tool.name, tool.description, grammar, at, "format")
 
 
 def _call_choice(request: ResponsesFields, remote: RemoteTools) -> CallChoice:

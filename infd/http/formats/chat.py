@@ -19,6 +19,7 @@ from infd.http.formats.base import (
     token_logprobs,
     usage,
 )
+from infd.http.formats.inputs import InputText, input_of
 from infd.http.formats.openai import DONE, OpenAIErrors, detail
 from infd.http.formats.timings import timings
 from infd.http.pieces import PIECE_TOKENS, array, arrays, batched, elements, placeholder, substitute
@@ -31,11 +32,19 @@ from infd.http.schema.chat import (
     ChatResponse,
     ReplyMessage,
 )
-from infd.http.schema.tools import FunctionDelta, ReplyCall, ReplyCallDelta, ReplyFunction
+from infd.http.schema.tools import (
+    CustomDelta,
+    CustomTool,
+    FunctionDelta,
+    ReplyCall,
+    ReplyCallDelta,
+    ReplyCustom,
+    ReplyFunction,
+)
 from infd.request import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from msgspec import UnsetType
 
@@ -74,6 +83,8 @@ class ChatFormat(OpenAIErrors):
         self._show_thoughts = request.include_reasoning is not False
         self._thought_tokens = 0
         self._choices_with_calls: set[int] = set()
+        self._custom = {tool.custom.name for tool in request.tools or () if isinstance(tool, CustomTool)}
+        self._inputs: dict[tuple[int, int], InputText] = {}  # (choice, call) -> input of a custom tool's open call
         self._function_call = request.functions is not None  # answers have function_call in place of tool_calls
         self._begun: set[int] = set()
         self._frames = self._split_chunks(ChatDelta(content=TEXT_PLACEHOLDER), request.n or 1)
@@ -194,14 +205,11 @@ class ChatFormat(OpenAIErrors):
         if delta.aside is not None:
             if delta.aside.thought and self._show_thoughts:
                 message.reasoning_content = message.reasoning = delta.aside.thought
-            calls = [
-                ReplyCall(id=call.id or "", function=ReplyFunction(name=call.name or "", arguments=call.arguments))
-                for call in delta.aside.calls
-            ]
+            calls = delta.aside.calls
             if calls and self._function_call:
-                message.function_call = calls[0].function
+                message.function_call = ReplyFunction(name=calls[0].name or "", arguments=calls[0].arguments)
             elif calls:
-                message.tool_calls = calls
+                message.tool_calls = [self._call(call) for call in calls]
         return message
 
     def _delta(self, delta: ChoiceDelta) -> ChatDelta:
@@ -209,12 +217,42 @@ class ChatFormat(OpenAIErrors):
         if delta.aside is not None:
             if delta.aside.thought and self._show_thoughts:
                 chat_delta.reasoning_content = chat_delta.reasoning = delta.aside.thought
-            calls = [_call_delta(call) for call in delta.aside.calls]
+            calls = delta.aside.calls
             if calls and self._function_call:
-                chat_delta.function_call = calls[0].function
+                chat_delta.function_call = _function_delta(calls[0])
             elif calls:
-                chat_delta.tool_calls = calls
+                chat_delta.tool_calls = [self._call_delta(delta.index, call) for call in calls]
+        if delta.finish is not None and self._inputs and (rest := list(self._input_ends(delta.index))):
+            chat_delta.tool_calls = (chat_delta.tool_calls or []) + rest
         return chat_delta
+
+    def _call(self, call: CallDelta) -> ReplyCall:
+        name = call.name or ""
+        if name in self._custom:
+            custom = ReplyCustom(name=name, input=input_of(call.arguments))
+            return ReplyCall(id=call.id or "", type="custom", custom=custom)
+        return ReplyCall(id=call.id or "", function=ReplyFunction(name=name, arguments=call.arguments))
+
+    def _call_delta(self, choice: int, call: CallDelta) -> ReplyCallDelta:
+        key = choice, call.index
+        if call.name in self._custom:
+            self._inputs[key] = InputText()
+        delta = ReplyCallDelta(index=call.index)
+        if key in self._inputs:
+            delta.custom = CustomDelta(input=self._inputs[key].feed(call.arguments))
+            if call.name is not None:
+                delta.custom.name = call.name
+        else:
+            delta.function = _function_delta(call)
+        if call.id is not None:
+            delta.id, delta.type = call.id, "custom" if key in self._inputs else "function"
+        return delta
+
+    def _input_ends(self, choice: int) -> Iterator[ReplyCallDelta]:
+        """Yield the ends of a choice's inputs that are known only once the calls have ended."""
+        for key in [key for key in self._inputs if key[0] == choice]:
+            if rest := self._inputs.pop(key).finish():
+                yield ReplyCallDelta(index=key[1], custom=CustomDelta(input=rest))
 
     def _chunk(self, choice: ChatChunkChoice | None, unsent: int = 0) -> ChatChunk:
         chunk_usage: Usage | UnsetType | None = UNSET
@@ -252,10 +290,8 @@ def _prompt_logprobs(encoded: Mapping[str, Pieces]) -> PromptLogprobs | UnsetTyp
     return cast("PromptLogprobs", placeholder("prompt_logprobs")) if "prompt_logprobs" in encoded else UNSET
 
 
-def _call_delta(call: CallDelta) -> ReplyCallDelta:
-    delta = ReplyCallDelta(index=call.index, function=FunctionDelta(arguments=call.arguments))
-    if call.id is not None:
-        delta.id, delta.type = call.id, "function"
+def _function_delta(call: CallDelta) -> FunctionDelta:
+    delta = FunctionDelta(arguments=call.arguments)
     if call.name is not None:
-        delta.function.name = call.name
+        delta.name = call.name
     return delta

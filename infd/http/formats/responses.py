@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from infd.http.apis.responses import LOGPROBS
 from infd.http.formats.base import TEXT_PLACEHOLDER, name_by_text, named_event, token_logprobs
+from infd.http.formats.inputs import InputText
 from infd.http.formats.openai import OpenAIErrors, detail
 from infd.http.formats.ordered import CallPart, ContentPart, ThoughtPart, parts
 from infd.http.schema.responses import (
@@ -39,7 +40,6 @@ from infd.http.schema.responses import (
     TextOptions,
 )
 from infd.request import FinishReason
-from infd.text.json_object import json_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -244,7 +244,8 @@ class ResponsesFormat(DraftErrors):
         self._item: OutputItem | None = None
         self._calls: list[McpCallItem] = []  # complete calls of MCP servers' tools
         self._arguments: list[str] = []  # parts of the open call's arguments
-        self._texts: list[str] = []  # parts of the open item's text
+        self._texts: list[str] = []  # parts of the open item's text, or of the input of a custom tool's call
+        self._input = InputText()  # of the open call of a custom tool
         self._blank = ""  # leading white space of a message, held back; dropped if no text follows
         self._frame: list[bytes] = []  # the open item's delta event, split where its values vary
         self._thought_tokens = 0
@@ -302,6 +303,9 @@ class ResponsesFormat(DraftErrors):
                         yield self._event("response.function_call_arguments.delta", delta=arguments)
                     elif isinstance(self._item, McpCallItem):
                         yield self._event("response.mcp_call_arguments.delta", delta=arguments)
+                    elif isinstance(self._item, CustomCallItem) and (given := self._input.feed(arguments)):
+                        self._texts.append(given)
+                        yield self._event("response.custom_tool_call_input.delta", delta=given)
 
     def _call(self, call_id: str, name: str) -> CallItem:
         if (tool := self._remote.called(name)) is not None:
@@ -357,13 +361,15 @@ class ResponsesFormat(DraftErrors):
         elif isinstance(item, FunctionCallItem | McpCallItem | McpApprovalItem):
             item.arguments = "".join(self._arguments)
         elif isinstance(item, CustomCallItem):
-            given = msgspec.json.decode(json_object("".join(self._arguments))).get("input", "")
-            item.input = given if isinstance(given, str) else msgspec.json.encode(given).decode()
+            item.input = text
 
     def _end_item(self, status: str) -> Iterator[bytes]:
         item = self._item
         if item is None:
             return
+        if isinstance(item, CustomCallItem) and (rest := self._input.finish()):
+            self._texts.append(rest)
+            yield self._event("response.custom_tool_call_input.delta", delta=rest)
         self._settle_texts()
         if isinstance(item, McpApprovalItem):
             yield from self._request_approval(item, status)
@@ -388,11 +394,10 @@ class ResponsesFormat(DraftErrors):
                     item.status = "in_progress"
                     self._calls.append(item)
             case CustomCallItem():
-                yield self._event("response.custom_tool_call_input.delta", delta=item.input)
                 yield self._event("response.custom_tool_call_input.done", input=item.input)
         if item not in self._calls:
             yield self._event("response.output_item.done", item=item)
-        self._item, self._texts, self._arguments = None, [], []
+        self._item, self._texts, self._arguments, self._input = None, [], [], InputText()
 
     def _request_approval(self, item: McpApprovalItem, status: str) -> Iterator[bytes]:
         """Ask the client for its approval of a call; omit a call whose arguments are incomplete."""

@@ -29,24 +29,70 @@ class Function(Struct, kw_only=True):
     strict: bool | None = None
 
 
-class Tool(Struct, kw_only=True):
-    """A tool. Only tools of type "function" are supported."""
+class InputGrammar(Struct, kw_only=True):
+    """The grammar of a custom tool's input."""
 
-    type: Literal["function"]
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class InputFormat(Struct, kw_only=True):
+    """The format of a custom tool's input: any text, or text that a grammar derives."""
+
+    type: Literal["text", "grammar"] = "text"
+    grammar: InputGrammar | None = None
+
+
+class Custom(Struct, kw_only=True):
+    """A tool that is called with a text instead of JSON."""
+
+    name: ToolName
+    description: str | None = None
+    format: InputFormat | None = None
+
+
+class FunctionTool(Struct, kw_only=True, tag_field="type", tag="function"):
+    """A tool that is called with arguments."""
+
     function: Function
 
 
+class CustomTool(Struct, kw_only=True, tag_field="type", tag="custom"):
+    """A tool that is called with a text."""
+
+    custom: Custom
+
+
+Tool = FunctionTool | CustomTool
+
+
 class ChosenFunction(Struct, kw_only=True):
-    """The name of the function in a ToolChoice."""
+    """The name of the tool in a ToolChoice."""
 
     name: str
 
 
+class AllowedTools(Struct, kw_only=True):
+    """The only tools that may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolChoice], Meta(min_length=1, max_length=TOOLS)]
+
+
 class ToolChoice(Struct, kw_only=True):
-    """A tool_choice that names one tool to call."""
+    """A tool_choice that names one tool to call, or with type "allowed_tools" the only tools that may be called."""
 
     type: str
     function: ChosenFunction | None = None
+    custom: ChosenFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+class CalledCustom(Struct, kw_only=True):
+    """The custom tool of a call in a request."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    input: str
 
 
 class CalledFunction(Struct, kw_only=True):
@@ -60,8 +106,9 @@ class Called(Struct, kw_only=True):
     """A tool call of an earlier answer, sent back by the client."""
 
     id: CallId | None = None
-    type: Literal["function"] = "function"
-    function: CalledFunction
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
 
 
 class ReplyFunction(Struct, kw_only=True):
@@ -71,12 +118,20 @@ class ReplyFunction(Struct, kw_only=True):
     arguments: str
 
 
+class ReplyCustom(Struct, kw_only=True):
+    """The custom tool of a call in an answer."""
+
+    name: str
+    input: str
+
+
 class ReplyCall(Struct, kw_only=True):
-    """One tool call in an answer."""
+    """One tool call in an answer: of a function, or of a custom tool."""
 
     id: str
-    type: Literal["function"] = "function"
-    function: ReplyFunction
+    type: Literal["function", "custom"] = "function"
+    function: ReplyFunction | UnsetType = UNSET
+    custom: ReplyCustom | UnsetType = UNSET
 
 
 class FunctionDelta(Struct, kw_only=True):
@@ -86,10 +141,18 @@ class FunctionDelta(Struct, kw_only=True):
     arguments: str
 
 
+class CustomDelta(Struct, kw_only=True):
+    """The new part of a custom tool's call. One delta of a call sets `name`; every delta sets a part of `input`."""
+
+    name: str | UnsetType = UNSET
+    input: str
+
+
 class ReplyCallDelta(Struct, kw_only=True):
     """The new part of a tool call in a streamed answer. One delta of a call sets `id` and `type`."""
 
     index: int
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: FunctionDelta
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
