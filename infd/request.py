@@ -18,6 +18,56 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
+class Chain(Struct, frozen=True):
+    """Limits of llama.cpp. A row with these is limited in the order of llama.cpp's chain, before its temperature.
+
+    top_n_sigma      largest distance from the likeliest token, in standard deviations of the logits; 0: no limit
+    typical_p        probability mass of the tokens with the most typical surprisal; 1: no limit
+    xtc_probability  chance that, of the tokens with at least xtc_threshold, all but the least likely are dropped
+    dynatemp_range   largest difference of the temperature from `temperature`, as the entropy says; 0: it is fixed
+    """
+
+    top_n_sigma: float = 0.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+
+
+class Breakers(Struct, frozen=True):
+    """Sequences of tokens that end a repetition. Each is a head and a tail, which follows it.
+
+    tails  the tails, at most 31, each with 1 to 20 tokens
+    heads  ids as little-endian int32: first the tokens that are sequences of their own, then the heads of each tail
+    """
+
+    heads: tuple[bytes, ...] = (b"",)
+    tails: tuple[tuple[int, ...], ...] = ()
+
+
+class Dry(Struct, frozen=True):
+    """The DRY penalty of llama.cpp: multiplier * base ** (tokens repeated - allowed_length), for a token that would
+    continue a repetition of at least allowed_length tokens.
+
+    window  number of the latest tokens in which repetitions are searched; None: all
+    """
+
+    multiplier: float
+    base: float
+    allowed_length: int
+    window: int | None
+    breakers: Breakers
+
+
+class Mirostat(Struct, frozen=True):
+    """The limit of mirostat 1 or 2, which replaces all others and keeps the surprise of tokens near tau, in bits."""
+
+    version: int
+    tau: float
+    eta: float
+
+
 class SamplingParams(Struct, frozen=True, kw_only=True):
     """Parameters for sampling the next token from the logits. The HTTP schema has validated every value."""
 
@@ -30,6 +80,9 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    chain: Chain | None = None  # None: the temperature comes before the limits
+    dry: Dry | None = None
+    mirostat: Mirostat | None = None
     logit_bias: Mapping[int, float] = {}
     allowed_token_ids: tuple[int, ...] = ()  # empty: all tokens
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are never generated

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, Protocol
 
 from infd.errors import GrammarFailed, InvalidRequest, Unsupported
-from infd.http import sampling
+from infd.http import samplers, sampling
 from infd.http.answer import Answer, PromptReport
 from infd.http.formats.base import ENTRY_BYTES, Accepted
 from infd.http.gathering import Gathering
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from infd.http.prompt import Prompt
     from infd.http.served_model import ServedModel
     from infd.offload import Offload
-    from infd.request import Constraint, Plain, Restriction, TokenLogprobs, Want
+    from infd.request import Breakers, Constraint, Plain, Restriction, TokenLogprobs, Want
     from infd.text.markup import Reading
 
 # The text that continues a prompt is decoded together with this many of the prompt's last tokens: many tokenizers drop
@@ -226,6 +226,7 @@ async def _queue(
     if fields.spaces_between_special_tokens is False and not skip_special:
         _check_no_spaces(served)
     bad_words = await bad_word_ids(fields.bad_words or (), served, backend.offload)
+    breakers = await samplers.breakers(fields, served, backend.offload)
     adapter = served.adapter(fields.model)
     continues = not isinstance(generation.input, Conversation) or generation.input.continued is not None
 
@@ -243,7 +244,7 @@ async def _queue(
         Request(
             id=ticket.id if len(prompts) == 1 else f"{ticket.id}-{number}",
             prompt=prompt.ids,
-            wants=_wants(generation, prompt, served, bad_words),
+            wants=_wants(generation, prompt, served, bad_words, breakers),
             choices=generation.choices,
             priority=exchange.priority(fields.priority),
             adapter=adapter,
@@ -295,7 +296,11 @@ async def _queue(
 
 
 def _wants(
-    generation: Generation, prompt: Prompt, served: ServedModel, bad_words: tuple[tuple[int, ...], ...]
+    generation: Generation,
+    prompt: Prompt,
+    served: ServedModel,
+    bad_words: tuple[tuple[int, ...], ...],
+    breakers: Breakers,
 ) -> tuple[Want, ...]:
     """Return the work requested for a prompt: generation, scoring, or both. Raises InvalidRequest, PromptTooLong."""
     param = generation.prompt_param
@@ -316,6 +321,7 @@ def _wants(
         choices_param="n" if generation.returned > 1 else "best_of",
         logprobs=generation.logprobs,
         bad_words=bad_words,
+        breakers=breakers,
     )
     wants: list[Want] = []
     if params.max_tokens:

@@ -13,8 +13,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from infd.errors import InvalidRequest, PromptTooLong, Unsupported
+from infd.http import samplers
 from infd.http.schema.unsupported import ABSENT
-from infd.request import SamplingParams
+from infd.request import Breakers, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from infd.http.schema.sampling import GenerationFields
     from infd.http.served_model import ServedModel
 
+NO_BREAKERS: Final = Breakers()
 # At a lower temperature sampling would select the same tokens, but dividing the logits could overflow to infinity.
 MIN_TEMPERATURE: Final = 1e-3
 # Upper bound of seeds, so that adding a choice's index does not overflow.
@@ -133,6 +135,7 @@ def sampling_params(
     choices_param: str = "n",
     logprobs: int | None,
     bad_words: tuple[tuple[int, ...], ...] = (),
+    breakers: Breakers = NO_BREAKERS,
 ) -> SamplingParams:
     """Return the request's sampling parameters, with the model's defaults for missing fields. Raises InvalidRequest."""
     defaults = served.defaults
@@ -154,19 +157,26 @@ def sampling_params(
             "allowed_token_ids names only tokens that end an answer, and min_tokens forbids those",
             param="allowed_token_ids",
         )
+    on = samplers.enabled(fields)
+    if "temperature" not in on:
+        temperature = 1.0
     top_k = defaults.top_k if fields.top_k is None else max(fields.top_k, 0)
+    top_p = defaults.top_p if fields.top_p is None else fields.top_p
+    min_p = defaults.min_p if fields.min_p is None else fields.min_p
+    repetition = defaults.repetition_penalty if fields.repetition_penalty is None else fields.repetition_penalty
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         temperature=temperature and max(temperature, MIN_TEMPERATURE),
-        top_k=min(top_k, served.vocab_size),
-        top_p=defaults.top_p if fields.top_p is None else fields.top_p,
-        min_p=defaults.min_p if fields.min_p is None else fields.min_p,
-        repetition_penalty=(
-            defaults.repetition_penalty if fields.repetition_penalty is None else fields.repetition_penalty
-        ),
-        presence_penalty=fields.presence_penalty or 0.0,
-        frequency_penalty=fields.frequency_penalty or 0.0,
+        top_k=min(top_k, served.vocab_size) if "top_k" in on else 0,
+        top_p=top_p if "top_p" in on else 1.0,
+        min_p=min_p if "min_p" in on else 0.0,
+        repetition_penalty=repetition if "penalties" in on else 1.0,
+        presence_penalty=(fields.presence_penalty or 0.0) if "penalties" in on else 0.0,
+        frequency_penalty=(fields.frequency_penalty or 0.0) if "penalties" in on else 0.0,
+        chain=samplers.chain(fields, temperature),
+        dry=samplers.dry(fields, breakers),
+        mirostat=samplers.mirostat(fields),
         logit_bias=bias,
         allowed_token_ids=allowed,
         bad_words=bad_words,

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from infd.kernels.families.rows import BatchState
 from infd.kernels.reference.rows import RowKernels as Reference
-from infd.request import Generate, SamplingParams, pick
+from infd.request import Breakers, Chain, Generate, Mirostat, SamplingParams, pick
 from infd.rounding import ceil_div, round_up
 from infd.runner.arenas.arena import zeros
 
@@ -47,6 +47,9 @@ class Stage(IntFlag):
     LOGPROBS = 64
     WORDS = 128
     ALLOWED = 256
+    DRY = 512
+    NARROW = 1024  # limited and cooled in place; then sampled at temperature 1, without limits
+    MIROSTAT = 2048
 
 
 class Words(Struct, frozen=True):
@@ -77,10 +80,16 @@ class RowSampling(Struct, frozen=True):
     end_ids: Array  # [E] int64
     words: Words
     allowed: Array  # [ceil(vocab / 32)] int32 bitmask; empty: all tokens are allowed
+    breakers: Breakers | None = None  # of the DRY penalty
 
 
 class Float(IntEnum):
-    """Columns of `Rows.floats`."""
+    """Columns of `Rows.floats`.
+
+    TEMPERATURE  temperature of the random sample; 1 for rows that are narrowed
+    COOLING      temperature of rows that are narrowed; LATE: 1 if limits precede it
+    MU           mirostat's largest surprise, in bits; changes with each sampled token
+    """
 
     TEMPERATURE = 0
     TOP_P = 1
@@ -88,6 +97,20 @@ class Float(IntEnum):
     REPETITION = 3
     PRESENCE = 4
     FREQUENCY = 5
+    COOLING = 6
+    LATE = 7
+    TOP_N_SIGMA = 8
+    TYPICAL_P = 9
+    XTC_PROBABILITY = 10
+    XTC_THRESHOLD = 11
+    RANGE = 12
+    EXPONENT = 13
+    DRY_MULTIPLIER = 14
+    DRY_BASE = 15
+    MIROSTAT = 16  # version; 0: off
+    TAU = 17
+    ETA = 18
+    MU = 19
 
 
 class Integer(IntEnum):
@@ -98,6 +121,8 @@ class Integer(IntEnum):
     TOP_K = 2
     PROMPT = 3
     FLOOR = 4
+    DRY_ALLOWED = 5
+    DRY_WINDOW = 6
 
 
 _UNSAMPLED = Generate(SamplingParams(max_tokens=1, temperature=0.0))  # for a sequence that is scored, not sampled
@@ -209,7 +234,7 @@ class Rows:
             history[i, : len(tokens)] = tokens
             for group, table in enumerate(join.tables):
                 tables[i, group, : len(table)] = table
-            floats[i], integers[i] = _columns(join, self.vocab_size)
+            floats[i], integers[i] = _columns(join, self.vocab_size, self.max_len)
         row = self.upload(np.array([join.row for join, _ in joins], dtype=np.int64))
         self.tokens[:, :longest].index_copy_(0, row, self.upload(history))
         self.length.index_copy_(0, row, self.upload(np.array([len(tokens) for _, tokens in joins], dtype=np.int64)))
@@ -226,20 +251,57 @@ class Rows:
         self.tokens.index_put_((row, place), torch.where(place < self.length[row], known, draft.to(torch.int32)))
 
 
-def _columns(join: Join, vocab_size: int) -> tuple[list[float], list[int]]:
+def _columns(join: Join, vocab_size: int, max_len: int) -> tuple[Array, Array]:
     """Return the row's sampling parameters in the order of Float and of Integer."""
     s = (pick(Generate, join.wants) or _UNSAMPLED).sampling
     seed = join.seed & 0xFFFFFFFFFFFFFFFF
-    return (
-        [s.temperature, s.top_p, s.min_p, s.repetition_penalty, s.presence_penalty, s.frequency_penalty],
-        [
-            seed & 0xFFFFFFFF,
-            seed >> 32,
-            min(s.top_k, vocab_size),
-            join.prompt_tokens,
-            min(join.prompt_tokens + s.min_tokens, 2**31 - 1),
-        ],
+    floats, integers = np.zeros(len(Float), np.float32), np.zeros(len(Integer), np.int64)
+    floats[: Float.COOLING] = (
+        1.0 if _narrows(s) else s.temperature,
+        s.top_p,
+        s.min_p,
+        s.repetition_penalty,
+        s.presence_penalty,
+        s.frequency_penalty,
     )
+    integers[: Integer.DRY_ALLOWED] = (
+        seed & 0xFFFFFFFF,
+        seed >> 32,
+        min(s.top_k, vocab_size),
+        join.prompt_tokens,
+        min(join.prompt_tokens + s.min_tokens, 2**31 - 1),
+    )
+    if s.dry is not None:
+        floats[Float.DRY_MULTIPLIER], floats[Float.DRY_BASE] = s.dry.multiplier, s.dry.base
+        window = max_len if s.dry.window is None else min(s.dry.window, max_len)
+        integers[Integer.DRY_ALLOWED :] = s.dry.allowed_length, window
+    if _narrows(s):
+        chain = s.chain or Chain()
+        floats[Float.COOLING : Float.DRY_MULTIPLIER] = (
+            s.temperature if s.temperature >= GREEDY_BELOW else 1.0,
+            s.chain is not None,
+            chain.top_n_sigma,
+            chain.typical_p,
+            chain.xtc_probability,
+            chain.xtc_threshold,
+            chain.dynatemp_range if s.temperature >= GREEDY_BELOW else 0.0,
+            chain.dynatemp_exponent,
+        )
+    if (mirostat := _mirostat(s)) is not None:
+        mu = 2 * mirostat.tau if join.mu is None else join.mu
+        integers[Integer.TOP_K], floats[Float.TOP_P], floats[Float.MIN_P] = 0, 1.0, 0.0
+        floats[Float.COOLING : Float.DRY_MULTIPLIER] = s.temperature, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0
+        floats[Float.MIROSTAT :] = mirostat.version, mirostat.tau, mirostat.eta, mu
+    return floats, integers
+
+
+def _mirostat(s: SamplingParams) -> Mirostat | None:
+    """Return the parameters of mirostat if the row's tokens are random."""
+    return s.mirostat if s.temperature >= GREEDY_BELOW else None
+
+
+def _narrows(s: SamplingParams) -> bool:
+    return s.chain is not None or _mirostat(s) is not None
 
 
 def _row_sampling(join: Join, vocab_size: int) -> RowSampling:
@@ -256,8 +318,14 @@ def _row_sampling(join: Join, vocab_size: int) -> RowSampling:
         stages |= Stage.FLOOR
     if s.temperature >= GREEDY_BELOW:
         stages |= Stage.RANDOM
-        if s.top_k > 0 or s.top_p < 1.0 or s.min_p > 0.0:
+        if not _narrows(s) and (s.top_k > 0 or s.top_p < 1.0 or s.min_p > 0.0):
             stages |= Stage.TRUNCATE
+    if s.dry is not None:
+        stages |= Stage.DRY
+    if _narrows(s):
+        stages |= Stage.NARROW
+    if _mirostat(s) is not None:
+        stages |= Stage.MIROSTAT
     if s.logprobs is not None:
         stages |= Stage.LOGPROBS
     if s.bad_words:
@@ -275,6 +343,7 @@ def _row_sampling(join: Join, vocab_size: int) -> RowSampling:
         end_ids=np.array([i for i in generate.end_ids if 0 <= i < vocab_size], dtype=np.int64),
         words=_words(s.bad_words, vocab_size),
         allowed=_bitmask(s.allowed_token_ids, vocab_size) if s.allowed_token_ids else _NO_IDS,
+        breakers=None if s.dry is None else s.dry.breakers,
     )
 
 

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from infd.kernels.families.draw import Drawing, History
+from infd.kernels.families.draw import Drawing, History, Narrowing, Repeats
 from infd.rounding import ceil_div
 from infd.runner.rows import Float, Integer, Stage
-from infd.runner.sampling import acceptance, bias, floor, scores, words
+from infd.runner.sampling import acceptance, bias, floor, mirostat, scores, words
+from infd.runner.sampling.breakers import BreakerTables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.draw import Draw
+    from infd.request import Breakers
     from infd.runner.rows import Rows, RowSampling
     from infd.runner.staging import Staging
 
@@ -34,7 +36,7 @@ SOUND, NOT_FINITE, NOTHING_ALLOWED = range(3)
 _NONE: Final = np.empty(0, dtype=np.int64)
 # Positions are upper bounds while drafts are in flight, by at most this number of tokens.
 IN_DOUBT: Final = 64
-SHAPING = Stage.REPETITION | Stage.FREQUENCY | Stage.BIAS | Stage.FLOOR | Stage.WORDS
+SHAPING = Stage.REPETITION | Stage.FREQUENCY | Stage.DRY | Stage.BIAS | Stage.FLOOR | Stage.WORDS | Stage.NARROW
 
 
 class SampledPositions(Struct):
@@ -94,6 +96,30 @@ class Likeliest(NamedTuple):
         return Likeliest(*(values[:count] for values in self))
 
 
+class Chosen(NamedTuple):
+    """The tokens of n rows that were chosen from changed logits.
+
+    logits   [n, vocab] float32, after all stages
+    tokens   [n] int64
+    verdict  [n] int64
+    """
+
+    logits: Tensor
+    tokens: Tensor
+    verdict: Tensor
+
+
+class Adapted(NamedTuple):
+    """The new states of the rows with mirostat.
+
+    at  [m] indices into the sampled positions, on the host
+    mu  [m] float32
+    """
+
+    at: list[int]
+    mu: Tensor
+
+
 class Sampled(Struct):
     """A step's sampled tokens.
 
@@ -102,6 +128,7 @@ class Sampled(Struct):
     kept     [S] int64: number of samples kept of each span, the first ones; None: one of each span
     scored   positions with requested log-probabilities: (index into N, number of likeliest tokens to report)
     scores   log-probabilities, one row per entry of `scored`; None if `scored` is empty
+    adapted  None: no row has mirostat
     """
 
     tokens: Tensor
@@ -109,12 +136,14 @@ class Sampled(Struct):
     kept: Tensor | None
     scored: list[tuple[int, int]]
     scores: scores.Scores | None
+    adapted: Adapted | None = None
 
     def download(self, staging: Staging) -> Sampled:
         """Start copies to the host; return the samples with the copies."""
         values = None if self.scores is None else scores.Scores(*map(staging.down, self.scores))
         kept = None if self.kept is None else staging.down(self.kept)
-        return Sampled(staging.down(self.tokens), staging.down(self.verdict), kept, self.scored, values)
+        adapted = None if self.adapted is None else Adapted(self.adapted.at, staging.down(self.adapted.mu))
+        return Sampled(staging.down(self.tokens), staging.down(self.verdict), kept, self.scored, values, adapted)
 
 
 class Sampler:
@@ -123,6 +152,7 @@ class Sampler:
     def __init__(self, rows: Rows, draw: Draw) -> None:
         self._rows = rows
         self._draw = draw
+        self._breakers = BreakerTables(rows.vocab_size, rows.upload)
         self._each = torch.arange(rows.scratch + 1, device=rows.device)  # grows with the number of positions
 
     def likeliest(self, logits: Tensor) -> Likeliest:
@@ -163,10 +193,12 @@ class Sampler:
         if (unshaped & Stage.RANDOM).any():
             tokens = self._drawn(logits, largest, tokens, at, unshaped)
             appended = None
+        adapted = None
         if shaped.any():
-            tokens, verdict = self._shaped(
-                logits, tokens, verdict, Shaping(at, stages, allowed), np.flatnonzero(shaped)
-            )
+            subset = np.flatnonzero(shaped)
+            chosen = self._shaped(logits, verdict, Shaping(at, stages, allowed), subset)
+            tokens, verdict = _merged(chosen, tokens, verdict, self._rows.upload(subset))
+            adapted = self._adapt(chosen, at, stages, subset)
             appended = None
         kept = None
         if samples is not None:
@@ -178,7 +210,7 @@ class Sampler:
         if raw is not None:
             most = min(max(k for _, k in scored), raw.shape[1])
             values = scores.score(raw, tokens[self._rows.upload(scoring)], most)
-        return Sampled(tokens, verdict, kept, scored, values)
+        return Sampled(tokens, verdict, kept, scored, values, adapted)
 
     def _keep(self, at: SampledPositions, tokens: Tensor, verdict: Tensor, samples: Array) -> Tensor:
         """Append the samples to keep to `Rows`, where drafts equal all but the last; return their number, [S]."""
@@ -210,21 +242,16 @@ class Sampler:
                 stages[i] &= ~Stage.FLOOR
         return stages
 
-    def _shaped(
-        self, logits: Tensor, tokens: Tensor, verdict: Tensor, shaping: Shaping, subset: Array
-    ) -> tuple[Tensor, Tensor]:
-        """Choose the tokens of the rows `subset` [n] from changed logits; return `tokens` and `verdict`, updated."""
+    def _shaped(self, logits: Tensor, verdict: Tensor, shaping: Shaping, subset: Array) -> Chosen:
+        """Choose the tokens of the rows `subset` [n] from changed logits."""
         if subset.size == len(shaping.stages):  # all rows: no gather
             return self._choose_shaped(logits.float(), verdict, shaping)
         index = self._rows.upload(subset)
         selected, sound = logits.index_select(0, index).float(), verdict.index_select(0, index)
-        replaced = self._choose_shaped(selected, sound, shaping.select(subset, index))
-        for whole, values in zip((tokens, verdict), replaced, strict=True):
-            whole.index_copy_(0, index, values)
-        return tokens, verdict
+        return self._choose_shaped(selected, sound, shaping.select(subset, index))
 
-    def _choose_shaped(self, logits: Tensor, verdict: Tensor, shaping: Shaping) -> tuple[Tensor, Tensor]:
-        """Apply the stages and the mask to logits [n, vocab] float32 in place; return tokens and verdicts.
+    def _choose_shaped(self, logits: Tensor, verdict: Tensor, shaping: Shaping) -> Chosen:
+        """Apply the stages and the mask to logits [n, vocab] float32 in place, and choose tokens.
 
         verdict  [n]: SOUND or NOT_FINITE, found before shaping; the returned verdict may also be NOTHING_ALLOWED
         """
@@ -237,9 +264,58 @@ class Sampler:
             subset = np.flatnonzero(_limited(allowed))
             if subset.size:
                 self._draw.forbid(logits, self._rows.upload(subset), self._rows.upload(allowed[subset]))
+        subset = np.flatnonzero(stages & Stage.NARROW)
+        if subset.size:
+            self._narrow(logits, at, stages, subset)
         largest, tokens = self._draw.largest(logits)
         verdict = torch.where((verdict == SOUND) & ~(largest > -torch.inf), NOTHING_ALLOWED, verdict)
-        return self._drawn(logits, largest, tokens, at, stages), verdict
+        return Chosen(logits, self._drawn(logits, largest, tokens, at, stages), verdict)
+
+    def _narrow(self, logits: Tensor, at: SampledPositions, stages: Array, subset: Array) -> None:
+        """Limit and cool the rows `subset` in place."""
+        index = self._rows.upload(subset)
+        largest = (logits if subset.size == len(logits) else logits.index_select(0, index)).amax(-1)
+        row, end = at.rows.index_select(0, index), at.ends.index_select(0, index)
+        floats, integers = self._rows.floats.index_select(0, row), self._rows.integers.index_select(0, row)
+        top_k, min_p = integers[:, Integer.TOP_K], floats[:, Float.MIN_P]
+        adaptive = np.flatnonzero(stages[subset] & Stage.MIROSTAT)
+        if adaptive.size:
+            some = self._rows.upload(adaptive)
+            settings = floats.index_select(0, some)
+            cooled = logits.index_select(0, index.index_select(0, some))
+            cooled.sub_(largest.index_select(0, some)[:, None]).div_(settings[:, Float.COOLING, None])
+            found = mirostat.limits(cooled, settings[:, Float.MIROSTAT], settings[:, Float.MU])
+            top_k, min_p = (whole.index_copy(0, some, part) for whole, part in zip((top_k, min_p), found, strict=True))
+        narrowing = Narrowing(
+            rows=index,
+            largest=largest,
+            seed=integers[:, Integer.SEED_LOW : Integer.SEED_HIGH + 1],
+            position=end.to(torch.int32),
+            temperature=floats[:, Float.COOLING],
+            late=floats[:, Float.LATE] != 0,
+            top_n_sigma=floats[:, Float.TOP_N_SIGMA],
+            top_k=top_k,
+            top_p=floats[:, Float.TOP_P],
+            min_p=min_p,
+            typical_p=floats[:, Float.TYPICAL_P],
+            xtc_probability=floats[:, Float.XTC_PROBABILITY],
+            xtc_threshold=floats[:, Float.XTC_THRESHOLD],
+            range=floats[:, Float.RANGE],
+            exponent=floats[:, Float.EXPONENT],
+        )
+        self._draw.narrow(logits, narrowing)
+
+    def _adapt(self, chosen: Chosen, at: SampledPositions, stages: Array, subset: Array) -> Adapted | None:
+        """Update mirostat's state of the rows `subset` whose tokens were chosen."""
+        adaptive = np.flatnonzero(stages[subset] & Stage.MIROSTAT)
+        if not adaptive.size:
+            return None
+        index, rows = self._rows.upload(adaptive), at.rows.index_select(0, self._rows.upload(subset[adaptive]))
+        floats = self._rows.floats.index_select(0, rows)
+        kept, tokens = (each.index_select(0, index) for each in (chosen.logits, chosen.tokens))
+        mu = mirostat.adapt(kept, tokens, *(floats[:, column] for column in (Float.MU, Float.TAU, Float.ETA)))
+        self._rows.floats[:, Float.MU].index_copy_(0, rows, mu)
+        return Adapted(subset[adaptive].tolist(), mu)
 
     def _penalize_repetition(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
         index = self._rows.upload(subset)
@@ -253,6 +329,25 @@ class Sampler:
         floats = self._rows.floats[history.sequence]
         presence, frequency = floats[:, Float.PRESENCE], floats[:, Float.FREQUENCY]
         self._draw.penalize_answer(logits, index, history, presence, frequency)
+
+    def _penalize_repeats(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
+        sets: dict[Breakers, list[int]] = {}
+        for i, params in zip(subset, self._params(at, subset), strict=True):
+            assert params.breakers is not None
+            sets.setdefault(params.breakers, []).append(i)
+        for breakers, members in sets.items():
+            some = np.array(members)
+            index = self._rows.upload(some)
+            history = self._history(at, index, some)
+            floats, integers = self._rows.floats[history.sequence], self._rows.integers[history.sequence]
+            repeats = Repeats(
+                floats[:, Float.DRY_MULTIPLIER],
+                floats[:, Float.DRY_BASE],
+                integers[:, Integer.DRY_ALLOWED],
+                integers[:, Integer.DRY_WINDOW],
+                *self._breakers.of(breakers),
+            )
+            self._draw.penalize_repeats(logits, index, history, repeats)
 
     def _add_bias(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
         entries, upload = self._params(at, subset), self._rows.upload
@@ -348,10 +443,18 @@ class Sampler:
 _SHAPING = (  # the stages that change logits, in the order in which they are applied
     (Stage.REPETITION, Sampler._penalize_repetition),
     (Stage.FREQUENCY, Sampler._penalize_answer),
+    (Stage.DRY, Sampler._penalize_repeats),
     (Stage.BIAS, Sampler._add_bias),
     (Stage.FLOOR, Sampler._forbid_ends),
     (Stage.WORDS, Sampler._forbid_words),
 )
+
+
+def _merged(chosen: Chosen, tokens: Tensor, verdict: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the tokens and verdicts of all rows, those at `index` from `chosen`."""
+    if len(chosen.tokens) == len(tokens):
+        return chosen.tokens, chosen.verdict
+    return tokens.index_copy_(0, index, chosen.tokens), verdict.index_copy_(0, index, chosen.verdict)
 
 
 def _limited(allowed: Array) -> Array:

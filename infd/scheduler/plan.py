@@ -22,6 +22,7 @@ class Join(Struct):
     seed    seed of the sampling noise: the request's seed plus the choice's index
     slot    the adapter's slot; 0: no adapter
     regime  regime of the rotary angles; see layout.Regimes
+    mu      mirostat's state after the last token; None: no token is generated
     """
 
     row: int
@@ -32,6 +33,7 @@ class Join(Struct):
     seed: int
     slot: int = 0
     regime: int = 0
+    mu: float | None = None
 
 
 class Grant(Struct, gc=False):
@@ -103,6 +105,7 @@ class StepResult(Struct):
     tokens           the kept samples, span after span
     logprobs         by span index, one per kept sample, if requested
     prompt_logprobs  by span index, one per scored token
+    mu               by span index: mirostat's state after the sampled token
     failed           by span index: the fault, if only the span's sequence failed (staging, non-finite logits, sampling)
     """
 
@@ -110,4 +113,5 @@ class StepResult(Struct):
     tokens: list[int]
     logprobs: dict[int, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    mu: dict[int, float] = {}
     failed: dict[int, Fault] = {}

@@ -380,6 +380,7 @@ class Scheduler:
             seed=seq.seed,
             slot=seq.slot,
             regime=seq.regime,
+            mu=seq.mu,
         )
 
     def _allocate(self, plan: StepPlan, seq: Sequence, end: int) -> bool:
@@ -407,6 +408,7 @@ class Scheduler:
         if span.scores and seq.scoring:
             seq.score(span.start, result.prompt_logprobs[number])
         if tokens:
+            seq.mu = result.mu.get(number, seq.mu)
             appended = self._append(seq, tokens, step)
             logprobs = result.logprobs[number][:appended] if number in result.logprobs else []
             outcome = Outcome(seq, tokens if appended == len(tokens) else tokens[:appended], logprobs, seq.finish)

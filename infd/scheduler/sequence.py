@@ -44,6 +44,7 @@ class Sequence:
         "last_step",
         "limit",
         "min_tokens",
+        "mu",
         "place",
         "preemptions",
         "prefix_root",
@@ -90,10 +91,15 @@ class Sequence:
                     self.seed = sampling.seed + choice
                     self.min_tokens = sampling.min_tokens
                     self.end_ids = end_ids
+                    if (
+                        sampling.mirostat is not None
+                    ):  # each token changes its state, so drafts are not verified at once
+                        self.drafter = NO_DRAFTS
                     self.limit += sampling.max_tokens  # the sequence ends at this many known tokens
                 case Score():  # only the first choice scores the prompt that all choices share
                     self.scoring = choice == 0 and self.prompt_tokens > 1  # whether log-probabilities are still missing
         self.prompt_logprobs: list[TokenLogprobs] = []  # known log-probabilities not yet in an outcome
+        self.mu: float | None = None  # mirostat's state after the known tokens; None: no token is generated
         self.token_cost = 1  # tokens of the step's budget that a computed token costs
         self.regime = 0  # regime of the rotary angles; see layout.Regimes
         self.regime_limit = self.limit  # maximum tokens computed in this regime

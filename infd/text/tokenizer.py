@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infd.apart.client import Worker
+    from infd.text.breakers import BreakerIndex
     from infd.text.checkpoint import Additions
 
 LARGEST_BYTES: Final = 2**28  # maximum size of tokenizer.json; a vocabulary of 250,000 tokens takes about 30 MiB
@@ -263,6 +264,13 @@ class Tokenizer:
         if self._pieces is None:
             return None
         return [self._pieces.bytes_of(token_id) for token_id in range(self.vocab_size)]
+
+    @cached_property
+    def breakers(self) -> BreakerIndex:
+        """The index of sequence breakers, made when first used. Raises Unsupported if `spellings` has none."""
+        from infd.text.breakers import index_of
+
+        return index_of(self.spellings(), partial(self.encode, add_special_tokens=False))
 
     @property
     def drops_space(self) -> bool:

@@ -20,8 +20,9 @@ def test_a_join_writes_everything_and_a_grant_adds_to_it():
     assert rows.tokens[2, :5].tolist() == [5, 6, 7, 8, 9]
     assert rows.length[2] == 5
     assert rows.tables[2, 0].tolist() == [4, 7, 9, 0, 0, 0, 0, 0]
-    assert torch.allclose(rows.floats[2], torch.tensor([0.5, 0.9, 0.1, 1.5, 0.0, 0.0]))
-    assert rows.integers[2].tolist() == [5, 2**8, 3, 3, 3]
+    assert torch.allclose(rows.floats[2, : Float.COOLING], torch.tensor([0.5, 0.9, 0.1, 1.5, 0.0, 0.0]))
+    assert rows.integers[2, : Integer.DRY_ALLOWED].tolist() == [5, 2**8, 3, 3, 3]
+    assert not rows.floats[2, Float.COOLING :].any()
     assert (rows.floats[2, Float.TOP_P], rows.integers[2, Integer.TOP_K]) == (torch.tensor(0.9), 3)
 
 

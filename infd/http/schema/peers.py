@@ -54,19 +54,9 @@ class PeerFields(GenerationFields, kw_only=True):
     stream_reasoning: UnsupportedField = ABSENT
 
     # llama.cpp
-    dry_allowed_length: UnsupportedField = ABSENT
-    dry_base: UnsupportedField = ABSENT
-    dry_multiplier: UnsupportedField = ABSENT
-    dry_penalty_last_n: UnsupportedField = ABSENT
-    dry_sequence_breakers: UnsupportedField = ABSENT
-    dynatemp_exponent: UnsupportedField = ABSENT
-    dynatemp_range: UnsupportedField = ABSENT
     grammar_lazy: UnsupportedField = ABSENT  # the grammar applies after a trigger
     lora: UnsupportedField = ABSENT  # adapters by number; in infd `model` names the adapter
     min_keep: UnsupportedField = ABSENT
-    mirostat: UnsupportedField = ABSENT
-    mirostat_eta: UnsupportedField = ABSENT
-    mirostat_tau: UnsupportedField = ABSENT
     n_indent: UnsupportedField = ABSENT
     n_probs: UnsupportedField = ABSENT
     post_sampling_probs: UnsupportedField = ABSENT
@@ -75,13 +65,8 @@ class PeerFields(GenerationFields, kw_only=True):
     response_fields: UnsupportedField = ABSENT
     return_progress: UnsupportedField = ABSENT
     return_tokens: UnsupportedField = ABSENT
-    samplers: UnsupportedField = ABSENT
     t_max_predict_ms: UnsupportedField = ABSENT
     timings_per_token: UnsupportedField = ABSENT
-    top_n_sigma: UnsupportedField = ABSENT
-    typical_p: UnsupportedField = ABSENT
-    xtc_probability: UnsupportedField = ABSENT
-    xtc_threshold: UnsupportedField = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         "ec_transfer_params": ({},),
@@ -108,20 +93,9 @@ class PeerFields(GenerationFields, kw_only=True):
         "session_params": ({},),
         "stop_regex": ("", []),
         "stream_reasoning": (True,),
-        # Parameters of a sampler that is off change nothing; their neutral values are llama.cpp's defaults.
-        "dry_allowed_length": (2,),
-        "dry_base": (1.75,),
-        "dry_multiplier": (0,),
-        "dry_penalty_last_n": (-1,),
-        "dry_sequence_breakers": (["\n", ":", '"', "*"],),
-        "dynatemp_exponent": (1,),
-        "dynatemp_range": (0,),
         "grammar_lazy": (False,),
         "lora": ([],),
-        "min_keep": (0,),
-        "mirostat": (0,),
-        "mirostat_eta": (0.1,),
-        "mirostat_tau": (5,),
+        "min_keep": (0, 1),
         "n_indent": (0,),
         "n_probs": (0,),
         "post_sampling_probs": (False,),
@@ -132,8 +106,4 @@ class PeerFields(GenerationFields, kw_only=True):
         "return_tokens": (False,),
         "t_max_predict_ms": (-1, 0),
         "timings_per_token": (False,),
-        "top_n_sigma": (-1,),
-        "typical_p": (1,),
-        "xtc_probability": (0,),
-        "xtc_threshold": (0.1,),
     }

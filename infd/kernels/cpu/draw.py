@@ -1,4 +1,4 @@
-"""Token sampling in C++, without sorting the vocabulary: `native/draw.cpp`."""
+"""Token sampling in C++, without sorting the vocabulary: draw.cpp, narrow.cpp and repeats.cpp of `native/`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import torch
 
 from infd.kernels.cpu.library import INT, POINTER, Library
 from infd.kernels.reference.drawing import noise, shaping
+from infd.kernels.reference.drawing.narrowing import columns
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.families.draw import Drawing
+    from infd.kernels.families.draw import Drawing, History, Narrowing, Repeats
 
 
 class Draw:
-    """Implements families.draw.Draw. The reference implementation applies penalties."""
+    """Implements families.draw.Draw. The reference implementation applies the other penalties."""
 
     penalize_repetition = staticmethod(shaping.penalize_repetition)
     penalize_answer = staticmethod(shaping.penalize_answer)
@@ -24,6 +25,10 @@ class Draw:
     def __init__(self, library: Library | None = None) -> None:
         library = library or Library()
         self._draw = library.kernel("draw", POINTER, INT, INT, POINTER, INT, *(POINTER,) * 8)
+        self._narrow = library.kernel("narrow", POINTER, INT, INT, POINTER, INT, POINTER, POINTER, POINTER)
+        self._penalize_repeats = library.kernel(
+            "penalize_repeats", POINTER, INT, INT, POINTER, INT, POINTER, INT, *(POINTER,) * 8, INT, INT
+        )
         self._largest = library.kernel("largest", POINTER, INT, INT, INT, POINTER, POINTER)
         self._forbid = library.kernel("forbid", POINTER, INT, INT, POINTER, INT, POINTER, INT)
         self._hashed = torch.empty(0, dtype=torch.int32)  # hashes of all token ids, for the last call's vocabulary
@@ -43,6 +48,40 @@ class Draw:
             bits.data_ptr(),
             bits.shape[1],
         )
+
+    def penalize_repeats(self, logits: Tensor, rows: Tensor, history: History, repeats: Repeats) -> None:
+        assert logits.dtype is torch.float32
+        assert logits.stride(1) == 1
+        rows = rows.contiguous()
+        params = [each.contiguous() for each in (history.sequence, history.end, *repeats)]
+        self._penalize_repeats(
+            logits.data_ptr(),
+            logits.stride(0),
+            logits.shape[1],
+            rows.data_ptr(),
+            len(rows),
+            history.tokens.data_ptr(),
+            history.tokens.stride(0),
+            *(each.data_ptr() for each in params),
+            *repeats.tails.shape,
+        )
+
+    def narrow(self, logits: Tensor, narrowing: Narrowing) -> Tensor:
+        assert logits.dtype is torch.float32
+        assert logits.stride(1) == 1
+        parameters, top_k = columns(narrowing), narrowing.top_k.contiguous()
+        rows, temperatures = narrowing.rows.contiguous(), torch.empty(len(narrowing.rows))
+        self._narrow(
+            logits.data_ptr(),
+            logits.stride(0),
+            logits.shape[1],
+            rows.data_ptr(),
+            len(rows),
+            parameters.data_ptr(),
+            top_k.data_ptr(),
+            temperatures.data_ptr(),
+        )
+        return temperatures
 
     def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits.float()

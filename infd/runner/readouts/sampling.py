@@ -85,6 +85,10 @@ class Samples(Reading):
                 result.tokens += tokens[at : at + count]
             else:
                 result.failed[i] = _NOTHING_ALLOWED if verdicts[at] == NOTHING_ALLOWED else NOT_FINITE
+        if sampled.adapted is not None:
+            owner = np.repeat(self._spans, samples)
+            for at, mu in zip(sampled.adapted.at, sampled.adapted.mu.tolist(), strict=True):
+                result.mu[int(owner[at])] = mu
         if sampled.scores is not None:
             chosen, top, top_ids = (values.tolist() for values in sampled.scores)
             owner = np.repeat(self._spans, samples)

@@ -10,7 +10,7 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from infd.request import Generate, SamplingParams, Score
+from infd.request import Breakers, Chain, Dry, Generate, SamplingParams, Score
 from infd.rounding import ceil_div
 from infd.scheduler.plan import Join, Span, StepPlan
 
@@ -37,6 +37,7 @@ WAYS = (
     ),
     SamplingParams(max_tokens=1, temperature=1.0, frequency_penalty=0.1),
     SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, frequency_penalty=0.1),
+    SamplingParams(max_tokens=1, temperature=1.0, chain=Chain(typical_p=0.9), dry=Dry(0.1, 1.75, 2, None, Breakers())),
 )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from infd.kernels.triton.draw import gumbel, hashed, keys_of, reach
+from infd.kernels.triton.draw import gumbel, hashed, keys_of
+from infd.kernels.triton.limits import reach
 
 
 @triton.jit

@@ -19,7 +19,7 @@ import triton
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.triton.compiled import compiling, target
-from infd.request import Adapter, SamplingParams
+from infd.request import Adapter, Breakers, Chain, Dry, Mirostat, SamplingParams
 from infd.runner.start import warming
 from infd.scheduler.plan import Load, StepPlan
 from tests.runner.driving import join, span
@@ -41,6 +41,10 @@ ASKED = [
     {"temperature": 0.0, "repetition_penalty": 1.3},
     {"temperature": 1.0, "presence_penalty": 0.5, "allowed_token_ids": (3, 4)},
     {"temperature": 1.0, "top_p": 0.9, "logit_bias": {3: 1.0}},
+    {"temperature": 1.0, "top_p": 0.9, "chain": Chain(xtc_probability=0.5)},
+    {"temperature": 0.0, "dry": Dry(0.5, 1.2, 1, 7, Breakers((b"\3\0\0\0", b"\5\0\0\0"), ((7, 8),)))},
+    {"temperature": 1.0, "mirostat": Mirostat(1, 5.0, 0.1)},
+    {"temperature": 1.0, "mirostat": Mirostat(2, 5.0, 0.1), "top_p": 0.9},
 ]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infd.kernels.reference.drawing import choice, noise, shaping, temperature, truncation
+from infd.kernels.reference.drawing import choice, narrowing, noise, repeats, shaping, temperature, truncation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +26,8 @@ class Draw:
     forbid = staticmethod(shaping.forbid)
     penalize_repetition = staticmethod(shaping.penalize_repetition)
     penalize_answer = staticmethod(shaping.penalize_answer)
+    penalize_repeats = staticmethod(repeats.penalize)
+    narrow = staticmethod(narrowing.narrow)
 
     def __init__(self) -> None:
         self._hashed = torch.empty(0, dtype=torch.int32)  # hashes of all token ids, for the last call's vocabulary
