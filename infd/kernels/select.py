@@ -159,7 +159,7 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _flashinfer("tokens:Activation"),
             _reference("dense:Activation"),
         ),
-        "experts": (_reference("experts:Experts"),),
+        "experts": (_native("experts:Experts", "bfloat16"), _reference("experts:Experts")),
         "stack": (_native("stack:Stack", "bfloat16"), _reference("dense:Stack")),
         "rows": (_triton("rows:RowKernels"), _reference("rows:RowKernels")),
         "draw": (_native("draw:Draw", *_FLOATS, "float16"), _triton("draw:Draw"), _reference("drawing.draw:Draw")),

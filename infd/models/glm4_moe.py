@@ -54,7 +54,7 @@ class Glm4Moe(Decoder):
 
 
 def _router(settings: Settings) -> Router:
-    count, groups = experts(settings), settings.integer("n_group", 1)
+    count, groups = experts(settings), settings.integer("n_group", 1, most=1024)
     if count % groups:
         raise settings.error("n_group", f"a divisor of the number of experts ({count})", groups)
     kept = settings.integer("topk_group", 1, most=groups)

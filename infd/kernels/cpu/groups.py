@@ -60,6 +60,7 @@ class GroupPanels(Panels):
         self._steps = ceil_div(inputs, self._size)
         super().__init__(kernels, outputs, inputs, (), activations=activations)
         self._order = round_up(inputs, 16) if groups.order else 0  # words of the table of reordered inputs
+        self.reordered = bool(groups.order)
         step = self._to_lines + self._lines * PANEL
         self.shape = (self._order + ceil_div(outputs, PANEL) * self._steps * step,)
 

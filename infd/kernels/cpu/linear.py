@@ -58,9 +58,11 @@ class Panels:
     panel        shape of one panel, in elements of `dtype`
     activations  dtype of x in products
     layout       argument of the kernels that support several layouts; else 0
+    reordered    whether a table of reordered inputs precedes the panels, so that these cannot be multiplied alone
     """
 
     layout = 0
+    reordered = False
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Product(ctypes.Structure):
-    """The C structure StackProduct of `native/stack.h`."""
+    """The C structure StackProduct of `native/product.h`."""
 
     _fields_ = (
         ("multiply", POINTER),
@@ -28,7 +28,13 @@ class Product(ctypes.Structure):
 
 @runtime_checkable
 class Addressable(Protocol):
-    """A matrix form whose products native code can compute."""
+    """A matrix form whose products native code can compute.
+
+    reordered  whether a table precedes the panels, which then cannot be multiplied alone
+    """
+
+    @property
+    def reordered(self) -> bool: ...
 
     def product(self, storage: Tensor, bias: Tensor | None) -> Product:
         """Describe the product with the matrix in `storage`; `storage` and `bias` must outlive the structure."""

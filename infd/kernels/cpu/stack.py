@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from infd.kernels.cpu import experts
 from infd.kernels.cpu.attention import Plan, Step
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
 from infd.kernels.cpu.product import Addressable, Product
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.attention import AttentionPlan, KeyValuePages
     from infd.kernels.families.stack import LayersBatch
-    from infd.kernels.recipe import LayerRecipe, OutputTransform, ProductRecipe
+    from infd.kernels.recipe import GatedRecipe, LayerRecipe, OutputTransform, ProductRecipe
 
 SLICE = 4  # layers per call; before each call the device thread reports progress and can be stopped
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
@@ -53,6 +54,8 @@ class Layer(ctypes.Structure):
         ("output", Product),
         ("gate_up", Product),
         ("down", Product),
+        ("shared_gate", Product),
+        ("experts", ctypes.POINTER(experts.Layer)),
         ("attention_transform", Transform),
         ("mlp_transform", Transform),
         ("rope", POINTER),
@@ -109,7 +112,8 @@ class Stacked:
     def __init__(self, compute: Callable[..., None], layers: Sequence[LayerRecipe]) -> None:
         self._compute = compute
         self._recipes = layers  # keeps alive the weights to which the structures point
-        self._layers = (Layer * len(layers))(*map(_layer, layers))
+        self._described = [_layer(each) for each in layers]  # keeps alive the experts' structures
+        self._layers = (Layer * len(layers))(*self._described)
         self._cache: Sequence[KeyValuePages] | None = None
 
     def __call__(self, x: Tensor, batch: LayersBatch) -> tuple[Tensor, Tensor]:
@@ -153,18 +157,15 @@ def _native(plan: AttentionPlan) -> Plan:
 
 def _layer(recipe: LayerRecipe) -> Layer:
     attention, mlp = recipe.attention, recipe.mlp
-    if isinstance(mlp, ExpertsRecipe) or attention.sinks is not None:
+    if attention.sinks is not None:
         raise NoAddress
-    assert mlp.activation in ACTIVATIONS
-    return Layer(
+    layer = Layer(
         input_norm=_norm(recipe.input_norm),
         q_norm=_norm(attention.q_norm),
         k_norm=_norm(attention.k_norm),
         post_norm=_norm(recipe.post_norm),
         qkv=_product(attention.qkv),
         output=_product(attention.output),
-        gate_up=_product(mlp.gate_up),
-        down=_product(mlp.down),
         attention_transform=_transform(attention.output_transform),
         mlp_transform=_transform(mlp.output_transform),
         rope=attention.rope.data_ptr(),
@@ -175,9 +176,30 @@ def _layer(recipe: LayerRecipe) -> Layer:
         size=attention.head_size,
         scale=attention.scale,
         softcap=attention.softcap or 0,
-        gelu=mlp.activation == "gelu_pytorch_tanh",
         group=attention.group,
     )
+    if isinstance(mlp, ExpertsRecipe):
+        _mix(layer, mlp)
+    else:
+        _feed(layer, mlp)
+    return layer
+
+
+def _feed(layer: Layer, mlp: GatedRecipe) -> None:
+    assert mlp.activation in ACTIVATIONS
+    layer.gate_up, layer.down = _product(mlp.gate_up), _product(mlp.down)
+    layer.gelu = mlp.activation == "gelu_pytorch_tanh"
+
+
+def _mix(layer: Layer, mlp: ExpertsRecipe) -> None:
+    described = experts.layer_of(mlp)
+    if described is None:
+        raise NoAddress
+    layer.experts = ctypes.pointer(described)
+    if mlp.shared is not None:
+        _feed(layer, mlp.shared.mlp)
+        if mlp.shared.gate is not None:
+            layer.shared_gate = _product(mlp.shared.gate)
 
 
 def _product(recipe: ProductRecipe) -> Product:

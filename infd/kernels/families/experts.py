@@ -32,3 +32,6 @@ class Experts(Protocol):
 
         The sums are float32, in the order of `routes`.
         """
+
+    def add_shared(self, y: Tensor, shared: Tensor, gate: Tensor | None) -> Tensor:
+        """Return y + shared * sigmoid(gate), all [T, hidden], gate [T, 1]; without a gate y + shared. y may change."""

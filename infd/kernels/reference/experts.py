@@ -47,6 +47,11 @@ class Experts:
             total = total + weighted[:, slot]
         return total.to(x.dtype)
 
+    def add_shared(self, y: Tensor, shared: Tensor, gate: Tensor | None) -> Tensor:
+        if gate is None:
+            return y + shared
+        return (y.float() + shared.float() * gate.float().sigmoid()).to(y.dtype)
+
 
 def choose(logits: Tensor, router: Router, correction: Tensor | None) -> Routes:
     """Return the routes of tokens with these logits, [T, E] float32. correction: [E] float32."""

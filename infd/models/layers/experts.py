@@ -133,10 +133,8 @@ class Experts:
         y = self._family.compute(x, self._family.route(x, recipe.router), recipe)
         if self._shared is None:
             return y
-        common = self._shared.mlp(x, adapters)
-        if self._shared.gate is not None:
-            common = common * self._shared.gate(x, adapters).sigmoid()
-        return y + common
+        gate = None if self._shared.gate is None else self._shared.gate(x, adapters)
+        return self._family.add_shared(y, self._shared.mlp(x, adapters), gate)
 
 
 BIASES = ("experts.gate_up_proj_bias", "experts.down_proj_bias")

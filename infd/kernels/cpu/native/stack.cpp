@@ -20,6 +20,10 @@ INFD_KERNEL(add_rms_norm)
  const void* weight, float eps, float offset);
 INFD_KERNEL(silu_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size);
 INFD_KERNEL(gelu_tanh_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size);
+INFD_KERNEL(route)(const Router* router, const void* x, int64_t tokens, int64_t* experts, float* weights);
+INFD_KERNEL(experts)
+(const Experts* layer, const void* x, int64_t tokens, const int64_t* chosen, const float* weights, void* out);
+INFD_KERNEL(add_shared)(void* y, const void* shared, const void* gate, int64_t tokens, int64_t size);
 
 #define INFD_HERE(name) INFD_JOIN(INFD_ISA, name)
 
@@ -30,20 +34,28 @@ constexpr int64_t ENOUGH = 1 << 14;  // with more elements than this, waking oth
 // The intermediate results of a layer, in scratch memory.
 struct Workspace {
   bf16 *normed, *qkv, *attended, *gate_up, *gated;
+  bf16 *shared, *shared_gate;  // results of shared experts
+  int64_t* chosen;             // experts of the tokens
+  float* weights;
 
   Workspace(Carver& carver, const StackLayer* layers, int64_t count, const StackStep& step) {
-    int64_t qkv_size = 0, attended_size = 0, gate_up_size = 0, gated_size = 0;
+    int64_t qkv_size = 0, attended_size = 0, gate_up_size = 0, gated_size = 0, most_chosen = 0;
     for (const StackLayer* layer = layers; layer < layers + count; layer++) {
       qkv_size = larger(qkv_size, layer->qkv.outputs);
       attended_size = larger(attended_size, layer->output.inputs);
       gate_up_size = larger(gate_up_size, layer->gate_up.outputs);
       gated_size = larger(gated_size, layer->down.inputs);
+      if (layer->experts) most_chosen = larger(most_chosen, layer->experts->router.chosen);
     }
     normed = carver.take<bf16>(step.tokens * step.hidden);
     qkv = carver.take<bf16>(step.tokens * qkv_size);
     attended = carver.take<bf16>(step.tokens * attended_size);
     gate_up = carver.take<bf16>(step.tokens * gate_up_size);
     gated = carver.take<bf16>(step.tokens * gated_size);
+    shared = carver.take<bf16>(most_chosen ? step.tokens * step.hidden : 0);
+    shared_gate = carver.take<bf16>(most_chosen ? step.tokens : 0);
+    chosen = carver.take<int64_t>(step.tokens * most_chosen);
+    weights = carver.take<float>(step.tokens * most_chosen);
   }
 
   static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -123,6 +135,23 @@ void keep_sampled(bf16* rows, int64_t stride, int64_t size, const StackStep& ste
     memmove(rows + t * stride, rows + step.sampled_tokens[t] * stride, size * sizeof(bf16));
 }
 
+void feed(const StackLayer& layer, const bf16* input, bf16* out, const Workspace& space, const StackStep& step) {
+  multiply(layer.gate_up, input, space.gate_up, step.tokens);
+  const auto gate = layer.gelu ? INFD_HERE(gelu_tanh_mul) : INFD_HERE(silu_mul);
+  gate(1, space.gate_up, layer.gate_up.outputs, space.gated, step.tokens, layer.gate_up.outputs / 2);
+  multiply(layer.down, space.gated, out, step.tokens);
+}
+
+void mix(const StackLayer& layer, const bf16* input, bf16* out, const Workspace& space, const StackStep& step) {
+  INFD_HERE(route)(&layer.experts->router, input, step.tokens, space.chosen, space.weights);
+  INFD_HERE(experts)(layer.experts, input, step.tokens, space.chosen, space.weights, out);
+  if (layer.gate_up.multiply == nullptr) return;
+  feed(layer, input, space.shared, space, step);
+  const bool gated = layer.shared_gate.multiply != nullptr;
+  if (gated) multiply(layer.shared_gate, input, space.shared_gate, step.tokens);
+  INFD_HERE(add_shared)(out, space.shared, gated ? space.shared_gate : nullptr, step.tokens, step.hidden);
+}
+
 void compute(const StackLayer& layer, const StackStep& all, const Workspace& space, bf16* x, bf16* stream, bool starts,
              bool ends) {
   const bf16* input = enter(layer.input_norm, x, stream, starts, space.normed, all);
@@ -144,10 +173,10 @@ void compute(const StackLayer& layer, const StackStep& all, const Workspace& spa
   finish(layer.attention_transform, x, step);
 
   input = enter(layer.post_norm, x, stream, false, space.normed, step);
-  multiply(layer.gate_up, input, space.gate_up, step.tokens);
-  const auto gate = layer.gelu ? INFD_HERE(gelu_tanh_mul) : INFD_HERE(silu_mul);
-  gate(1, space.gate_up, layer.gate_up.outputs, space.gated, step.tokens, layer.gate_up.outputs / 2);
-  multiply(layer.down, space.gated, x, step.tokens);
+  if (layer.experts)
+    mix(layer, input, x, space, step);
+  else
+    feed(layer, input, x, space, step);
   finish(layer.mlp_transform, x, step);
 }
 

@@ -8,16 +8,7 @@
 #include <stdint.h>
 
 #include "attention.h"
-
-// A product x W^T + bias, and the kernel for the form in which W is stored.
-struct StackProduct {
-  void (*multiply)(const void* x, int64_t x_stride, int64_t rows, const void* weights, int64_t outputs, int64_t inputs,
-                   const void* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout);
-  const void* weights;
-  const void* bias;  // or null
-  int64_t outputs, inputs;
-  int64_t layout;  // argument of forms with several layouts (groups.h, float8.h); 0 for other forms
-};
+#include "experts.h"
 
 struct StackNorm {
   const void* weight;  // null: no norm
@@ -33,7 +24,9 @@ struct StackTransform {
 
 struct StackLayer {
   StackNorm input_norm, q_norm, k_norm, post_norm;
-  StackProduct qkv, output, gate_up, down;
+  StackProduct qkv, output, gate_up, down;  // with experts: gate_up and down of the shared ones, or no `multiply`
+  StackProduct shared_gate;                 // no `multiply`: the shared experts have no gate
+  const Experts* experts;                   // null: none
   StackTransform attention_transform, mlp_transform;
   const float* rope;  // [max_len, turned]
   int64_t turned, interleaved;

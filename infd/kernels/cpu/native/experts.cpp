@@ -1,0 +1,333 @@
+// Mixtures of experts: routers, and products of the tokens' rows with the matrices of the experts that they choose.
+//
+// The rows of a step are sorted by expert. The work is divided into tiles: all rows of one expert, and some panels of
+// its matrix; a tile is an ordinary product, computed by the kernel of the matrices' form on one thread. A result of such
+// a product does not depend on the number of rows, so a token's result does not depend on the other tokens. A token's
+// outputs are summed in float, in the order in which its experts were chosen.
+
+#include "experts.h"
+
+#include "panels.h"
+#include "scratch.h"
+#include "tokens.h"
+
+namespace {
+
+constexpr int64_t ENOUGH = 1 << 14;      // with more elements than this, waking other threads saves time
+constexpr int64_t MOST_ROWS = 1 << 13;   // of a pass through all experts: bounds scratch memory
+constexpr int64_t FEW_ROWS = 8;          // a product of fewer rows takes as long: it waits for weights
+constexpr int64_t TILES = 4;             // for each thread
+
+enum Scores { SOFTMAX, CHOSEN, SIGMOID, MARGIN };
+
+thread_local Scratch scratch, own_scratch;
+
+// out[i] = the logits of an expert for COUNT tokens, without bias. A token's sum is the same for every COUNT.
+template <int COUNT>
+void logits_of(const bf16* x, int64_t size, const float* weight, float* out, int64_t stride) {
+  Vec sum[COUNT][2];
+  for (int i = 0; i < COUNT; i++) sum[i][0] = sum[i][1] = set(0.0f);
+  int64_t at = 0;
+  for (; at + 2 * WIDTH <= size; at += 2 * WIDTH) {
+    const Vec first = load(weight + at), second = load(weight + at + WIDTH);
+#pragma GCC unroll 4
+    for (int i = 0; i < COUNT; i++) {
+      sum[i][0] = fma(load(x + i * size + at), first, sum[i][0]);
+      sum[i][1] = fma(load(x + i * size + at + WIDTH), second, sum[i][1]);
+    }
+  }
+  for (int i = 0; i < COUNT; i++) {
+    float total = ::sum(sum[i][0] + sum[i][1]);
+    for (int64_t k = at; k < size; k++) total = fmaf(to_float(x[i * size + k]), weight[k], total);
+    out[i * stride] = total;
+  }
+}
+
+// The index of the largest number that is not taken, the first of equals.
+int64_t largest_left(const float* numbers, const bool* taken, int64_t count) {
+  int64_t best = -1;
+  for (int64_t i = 0; i < count; i++)
+    if (!taken[i] && (best < 0 || numbers[i] > numbers[best])) best = i;
+  return best;
+}
+
+struct Chooser {
+  const Router& router;
+  float *scores, *ranked;
+  bool* taken;
+
+  void operator()(const float* logits, int64_t* experts, float* weights) const {
+    memset(taken, 0, router.experts);
+    if (router.scores == MARGIN)
+      by_margin(logits, experts, weights);
+    else
+      by_score(logits, experts, weights);
+    for (int64_t slot = 0; slot < router.chosen; slot++) weights[slot] *= router.scale;
+  }
+
+ private:
+  void by_margin(const float* logits, int64_t* experts, float* weights) const {
+    for (int64_t slot = 0; slot < router.chosen; slot++) {
+      const int64_t best = largest_left(logits, taken, router.experts);
+      const float most = logits[best];
+      float total = 0;
+      for (int64_t i = 0; i < router.experts; i++) {
+        const float size = fabsf(logits[i]), factor = size > most ? size : most;
+        if (!taken[i] && !((most - logits[i]) / factor > router.margin)) total += expf(logits[i] - most);
+      }
+      experts[slot] = best, weights[slot] = 1 / total, taken[best] = true;
+    }
+  }
+
+  void by_score(const float* logits, int64_t* experts, float* weights) const {
+    const int64_t count = router.experts;
+    if (router.scores == SIGMOID)
+      for (int64_t i = 0; i < count; i++) scores[i] = 1 / (1 + expf(-logits[i]));
+    else if (router.scores == SOFTMAX)
+      softmax(logits, scores, count);
+    else
+      memcpy(scores, logits, count * sizeof(float));
+    const float* by = logits;
+    if (router.correction || router.groups > 1) {
+      for (int64_t i = 0; i < count; i++) ranked[i] = router.correction ? scores[i] + router.correction[i] : scores[i];
+      by = ranked;
+    }
+    if (router.groups > 1) drop_groups();
+    for (int64_t slot = 0; slot < router.chosen; slot++) {
+      const int64_t best = largest_left(by, taken, count);
+      experts[slot] = best, weights[slot] = scores[best], taken[best] = true;
+    }
+    if (router.scores == CHOSEN) softmax(weights, weights, router.chosen);
+    if (router.least_sum < 0) return;
+    float total = 0;
+    for (int64_t slot = 0; slot < router.chosen; slot++) total += weights[slot];
+    if (total < router.least_sum) total = router.least_sum;
+    for (int64_t slot = 0; slot < router.chosen; slot++) weights[slot] /= total;
+  }
+
+  // Rank the experts of all groups but the best at -inf.
+  void drop_groups() const {
+    const int64_t size = router.experts / router.groups;
+    bool kept[1 << 10] = {};  // at most as many groups, see experts.py
+    float best[1 << 10];
+    for (int64_t group = 0; group < router.groups; group++) {
+      float first = -INFINITY, second = -INFINITY;
+      for (const float* x = ranked + group * size; x < ranked + (group + 1) * size; x++) {
+        if (*x > first)
+          second = first, first = *x;
+        else if (*x > second)
+          second = *x;
+      }
+      best[group] = size > 1 ? first + second : first;
+    }
+    for (int64_t i = 0; i < router.chosen_groups; i++) kept[largest_left(best, kept, router.groups)] = true;
+    for (int64_t i = 0; i < router.experts; i++)
+      if (!kept[i / size]) ranked[i] = -INFINITY;
+  }
+
+  static void softmax(const float* x, float* out, int64_t count) {
+    float most = x[0], total = 0;
+    for (int64_t i = 1; i < count; i++)
+      if (x[i] > most) most = x[i];
+    for (int64_t i = 0; i < count; i++) total += out[i] = expf(x[i] - most);
+    for (int64_t i = 0; i < count; i++) out[i] /= total;
+  }
+};
+
+// Some panels of an expert's matrix.
+struct Tile {
+  int64_t expert, first, panels;
+};
+
+// The rows of a pass, sorted by expert.
+struct Sorted {
+  const int64_t* offsets;  // [experts + 1]
+  int64_t experts;
+};
+
+// Multiply the rows x of each expert with the expert's matrix.
+template <class Number>
+void multiply_each(const ExpertProducts& products, const Sorted& sorted, const bf16* x, Number* out) {
+  const StackProduct& first = products.first;
+  const int64_t panels = panels_of(first.outputs), threads = omp_get_max_threads();
+  const auto work = [&](int64_t expert) {
+    const int64_t rows = sorted.offsets[expert + 1] - sorted.offsets[expert];
+    return rows == 0 ? 0 : rows < FEW_ROWS ? FEW_ROWS : rows;
+  };
+  int64_t total = 0;
+  for (int64_t e = 0; e < sorted.experts; e++) total += work(e);
+  const int64_t share = total / (TILES * threads) + 1;
+  const auto tiles_of = [&](int64_t expert) {
+    const int64_t wanted = (work(expert) + share - 1) / share;
+    return wanted < panels ? wanted : panels;
+  };
+  int64_t count = 0;
+  for (int64_t e = 0; e < sorted.experts; e++) count += tiles_of(e);
+  Tile* tiles = reinterpret_cast<Tile*>(own_scratch.at_least(count * sizeof(Tile)));
+  for (int64_t e = 0, at = 0; e < sorted.experts; e++) {
+    const int64_t parts = tiles_of(e);
+    for (int64_t part = 0; part < parts; part++) {
+      const int64_t begin = panels * part / parts;
+      tiles[at++] = {e, begin, panels * (part + 1) / parts - begin};
+    }
+  }
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t i = 0; i < count; i++) {
+    const Tile& tile = tiles[i];
+    const int64_t row = sorted.offsets[tile.expert], rows = sorted.offsets[tile.expert + 1] - row;
+    const int64_t output = tile.first * PANEL, left = first.outputs - output;
+    const bf16* bias = static_cast<const bf16*>(first.bias);
+    first.multiply(x + row * first.inputs, first.inputs, rows,
+                   static_cast<const char*>(first.weights) + tile.expert * products.stride + tile.first * products.panel,
+                   left < tile.panels * PANEL ? left : tile.panels * PANEL, first.inputs,
+                   bias ? bias + tile.expert * first.outputs + output : nullptr, out + row * first.outputs + output,
+                   first.outputs, sizeof(Number) == sizeof(float), first.layout);
+  }
+}
+
+// out = activation(gated) * (up + offset), with limits.
+void gate_row(const Experts& layer, const bf16* gated, const bf16* up, bf16* out, int64_t size) {
+  if (layer.alpha == 1 && layer.offset == 0 && layer.limit == INFINITY)
+    return layer.gelu ? gate<Gelu>(gated, up, out, size) : gate<Silu>(gated, up, out, size);
+  const Vec most = set(layer.limit), least = set(-layer.limit);
+  const auto compute = [&](Vec x, Vec y) {
+    x = min(most, x), y = min(most, max(least, y));
+    const Vec activated = layer.gelu ? Gelu()(x) : x / (set(1) + exponential(set(0) - x * set(layer.alpha)));
+    return activated * (y + set(layer.offset));
+  };
+  int64_t i = 0;
+  for (; i + WIDTH <= size; i += WIDTH) store(out + i, compute(load(gated + i), load(up + i)));
+  if (i < size) {
+    bf16 last[WIDTH];
+    store(last, compute(load_first(gated + i, size - i), load_first(up + i, size - i)));
+    memcpy(out + i, last, (size - i) * sizeof(bf16));
+  }
+}
+
+// The intermediate results of a pass, in scratch memory.
+struct Pass {
+  bf16 *rows, *gate_up, *gated;
+  float* outputs;
+  int64_t *place, *offsets;  // the sorted row of each choice; see Sorted
+
+  Pass(Carver& carver, const Experts& layer, int64_t tokens) {
+    const int64_t count = tokens * layer.router.chosen;
+    rows = carver.take<bf16>(count * layer.router.hidden);
+    gate_up = carver.take<bf16>(count * layer.gate_up.first.outputs);
+    gated = carver.take<bf16>(count * layer.down.first.inputs);
+    outputs = carver.take<float>(count * layer.router.hidden);
+    place = carver.take<int64_t>(count);
+    offsets = carver.take<int64_t>(layer.router.experts + 1);
+  }
+};
+
+void compute(const Experts& layer, const Pass& pass, const bf16* x, int64_t tokens, const int64_t* experts,
+             const float* weights, bf16* out) {
+  const Router& router = layer.router;
+  const int64_t chosen = router.chosen, size = router.hidden, count = tokens * chosen;
+  memset(pass.offsets, 0, (router.experts + 1) * sizeof(int64_t));
+  for (int64_t i = 0; i < count; i++) pass.offsets[experts[i] + 1]++;
+  for (int64_t e = 0; e < router.experts; e++) pass.offsets[e + 1] += pass.offsets[e];
+  for (int64_t i = 0; i < count; i++) pass.place[i] = pass.offsets[experts[i]]++;
+  for (int64_t e = router.experts; e > 0; e--) pass.offsets[e] = pass.offsets[e - 1];
+  pass.offsets[0] = 0;
+
+  const Sorted sorted{pass.offsets, router.experts};
+#pragma omp parallel for if (count * size > ENOUGH)
+  for (int64_t i = 0; i < count; i++) {
+    bf16* row = pass.rows + pass.place[i] * size;
+    memcpy(row, x + i / chosen * size, size * sizeof(bf16));
+    if (router.on_input) scale(row, weights[i], size);
+  }
+  multiply_each(layer.gate_up, sorted, pass.rows, pass.gate_up);
+  const int64_t inner = layer.down.first.inputs;
+#pragma omp parallel for if (count * inner > ENOUGH)
+  for (int64_t i = 0; i < count; i++) {
+    const bf16* gated = pass.gate_up + i * layer.gate_up.first.outputs;
+    gate_row(layer, gated, gated + inner, pass.gated + i * inner, inner);
+  }
+  multiply_each(layer.down, sorted, pass.gated, pass.outputs);
+#pragma omp parallel for if (count * size > ENOUGH)
+  for (int64_t t = 0; t < tokens; t++) {
+    const auto add = [&](int64_t at, auto load_at, auto put) {
+      auto total = load_at(pass.outputs + pass.place[t * chosen] * size + at, router.on_input ? 1 : weights[t * chosen]);
+      for (int64_t slot = 1; slot < chosen; slot++)
+        total = total + load_at(pass.outputs + pass.place[t * chosen + slot] * size + at,
+                                router.on_input ? 1 : weights[t * chosen + slot]);
+      put(out + t * size + at, total);
+    };
+    int64_t at = 0;
+    for (; at + WIDTH <= size; at += WIDTH)
+      add(at, [](const float* p, float w) { return load(p) * set(w); }, [](bf16* p, Vec x) { store(p, x); });
+    for (; at < size; at++) add(at, [](const float* p, float w) { return *p * w; }, [](bf16* p, float x) { set(p, x); });
+  }
+}
+
+}  // namespace
+
+// Choose experts [tokens, chosen], and their weights, for tokens x [tokens, hidden].
+INFD_KERNEL(route)(const Router* router, const bf16* x, int64_t tokens, int64_t* experts, float* weights) {
+  const int64_t count = router->experts, size = router->hidden;
+  Carver sizes(nullptr);
+  sizes.take<float>(tokens * count);
+  float* logits = Carver(scratch.at_least(sizes.used)).take<float>(tokens * count);
+  constexpr int64_t BLOCK = 4;
+#pragma omp parallel if (tokens * count * size > 1 << 18)
+  {
+#pragma omp for collapse(2)
+    for (int64_t block = 0; block < (tokens + BLOCK - 1) / BLOCK; block++)
+      for (int64_t e = 0; e < count; e++) {
+        const int64_t t = block * BLOCK;
+        const float* weight = router->weight + e * size;
+        if (tokens - t >= BLOCK)
+          logits_of<BLOCK>(x + t * size, size, weight, logits + t * count + e, count);
+        else
+          for (int64_t i = t; i < tokens; i++) logits_of<1>(x + i * size, size, weight, logits + i * count + e, count);
+      }
+    Carver carver(nullptr);
+    const auto carve = [&](Carver& from, float*& scores, float*& ranked, bool*& taken) {
+      scores = from.take<float>(count), ranked = from.take<float>(count), taken = from.take<bool>(count);
+    };
+    float *scores, *ranked;
+    bool* taken;
+    carve(carver, scores, ranked, taken);
+    Carver own(own_scratch.at_least(carver.used));
+    carve(own, scores, ranked, taken);
+    const Chooser choose{*router, scores, ranked, taken};
+#pragma omp for
+    for (int64_t t = 0; t < tokens; t++) {
+      float* row = logits + t * count;
+      if (router->bias)
+        for (int64_t e = 0; e < count; e++) row[e] += router->bias[e];
+      choose(row, experts + t * router->chosen, weights + t * router->chosen);
+    }
+  }
+}
+
+// out [tokens, hidden] = the weighted sums of the outputs of the experts chosen [tokens, k] for x [tokens, hidden].
+INFD_KERNEL(experts)
+(const Experts* layer, const bf16* x, int64_t tokens, const int64_t* chosen, const float* weights, bf16* out) {
+  const int64_t k = layer->router.chosen, size = layer->router.hidden, most = MOST_ROWS / k;
+  const int64_t passes = (tokens + most - 1) / most;
+  for (int64_t i = 0; i < passes; i++) {
+    const int64_t from = tokens * i / passes, count = tokens * (i + 1) / passes - from;
+    Carver sizes(nullptr);
+    Pass(sizes, *layer, count);
+    Carver carver(scratch.at_least(sizes.used));
+    compute(*layer, Pass(carver, *layer, count), x + from * size, count, chosen + from * k, weights + from * k,
+            out + from * size);
+  }
+}
+
+// y += shared * sigmoid(gate); y and shared [tokens, size], gate [tokens], or null: y += shared.
+INFD_KERNEL(add_shared)(bf16* y, const bf16* shared, const bf16* gate, int64_t tokens, int64_t size) {
+#pragma omp parallel for if (tokens * size > ENOUGH)
+  for (int64_t t = 0; t < tokens; t++) {
+    const float factor = gate ? 1 / (1 + expf(-to_float(gate[t]))) : 1;
+    bf16* sum = y + t * size;
+    const bf16* added = shared + t * size;
+    int64_t i = 0;
+    for (; i + WIDTH <= size; i += WIDTH) store(sum + i, fma(load(added + i), set(factor), load(sum + i)));
+    for (; i < size; i++) set(sum + i, fmaf(to_float(added[i]), factor, to_float(sum[i])));
+  }
+}

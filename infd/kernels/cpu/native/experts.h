@@ -1,0 +1,34 @@
+// The arguments of `route` and `experts`: one layer's router and experts. Activations and biases of experts are
+// bfloat16; routers are float.
+//
+// infd/kernels/recipe.py defines a layer; experts.cpp fills in these structures.
+
+#pragma once
+
+#include <stdint.h>
+
+#include "product.h"
+
+// See Router in recipe.py.
+struct Router {
+  const float *weight, *bias, *correction;  // [experts, hidden]; [experts] or null
+  int64_t hidden, experts, chosen;
+  int64_t scores;  // 0: softmax, 1: chosen, 2: sigmoid, 3: margin
+  int64_t groups, chosen_groups, on_input;
+  float least_sum;  // negative: none
+  float scale, margin;
+};
+
+// A product with the matrix of each expert.
+struct ExpertProducts {
+  StackProduct first;  // with the first expert's matrix
+  int64_t stride;      // bytes between two experts' matrices
+  int64_t panel;       // bytes of a panel
+};
+
+struct Experts {
+  Router router;
+  ExpertProducts gate_up, down;
+  int64_t gelu;  // see Gating in recipe.py
+  float alpha, limit, offset;
+};

@@ -1,0 +1,14 @@
+// A product x W^T + bias, and the kernel for the form in which W is stored.
+
+#pragma once
+
+#include <stdint.h>
+
+struct StackProduct {
+  void (*multiply)(const void* x, int64_t x_stride, int64_t rows, const void* weights, int64_t outputs, int64_t inputs,
+                   const void* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout);
+  const void* weights;
+  const void* bias;  // or null
+  int64_t outputs, inputs;
+  int64_t layout;  // argument of forms with several layouts (groups.h, float8.h); 0 for other forms
+};

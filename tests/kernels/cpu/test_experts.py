@@ -1,0 +1,156 @@
+"""Native routers and experts against the reference, in every form that holds experts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from infd.groups import Groups
+from infd.kernels.cpu.experts import Experts, layer_of
+from infd.kernels.cpu.groups import Int4, Kept, QuantizedMXFP4
+from infd.kernels.cpu.linear import Int8, Matrices
+from infd.kernels.cpu.packed import QuantizedFloat8
+from infd.kernels.recipe import ExpertsRecipe, Gating, Router, RouterRecipe, StackRecipe
+from infd.kernels.reference import experts as reference
+from tests.kernels.cpu.placed import draw
+
+FORMS = {"bf16": Matrices, "int8": Int8, "int4": Int4, "mxfp4": QuantizedMXFP4, "fp8": QuantizedFloat8}
+COUNT = 9
+DESIGNS = {
+    "softmax": {},
+    "renormalized": {"least_sum": 0.0},
+    "floor": {"least_sum": 0.9},
+    "chosen": {"scores": "chosen"},
+    "sigmoid": {"scores": "sigmoid", "least_sum": 1e-20, "scale": 1.7},
+    "groups": {"scores": "sigmoid", "groups": 3, "chosen_groups": 2},
+    "margin": {"scores": "margin", "margin": 0.4},
+    "one": {"chosen": 1, "scores": "sigmoid", "on_input": True},
+    "all": {"chosen": COUNT},
+}
+
+
+def router(design, hidden, *, bias=False, correction=False):
+    return RouterRecipe(
+        Router(experts=COUNT, **{"chosen": 3, **design}),
+        draw(COUNT, hidden, seed=21, dtype=torch.float32),
+        draw(COUNT, seed=22, dtype=torch.float32) if bias else None,
+        0.3 * draw(COUNT, seed=23, dtype=torch.float32) if correction else None,
+    )
+
+
+@pytest.mark.parametrize("further", [{}, {"bias": True}, {"correction": True}], ids=str)
+@pytest.mark.parametrize("design", DESIGNS)
+def test_routes_are_those_of_the_reference(library, design, further):
+    recipe = router(DESIGNS[design], 50, **further)
+    x = draw(23, 50, seed=24)
+    found, expected = Experts(library).route(x, recipe), reference.Experts().route(x, recipe)
+    assert found.experts.equal(expected.experts)
+    torch.testing.assert_close(found.weights, expected.weights, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_of_equal_experts_the_first_are_chosen(library, design):
+    recipe = router(DESIGNS[design], 16)._replace(weight=torch.zeros(COUNT, 16))
+    found = Experts(library).route(draw(3, 16), recipe)
+    assert found.experts.tolist() == [list(range(found.experts.shape[1]))] * 3
+
+
+def test_a_token_of_nan_chooses_distinct_experts(library):
+    for design in DESIGNS.values():
+        found = Experts(library).route(torch.full((2, 16), torch.nan, dtype=torch.bfloat16), router(design, 16))
+        assert all(len(set(row)) == len(row) for row in found.experts.tolist())
+        assert found.weights.isnan().all()
+
+
+def stack(matrices, outputs, inputs, seed, *, bias):
+    form = matrices.form(outputs, inputs, torch.bfloat16)
+    storage = torch.empty((COUNT, *form.shape), dtype=form.dtype)
+    storage.view(torch.uint8).fill_(255)  # memory is arbitrary before it is placed
+    for expert in range(COUNT):
+        form.place(storage[expert], 0, draw(outputs, inputs, seed=seed + expert) * inputs**-0.5)
+    return StackRecipe(form, storage, draw(COUNT, outputs, seed=seed - 1) if bias else None)
+
+
+def layer(matrices, hidden, inner, *, design=None, gating=None, bias=False):
+    return ExpertsRecipe(
+        router=router(design or {}, hidden),
+        gate_up=stack(matrices, 2 * inner, hidden, 100, bias=bias),
+        gating=gating or Gating(),
+        down=stack(matrices, hidden, inner, 200, bias=bias),
+    )
+
+
+CLAMPED = Gating(alpha=1.7, limit=0.6, offset=1.0)
+KINDS = {
+    "plain": {},
+    "on inputs": {"design": DESIGNS["one"]},
+    "clamped, biases": {"gating": CLAMPED, "bias": True},
+    "gelu": {"gating": Gating(activation="gelu_pytorch_tanh")},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("hidden", "inner"), [(64, 32), (50, 36), (200, 130)])
+def test_outputs_are_those_of_the_reference(library, hidden, inner, kind):
+    recipe = layer(Matrices(library), hidden, inner, **KINDS[kind])
+    native, plain = Experts(library), reference.Experts()
+    for tokens in (1, 2, 5, 40):
+        x = draw(tokens, hidden, seed=tokens)
+        routes = plain.route(x, recipe.router)
+        expected = plain.compute(x, routes, recipe).float()
+        # The reference rounds activations to bfloat16 more often.
+        torch.testing.assert_close(native.compute(x, routes, recipe).float(), expected, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_outputs_in_every_form_are_those_of_the_reference(library, form):
+    recipe = layer(FORMS[form](library), 160, 96)
+    assert layer_of(recipe) is not None
+    native, plain = Experts(library), reference.Experts()
+    x = draw(33, 160, seed=3)
+    routes = plain.route(x, recipe.router)
+    expected = plain.compute(x, routes, recipe).float()
+    torch.testing.assert_close(native.compute(x, routes, recipe).float(), expected, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_token_alone_is_the_same_to_the_bit_as_among_others(library, form):
+    recipe, native = layer(FORMS[form](library), 160, 100), Experts(library)
+    x = draw(40, 160, seed=4)
+    together = native.compute(x, native.route(x, recipe.router), recipe)
+    for first, rows in ((0, 1), (7, 2), (30, 10), (0, 40)):
+        some = x[first : first + rows]
+        assert native.compute(some, native.route(some, recipe.router), recipe).equal(together[first : first + rows])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert native.compute(x, native.route(x, recipe.router), recipe).equal(together)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_more_tokens_than_one_pass_computes(library):
+    recipe, native = layer(Matrices(library), 16, 8, design={"chosen": COUNT}), Experts(library)
+    x = draw(2000, 16, seed=5)
+    whole = native.compute(x, native.route(x, recipe.router), recipe)
+    parts = [native.compute(part, native.route(part, recipe.router), recipe) for part in x.split(300)]
+    assert whole.equal(torch.cat(parts))
+
+
+def test_experts_whose_inputs_are_reordered_run_in_torch(library):
+    reordered = Kept(library).form(64, 64, torch.bfloat16, Groups(4, 32, "F32", order="x"))
+    storage = torch.zeros(COUNT, *reordered.shape, dtype=reordered.dtype)
+    recipe = layer(Matrices(library), 64, 32)
+    assert layer_of(recipe) is not None
+    turned = ExpertsRecipe(
+        router=recipe.router, gate_up=StackRecipe(reordered, storage, None), gating=Gating(), down=recipe.down
+    )
+    assert layer_of(turned) is None
+
+
+@pytest.mark.parametrize("size", [16, 50])
+def test_shared_experts_are_added(library, size):
+    y, shared, gate = draw(5, size), draw(5, size, seed=1), draw(5, 1, seed=2)
+    for each in (None, gate):
+        expected = reference.Experts().add_shared(y.clone(), shared, each)
+        torch.testing.assert_close(Experts(library).add_shared(y.clone(), shared, each), expected)
