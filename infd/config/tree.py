@@ -172,6 +172,17 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         about("ciphers of TLS 1.2, as OpenSSL's list; those of TLS 1.3 are fixed (default: OpenSSL's)", live=True),
     ] = ""
     tls_min_version: Annotated[Literal["1.2", "1.3"], about("lowest version of TLS", live=True)] = "1.2"
+    trusted_proxies: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        about(
+            "addresses and networks of reverse proxies, `unix` for Unix sockets: the client is named in their"
+            " X-Forwarded-For, and these connections are not limited by max_connections_per_address",
+            live=True,
+        ),
+    ] = ()
+    proxy_protocol: Annotated[
+        bool, about("connections of trusted_proxies begin with a PROXY header, version 1 or 2; not with TLS", live=True)
+    ] = False
     max_connections: Annotated[
         Count, about("most open connections; a new one then closes the longest idle", live=True)
     ] = 4096

@@ -18,6 +18,7 @@ from infd.admin import protocol
 from infd.config import SETTINGS, Assignment, Loaded
 from infd.daemon import resolve
 from infd.errors import ConfigError
+from infd.http.proxies import networks
 from infd.sockets import tls
 
 if TYPE_CHECKING:
@@ -44,7 +45,13 @@ class Replacement(Struct, frozen=True):
     @classmethod
     def read(cls, config: Config, environment: Environment) -> Self:
         """Read the files. Raises ConfigError."""
-        return cls(config, resolve.keys(config, environment), tls.context(config.server))
+        server = config.server
+        networks(server.trusted_proxies)
+        if server.proxy_protocol and server.tls_certificate:
+            raise ConfigError(
+                "server.proxy_protocol: the header would come before the handshake; let the proxy end TLS, or unset one"
+            )
+        return cls(config, resolve.keys(config, environment), tls.context(server))
 
 
 class Reloader:

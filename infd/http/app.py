@@ -200,7 +200,7 @@ class HttpServer:
         assert server is not None
 
         def accept() -> Connection:
-            return Connection(server, self._connections, service.config.server, service.metrics, loop)
+            return Connection(server, self._connections, service.config.server, service.proxies, service.metrics, loop)
 
         # A duplicate, because an asyncio server closes its socket, and another context takes another server.
         if bound.family == socket.AF_UNIX:

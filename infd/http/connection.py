@@ -19,7 +19,7 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _ErrInfo
 
 from infd.errors import InvalidHttp, InvalidRequest, Overloaded, UnknownVersion
-from infd.http import failure
+from infd.http import failure, proxies
 from infd.http.connections import address_of
 from infd.http.service import EXCHANGE
 from infd.http.sse import HIGH_WATER
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from infd.config import ServerConfig
     from infd.http.connections import Connections
+    from infd.http.proxies import Proxies
     from infd.telemetry.metrics import Metrics
 
 HEADER_BYTES: Final = 16 * 2**10
@@ -70,10 +71,13 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         "_linger_bytes",
         "_linger_deadline",
         "_metrics",
+        "_proxies",
+        "_proxy_header",
         "_refused",
         "_stall_deadline",
         "_stream",
         "address",
+        "peer",
     )
 
     def __init__(
@@ -81,12 +85,16 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         server: Server,  # type: ignore[type-arg, unused-ignore]
         connections: Connections,
         config: ServerConfig,
+        trusted: Proxies,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(server, loop=loop, keepalive_timeout=config.idle_timeout_s, **LIMITS)
         self.address = ""
+        self.peer = ""  # the client's address, or that of a proxy which names none
         self._connections = connections
+        self._proxies = trusted
+        self._proxy_header: bytearray | None = bytearray() if config.proxy_protocol else None  # None: read, or absent
         self._metrics = metrics
         self._header_timeout_s = config.header_timeout_s
         self._header_deadline: asyncio.Handle | None = None
@@ -102,14 +110,14 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = self._stream = cast("asyncio.Transport", transport)
         stream.set_write_buffer_limits(high=HIGH_WATER)
-        self.address = address_of(stream.get_extra_info("peername"))
+        peername = stream.get_extra_info("peername")
+        self.peer = peername[0] if isinstance(peername, tuple) else ""
+        if self._proxies.trusts(self.peer):
+            self.address = ""
+        else:
+            self.address, self._proxy_header = address_of(peername), None
         super().connection_made(transport)
-        try:
-            self._connections.enter(self)
-        except Overloaded as refusal:
-            failure.count(refusal, self._metrics)
-            stream.write(failure.raw(refusal))
-            self.force_close()
+        if not self._enter(stream):
             return
         self._header_deadline = self._loop.call_later(
             self._header_timeout_s, self._expire_headers, HEADER_GRACE_ITERATIONS
@@ -129,8 +137,46 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         if self._refused:
             self._drop_input(len(data))
             return
+        if self._proxy_header is not None:
+            data = self._read_proxy_header(data)
+            if not data:
+                return
         super().data_received(data)
         self._check_messages()
+
+    def _enter(self, stream: asyncio.Transport) -> bool:
+        """Count the connection; if it is refused, answer so and return False."""
+        try:
+            self._connections.enter(self)
+        except Overloaded as refusal:
+            failure.count(refusal, self._metrics)
+            stream.write(failure.raw(refusal))
+            self.force_close()
+            return False
+        return True
+
+    def _read_proxy_header(self, data: bytes) -> bytes:
+        """Take the PROXY header from the input, and count the connection for the client that it names.
+
+        Returns the input after the header; empty if the header is incomplete, malformed, or its client is refused.
+        """
+        assert self._proxy_header is not None
+        self._proxy_header += data
+        try:
+            header = proxies.read(self._proxy_header)
+        except InvalidHttp:
+            self._metrics.dropped["bad_proxy_header"] += 1
+            self.drop()
+            return b""
+        if header is None:
+            return b""
+        rest, self._proxy_header = bytes(self._proxy_header[header.length :]), None
+        if header.address is not None and self._stream is not None:
+            self._connections.leave(self)
+            self.peer, self.address = header.address, address_of((header.address, 0))
+            if not self._enter(self._stream):
+                return b""
+        return rest
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Handle the end of the input. Return whether the connection remains open, to refuse an incomplete request."""

@@ -207,7 +207,9 @@ def _access_fields(request: web.Request, exchange: Exchange, status: int, second
     fields: dict[str, object] = {
         "request_id": exchange.id,
         "client": exchange.client,
-        "peer": request.remote,
+        "peer": request.app[SERVICE].proxies.client(
+            connection.of(request).peer, request.headers.getall("X-Forwarded-For", ())
+        ),
         "method": request.method,
         "path": request.path,
         "status": status,

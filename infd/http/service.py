@@ -12,6 +12,7 @@ from infd.http.background import Background
 from infd.http.cors import Origins
 from infd.http.exchange import Exchange
 from infd.http.formats.base import Errors
+from infd.http.proxies import Proxies
 from infd.http.sse import Streams
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Service(Backend):
         self.store = store
         self.background = Background(store, live)
         self.origins = Origins(live)
+        self.proxies = Proxies(live)
         self.in_flight = InFlight()
         self.bodies_bytes = 0  # received bytes of all bodies that are not decoded yet
 
