@@ -29,6 +29,8 @@ from infd.daemon.components import Language
 from infd.engine.engine import Engine
 from infd.errors import GrammarFailed, RequestFailed
 from infd.executors.local import LocalExecutor, build_runner
+from infd.grammar.llguidance import LlguidanceCompiler
+from infd.grammar.protocol import Limits
 from infd.grammar.service import GrammarService
 from infd.models.base import PageTensor
 from infd.offload import Offload
@@ -60,11 +62,19 @@ TOTALS = MappingProxyType({"llguidance": 6000, "xgrammar": 4000})  # constraints
 PARTS = 10 if os.environ.get("INFD_SOAK") == "1" else 1
 ROUND = 32  # most constraints computed together
 MAX_LEN = 640
-# An ambiguous grammar, of which no search found ends of two cut answers: llguidance reads terminals greedily.
+# An ambiguous grammar of two of whose cut answers the search finds no end, because llguidance reads terminals greedily.
+# They have ends, see ENDS; a search by parts of the text, not by characters, found them.
 UNENDED = """\
 start: (("ba")+ | (/[ab]/)? (one | "aba" | "+") ("ab" | two) start | (/[bcé]/)* | ((")"){1,3})? start "aba" two)
 one: ("b" | ("c")+ one)
 two: (("abc")+ | (("b"){1,3} | ("c" | /[ab]/ | start) | "(" "(") two | "c" (")" | one) (one | ")" | two))"""
+ENDS = (
+    ("bé)abaab+babcé+((a++é+++))b++((aé((c", "abcabcabaabcabcabcabcabcabcabcabcabaabcabc"),
+    (
+        "++a)a+a)bbb+)+)+((+++éaé+é+((béba))+",
+        "abcabaabcabcabcabcabcabcabcabaabcabcabaabcabcabcabaabcabcabaabcabcabc",
+    ),
+)
 CLOSERS = (b'"', b"}", b"]", b'"}', b'"]', b"}}", b"</", b";")
 
 
@@ -339,6 +349,16 @@ class Proof:
         share = 0.8 if finished + cut > 300 else 0.65
         assert finished >= share * (finished + cut)
         assert not [constraint for constraint, _ in self.unfinished if constraint != repr(Lark(UNENDED))]
+
+
+@pytest.mark.parametrize(("cut", "end"), ENDS)
+def test_cut_answers_whose_ends_are_not_found_have_ends(cut: str, end: str):
+    vocabulary = vocabularies.byte_level(3)
+    matcher = LlguidanceCompiler(vocabulary).compile(Lark(UNENDED), Limits()).matcher()
+    tokens = [vocabulary.tokens.index(bytes([byte])) for byte in (cut + end).encode()]
+    assert matcher.validate(tokens) == len(tokens)
+    matcher.advance(tokens)
+    assert matcher.accepting
 
 
 async def prove(kind: str, constraints: int, depths: Sequence[int], seed: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from infd.errors import GrammarFailed
+from infd.grammar import bounds
 from infd.grammar.protocol import Limits
 from infd.grammar.writing import WHITESPACE, Draft, write
 from infd.request import (
@@ -209,26 +210,50 @@ def test_a_constraint_beyond_a_limit_is_refused(constraint: Constraint, limits: 
     assert refusal.value.code == "grammar_too_large"
 
 
+CONDITIONAL = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 2]}},
+    "required": ["a"],
+    "if": {"properties": {"a": {"const": 1}}},
+    "then": {"required": ["b"]},
+    "else": {"required": ["c"]},
+}
+DEPENDENT = {
+    "type": "object",
+    "properties": {f"p{number}": {} for number in range(8)},
+    "dependentRequired": {f"p{number}": [f"p{number + 1}"] for number in range(6)},
+}
+
+
 def test_a_rewritten_schema_may_nest_deeper_than_the_client_s():
-    items = {"type": "array", "uniqueItems": True, "items": {"enum": [1, 2]}}
-    for _ in range(3):
-        items = {"type": "array", "items": items}
-    text = json.dumps(items)
-    deep = next(depth for depth in range(3, 20) if _fits(text, depth))
-    assert str(json.loads(text)).count("{") < _depth(drafted(JsonSchema(text), depth=deep).grammars)
+    text, least = json.dumps(CONDITIONAL), _least(CONDITIONAL, "depth")
+    (grammar,) = drafted(JsonSchema(text), depth=least).grammars
+    assert _least(grammar["json_schema"], "depth") > least
+    with pytest.raises(GrammarFailed, match="levels of nesting"):
+        drafted(JsonSchema(text), depth=least - 1)
 
 
-def _fits(text: str, depth: int) -> bool:
-    try:
-        drafted(JsonSchema(text), depth=depth)
-    except GrammarFailed:
-        return False
-    return True
+def test_a_rewritten_schema_has_no_more_properties_than_the_limit():
+    text, own = json.dumps(DEPENDENT), _least(DEPENDENT, "properties")
+    (grammar,) = drafted(JsonSchema(text)).grammars
+    rewritten = _least(grammar["json_schema"], "properties")
+    assert rewritten > own
+    assert drafted(JsonSchema(text), properties=rewritten).grammars
+    for limit in (own, rewritten - 1):
+        with pytest.raises(GrammarFailed, match="properties") as refusal:
+            drafted(JsonSchema(text), properties=limit)
+        assert refusal.value.code == "grammar_too_large"
 
 
-def _depth(value: Any) -> int:
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, children), default=0)
+def _least(schema: Any, limit: str) -> int:
+    """Return the lowest limit of this name that a schema keeps."""
+    for number in range(200):
+        try:
+            bounds.check_schema(schema, replace(Limits(), **{limit: number}))
+        except GrammarFailed:
+            continue
+        return number
+    raise AssertionError(limit)
 
 
 def test_a_choice_of_nothing_is_malformed():
