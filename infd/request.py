@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 
@@ -16,6 +16,11 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+# What is reported as log-probability: of the model's logits, or after penalties, bias, masks, temperature and limits;
+# the logits themselves, or normalized. A token that is left out has -inf.
+LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
 
 class Chain(Struct, frozen=True):
@@ -88,6 +93,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are never generated
     seed: int = 0  # seed of the sampling noise; each choice adds its index
     logprobs: int | None = None  # None: not requested; 0: of the chosen token; k: also of the k likeliest tokens
+    logprob_ids: tuple[int, ...] = ()  # tokens reported instead of the likeliest
+    logprobs_mode: LogprobsMode = "raw_logprobs"
 
 
 class JsonSchema(Struct, frozen=True, tag="json_schema"):
@@ -370,9 +377,9 @@ class AdapterFacts(Struct, frozen=True):
 
 
 class TokenLogprobs(Struct, frozen=True):
-    """Log-probabilities at one position, from the raw logits (before temperature, penalties and bias)."""
+    """Log-probabilities at one position, by `SamplingParams.logprobs_mode`; of a prompt, from the raw logits."""
 
     chosen: float  # of the sampled token, or of the prompt's token
-    top_ids: tuple[int, ...] = ()  # ids of the likeliest tokens, likeliest first
+    top_ids: tuple[int, ...] = ()  # ids of the likeliest tokens, likeliest first; or SamplingParams.logprob_ids
     top: tuple[float, ...] = ()  # log-probabilities of top_ids
     rank: int | None = None  # rank of the prompt's token, from 1, the likeliest; None for sampled tokens

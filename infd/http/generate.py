@@ -244,7 +244,7 @@ async def _queue(
         Request(
             id=ticket.id if len(prompts) == 1 else f"{ticket.id}-{number}",
             prompt=prompt.ids,
-            wants=_wants(generation, prompt, served, bad_words, breakers),
+            wants=_wants(generation, prompt, served, bad_words, breakers, backend.config.limits),
             choices=generation.choices,
             priority=exchange.priority(fields.priority),
             adapter=adapter,
@@ -301,6 +301,7 @@ def _wants(
     served: ServedModel,
     bad_words: tuple[tuple[int, ...], ...],
     breakers: Breakers,
+    limits: LimitsConfig,
 ) -> tuple[Want, ...]:
     """Return the work requested for a prompt: generation, scoring, or both. Raises InvalidRequest, PromptTooLong."""
     param = generation.prompt_param
@@ -319,7 +320,7 @@ def _wants(
         ),
         choices=generation.choices,
         choices_param="n" if generation.returned > 1 else "best_of",
-        logprobs=generation.logprobs,
+        logprobs=sampling.alternatives(generation.logprobs, served, limits),
         bad_words=bad_words,
         breakers=breakers,
     )

@@ -126,6 +126,19 @@ def max_tokens(
     return requested
 
 
+def alternatives(requested: int | None, served: ServedModel, limits: LimitsConfig) -> int | None:
+    """Return the number of likeliest tokens to report, if -1 requests all. Raises InvalidRequest."""
+    if requested != -1:
+        return requested
+    if served.vocab_size > limits.top_logprobs:
+        raise InvalidRequest(
+            f"the log-probabilities of all {served.vocab_size} tokens are more than the {limits.top_logprobs} that this"
+            " server reports for a token (limits.top_logprobs): name tokens in logprob_token_ids",
+            param="logprobs",
+        )
+    return served.vocab_size
+
+
 def sampling_params(
     fields: GenerationFields,
     served: ServedModel,
@@ -157,6 +170,10 @@ def sampling_params(
             "allowed_token_ids names only tokens that end an answer, and min_tokens forbids those",
             param="allowed_token_ids",
         )
+    listed = tuple(dict.fromkeys(fields.logprob_token_ids or ()))
+    check_ids(listed, served, "logprob_token_ids")
+    if listed and logprobs is None:
+        raise InvalidRequest("logprob_token_ids is only for requests with logprobs", param="logprob_token_ids")
     on = samplers.enabled(fields)
     if "temperature" not in on:
         temperature = 1.0
@@ -182,6 +199,8 @@ def sampling_params(
         bad_words=bad_words,
         seed=secrets.randbelow(SEED_LIMIT) if fields.seed is None else fields.seed % SEED_LIMIT,
         logprobs=logprobs,
+        logprob_ids=listed,
+        logprobs_mode=fields.logprobs_mode or "raw_logprobs",
     )
 
 

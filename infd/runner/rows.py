@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 GREEDY_BELOW = 1e-5  # at lower temperatures the argmax is returned: sampling would differ by rounding only
 
 
+_NO_IDS = np.empty(0, np.int64)
+
+
 class Stage(IntFlag):
     """The sampler's stages. Each row has the flags of the stages that its sequence requests."""
 
@@ -50,6 +53,7 @@ class Stage(IntFlag):
     DRY = 512
     NARROW = 1024  # limited and cooled in place; then sampled at temperature 1, without limits
     MIROSTAT = 2048
+    PROCESSED = 4096  # log-probabilities after all stages
 
 
 class Words(Struct, frozen=True):
@@ -81,6 +85,8 @@ class RowSampling(Struct, frozen=True):
     words: Words
     allowed: Array  # [ceil(vocab / 32)] int32 bitmask; empty: all tokens are allowed
     breakers: Breakers | None = None  # of the DRY penalty
+    logprob_ids: Array = _NO_IDS  # [L] int64
+    logits: bool = False  # whether logits are reported as log-probabilities
 
 
 class Float(IntEnum):
@@ -126,7 +132,6 @@ class Integer(IntEnum):
 
 
 _UNSAMPLED = Generate(SamplingParams(max_tokens=1, temperature=0.0))  # for a sequence that is scored, not sampled
-_NO_IDS = np.empty(0, np.int64)
 _NOTHING = RowSampling(
     0, 0, 0, _NO_IDS, np.empty(0, np.float32), _NO_IDS, Words(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS), _NO_IDS
 )
@@ -287,6 +292,8 @@ def _columns(join: Join, vocab_size: int, max_len: int) -> tuple[Array, Array]:
             chain.dynatemp_range if s.temperature >= GREEDY_BELOW else 0.0,
             chain.dynatemp_exponent,
         )
+        if s.chain is None and s.temperature < GREEDY_BELOW:  # the argmax needs no limits
+            integers[Integer.TOP_K], floats[Float.TOP_P], floats[Float.MIN_P] = 0, 1.0, 0.0
     if (mirostat := _mirostat(s)) is not None:
         mu = 2 * mirostat.tau if join.mu is None else join.mu
         integers[Integer.TOP_K], floats[Float.TOP_P], floats[Float.MIN_P] = 0, 1.0, 0.0
@@ -300,8 +307,12 @@ def _mirostat(s: SamplingParams) -> Mirostat | None:
     return s.mirostat if s.temperature >= GREEDY_BELOW else None
 
 
+def _processed(s: SamplingParams) -> bool:
+    return s.logprobs is not None and s.logprobs_mode.startswith("processed")
+
+
 def _narrows(s: SamplingParams) -> bool:
-    return s.chain is not None or _mirostat(s) is not None
+    return s.chain is not None or _mirostat(s) is not None or _processed(s)
 
 
 def _row_sampling(join: Join, vocab_size: int) -> RowSampling:
@@ -328,12 +339,16 @@ def _row_sampling(join: Join, vocab_size: int) -> RowSampling:
         stages |= Stage.MIROSTAT
     if s.logprobs is not None:
         stages |= Stage.LOGPROBS
+        if _processed(s):
+            stages |= Stage.PROCESSED
     if s.bad_words:
         stages |= Stage.WORDS
     if s.allowed_token_ids:
         stages |= Stage.ALLOWED
     bias_ids = np.fromiter(s.logit_bias.keys(), dtype=np.int64, count=len(s.logit_bias))
     _check_known(bias_ids, vocab_size, "logit_bias")
+    logprob_ids = np.array(s.logprob_ids, dtype=np.int64)
+    _check_known(logprob_ids, vocab_size, "logprob_token_ids")
     return RowSampling(
         stages=int(stages),
         floor=join.prompt_tokens + s.min_tokens,
@@ -344,6 +359,8 @@ def _row_sampling(join: Join, vocab_size: int) -> RowSampling:
         words=_words(s.bad_words, vocab_size),
         allowed=_bitmask(s.allowed_token_ids, vocab_size) if s.allowed_token_ids else _NO_IDS,
         breakers=None if s.dry is None else s.dry.breakers,
+        logprob_ids=logprob_ids,
+        logits=s.logprobs_mode.endswith("logits"),
     )
 
 

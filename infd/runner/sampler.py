@@ -102,11 +102,13 @@ class Chosen(NamedTuple):
     logits   [n, vocab] float32, after all stages
     tokens   [n] int64
     verdict  [n] int64
+    shift    [n] float32: what narrowing subtracted from the cooled logits; None: no row reports logits
     """
 
     logits: Tensor
     tokens: Tensor
     verdict: Tensor
+    shift: Tensor | None
 
 
 class Adapted(NamedTuple):
@@ -177,9 +179,9 @@ class Sampler:
         appended  the result of `likeliest` if its tokens have been appended to `Rows`; else None
         """
         stages = self._stages(at)
-        scoring = np.flatnonzero(stages & Stage.LOGPROBS)
-        scored = [(int(i), params.logprobs) for i, params in zip(scoring, self._params(at, scoring), strict=True)]
-        raw = logits[self._rows.upload(scoring)].float() if scored else None
+        processed = stages & Stage.PROCESSED != 0
+        scoring = np.flatnonzero((stages & Stage.LOGPROBS != 0) & ~processed)
+        raw = logits[self._rows.upload(scoring)].float() if scoring.size else None
 
         shaped = stages & SHAPING != 0
         unshaped = np.where(shaped, 0, stages)
@@ -193,7 +195,7 @@ class Sampler:
         if (unshaped & Stage.RANDOM).any():
             tokens = self._drawn(logits, largest, tokens, at, unshaped)
             appended = None
-        adapted = None
+        adapted = chosen = None
         if shaped.any():
             subset = np.flatnonzero(shaped)
             chosen = self._shaped(logits, verdict, Shaping(at, stages, allowed), subset)
@@ -206,11 +208,36 @@ class Sampler:
         elif appended is None:
             self._rows.append(at.rows, at.ends, tokens)
 
+        scored: list[tuple[int, int]] = []
         values = None
+        if chosen is not None and processed.any():
+            index = self._rows.upload(np.flatnonzero(processed[shaped]))
+            changed = chosen.logits.index_select(0, index)
+            if chosen.shift is not None:
+                changed += chosen.shift.index_select(0, index)[:, None]
+            raw = changed if raw is None else torch.cat((raw, changed))
+            scoring = np.concatenate((scoring, np.flatnonzero(processed)))
         if raw is not None:
-            most = min(max(k for _, k in scored), raw.shape[1])
-            values = scores.score(raw, tokens[self._rows.upload(scoring)], most)
+            scored, values = self._score(raw, tokens, at, scoring)
         return Sampled(tokens, verdict, kept, scored, values, adapted)
+
+    def _score(
+        self, logits: Tensor, tokens: Tensor, at: SampledPositions, scoring: Array
+    ) -> tuple[list[tuple[int, int]], scores.Scores]:
+        """Compute the log-probabilities of the positions `scoring` [n] from their logits [n, vocab]."""
+        rows = self._params(at, scoring)
+        scored = [(int(i), params.logprob_ids.size or params.logprobs) for i, params in zip(scoring, rows, strict=True)]
+        listed = plain = None
+        if any(params.logprob_ids.size for params in rows):
+            ids = np.full((len(rows), max(params.logprob_ids.size for params in rows)), -1, np.int64)
+            for row, params in zip(ids, rows, strict=True):
+                row[: params.logprob_ids.size] = params.logprob_ids
+            listed = self._rows.upload(ids)
+        if any(params.logits for params in rows):
+            plain = self._rows.upload(np.array([params.logits for params in rows]))
+        most = min(max(params.logprobs for params in rows), logits.shape[1])
+        chosen = tokens[self._rows.upload(scoring)]
+        return scored, scores.score(logits, chosen, most, listed, plain)
 
     def _keep(self, at: SampledPositions, tokens: Tensor, verdict: Tensor, samples: Array) -> Tensor:
         """Append the samples to keep to `Rows`, where drafts equal all but the last; return their number, [S]."""
@@ -265,14 +292,13 @@ class Sampler:
             if subset.size:
                 self._draw.forbid(logits, self._rows.upload(subset), self._rows.upload(allowed[subset]))
         subset = np.flatnonzero(stages & Stage.NARROW)
-        if subset.size:
-            self._narrow(logits, at, stages, subset)
+        shift = self._narrow(logits, at, stages, subset) if subset.size else None
         largest, tokens = self._draw.largest(logits)
         verdict = torch.where((verdict == SOUND) & ~(largest > -torch.inf), NOTHING_ALLOWED, verdict)
-        return Chosen(logits, self._drawn(logits, largest, tokens, at, stages), verdict)
+        return Chosen(logits, self._drawn(logits, largest, tokens, at, stages), verdict, shift)
 
-    def _narrow(self, logits: Tensor, at: SampledPositions, stages: Array, subset: Array) -> None:
-        """Limit and cool the rows `subset` in place."""
+    def _narrow(self, logits: Tensor, at: SampledPositions, stages: Array, subset: Array) -> Tensor | None:
+        """Limit and cool the rows `subset` in place; return what was subtracted from each row, if it is reported."""
         index = self._rows.upload(subset)
         largest = (logits if subset.size == len(logits) else logits.index_select(0, index)).amax(-1)
         row, end = at.rows.index_select(0, index), at.ends.index_select(0, index)
@@ -303,7 +329,12 @@ class Sampler:
             range=floats[:, Float.RANGE],
             exponent=floats[:, Float.EXPONENT],
         )
-        self._draw.narrow(logits, narrowing)
+        temperatures = self._draw.narrow(logits, narrowing)
+        plain = stages[subset] & Stage.PROCESSED != 0
+        plain &= np.array([params.logits for params in self._params(at, subset)])
+        if not plain.any():
+            return None
+        return logits.new_zeros(len(logits)).index_copy_(0, index, largest / temperatures)
 
     def _adapt(self, chosen: Chosen, at: SampledPositions, stages: Array, subset: Array) -> Adapted | None:
         """Update mirostat's state of the rows `subset` whose tokens were chosen."""

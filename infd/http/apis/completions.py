@@ -67,6 +67,8 @@ def _check(request: CompletionRequest, prompts: int, config: Config) -> None:
         )
     if request.logprobs is not None and request.logprobs > config.limits.top_logprobs:
         raise InvalidRequest(f"logprobs is at most {config.limits.top_logprobs}", param="logprobs")
+    if request.logprobs == -1 and request.echo:
+        raise InvalidRequest("logprobs -1 is only for requests without echo: give their number", param="logprobs")
     if request.max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
         raise InvalidRequest("max_tokens 0 is only for requests with echo or prompt_logprobs", param="max_tokens")
 

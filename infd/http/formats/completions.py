@@ -63,6 +63,9 @@ class CompletionFormat(OpenAIErrors):
         self._include_usage = bool(options and options.include_usage)
         self._running_usage = bool(options and options.include_usage and options.continuous_usage_stats)
         self._logprobs = request.logprobs
+        listed = set(request.logprob_token_ids or ())
+        # Number of alternatives of each generated token; None: all that there are.
+        self._alternatives = len(listed) or (None if request.logprobs == -1 else request.logprobs)
         self._prompt_logprobs = request.prompt_logprobs
         self._show_ids = bool(request.return_token_ids)
         self._ticket = accepted.ticket
@@ -212,7 +215,7 @@ class CompletionFormat(OpenAIErrors):
                 continue
             chosen.append(finite(logprobs.chosen))
             top: dict[str, float] = {}
-            for top_id, logprob in zip(logprobs.top_ids[: self._logprobs], logprobs.top, strict=False):
+            for top_id, logprob in zip(logprobs.top_ids[: self._alternatives], logprobs.top, strict=False):
                 # Parts of different characters all decode to U+FFFD; only the likeliest of these tokens gets an entry.
                 top.setdefault(self._name(top_id, self._tokenizer.piece(top_id)), finite(logprob))
             top.setdefault(token, finite(logprobs.chosen))

@@ -62,7 +62,7 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES)]
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=-1)] | None = None  # -1: of all tokens
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None

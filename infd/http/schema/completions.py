@@ -21,7 +21,7 @@ class CompletionRequest(OpenAIRequest, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0: echo or score the prompt, generate nothing
     best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Meta(ge=0)] | None = None
+    logprobs: Annotated[int, Meta(ge=-1)] | None = None  # -1: of all tokens
 
     prompt_embeds: UnsupportedField = ABSENT
     suffix: UnsupportedField = ABSENT

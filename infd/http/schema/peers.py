@@ -21,7 +21,6 @@ class PeerFields(GenerationFields, kw_only=True):
     guided_whitespace_pattern: UnsupportedField = ABSENT
     kv_transfer_params: UnsupportedField = ABSENT
     length_penalty: UnsupportedField = ABSENT
-    logprob_token_ids: UnsupportedField = ABSENT
     logits_processors: UnsupportedField = ABSENT
     repetition_detection: UnsupportedField = ABSENT
     return_token_offsets: UnsupportedField = ABSENT
@@ -74,7 +73,6 @@ class PeerFields(GenerationFields, kw_only=True):
         "kv_transfer_params": ({},),
         "length_penalty": (1, 1.0),
         "logits_processors": ([],),
-        "logprob_token_ids": ([],),
         "repetition_detection": ({},),
         "return_token_offsets": (False,),
         "routed_experts_prompt_start": (0,),

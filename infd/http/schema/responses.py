@@ -192,7 +192,7 @@ class ResponsesRequest(ResponsesFields, kw_only=True):
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     stop: StopString | list[StopString] | None = None
-    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=-1)] | None = None  # -1: of all tokens
     include: list[Include] | None = None
     metadata: Metadata | None = None
     background: bool | None = None

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from infd.request import LogprobsMode
+
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 StopString = Annotated[str, Meta(min_length=1)]
@@ -49,6 +51,9 @@ class GenerationFields(Struct, kw_only=True):
 
     logit_bias: dict[TokenId, Bias] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+
+    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None  # instead of the likeliest
+    logprobs_mode: LogprobsMode | None = None
 
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None

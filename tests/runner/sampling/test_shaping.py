@@ -27,5 +27,6 @@ def test_min_tokens_forbids_only_the_end_ids():
     logits = logits_of(2)
     expected = logits.clone()
     expected[1, [3, 49]] = -torch.inf
-    floor.forbid(logits, torch.tensor([1, 1]), torch.tensor([3, 49]))
+    early = torch.tensor([True, True, False])
+    floor.forbid(logits, torch.tensor([1, 1, 0]), torch.tensor([3, 49, 5]), early)
     assert torch.equal(logits, expected)
