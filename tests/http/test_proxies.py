@@ -156,7 +156,7 @@ async def test_a_connection_without_the_header_is_dropped_and_counted() -> None:
         host, _, port = endpoint.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
-        with pytest.raises(ConnectionResetError):
-            await reader.read()
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
         await closed(writer)
         assert endpoint.server.service.metrics.dropped["bad_proxy_header"] == 1
