@@ -69,7 +69,7 @@ class Reply:
         self._tokens = 0
         self._ready = ""  # text that may be sent
         self._held = ""  # the text after _ready, which may begin a stop string
-        self._mark_tokens = mark_tokens
+        self._mark_tokens = {} if reading is None else mark_tokens
         self._marks: list[tuple[int, int, str]] = []  # beginning and end in the text not yet released, of mark tokens
         self.stop_reason: str | None = None
 
