@@ -18,6 +18,7 @@ from infd.http.store.memory import MemoryStore
 from infd.http.store.sqlite import SqliteStore
 from infd.hub.fetch import split
 from infd.text.chat import ChatTemplate
+from infd.text.infill import Infill
 from infd.text.syntax import Syntax
 from infd.text.tokenizer import Tokenizer
 from infd.untrusted import read
@@ -99,6 +100,7 @@ class Language(Struct, frozen=True):
             defaults=self.defaults,
             adapters=adapters,
             fingerprint=self.fingerprint,
+            infill=Infill.choose(self.tokenizer),
         )
 
 

@@ -12,6 +12,7 @@ from infd.http import expectations, middleware
 from infd.http.admission import guarded
 from infd.http.apis.chat import CHAT
 from infd.http.apis.completions import COMPLETIONS
+from infd.http.apis.infill import INFILL
 from infd.http.apis.messages import MESSAGES
 from infd.http.connection import STALL_S, Connection
 from infd.http.connections import Connections
@@ -91,6 +92,7 @@ def application(service: Service) -> web.Application:
     routes = [
         *(web.post(path, answering(api)) for path, api in apis.items()),
         *(web.post(f"{path}/render", rendering(api)) for path, api in APIS.items()),
+        web.post("/infill", answering(INFILL)),
         web.post(COUNT_TOKENS, messages.count_tokens),
         web.post(RESPONSES, guarded(responses.create)),
         web.post(f"{RESPONSES}/input_tokens", responses.count_tokens),

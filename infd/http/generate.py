@@ -326,7 +326,8 @@ def _wants(
     )
     wants: list[Want] = []
     if params.max_tokens:
-        wants.append(Generate(params, sampling.end_ids(generation.fields, served)))
+        ends = sampling.end_ids(generation.fields, served)
+        wants.append(Generate(params, ends if generation.fields.ignore_eos else ends | prompt.end_ids))
     if generation.prompt_logprobs:
         wants.append(Score(max(generation.prompt_logprobs.values())))
     return tuple(wants)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from infd.http.constraints import Constrained, ConstrainedCalls
     from infd.http.schema.sampling import GenerationFields
+    from infd.text.infill import Gap
     from infd.text.tools.offered import Offered
 
 
@@ -48,9 +49,9 @@ class Conversation(Struct, frozen=True, kw_only=True):
 
 
 class Texts(Struct, frozen=True):
-    """One or more prompts; each is a text to encode, or token ids."""
+    """One or more prompts; each is a text to encode, token ids, or a gap to fill."""
 
-    prompts: Sequence[str | Sequence[int]]
+    prompts: Sequence[str | Sequence[int] | Gap]
 
 
 class Generation(Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from infd.http import sampling
 from infd.http.generation import Conversation
 from infd.text.effort import BUDGET, SWITCHES, renamed, switched, switching_word, with_word
 from infd.text.fuel import BRIEF
+from infd.text.infill import Gap
 from infd.text.syntax import PROMPT_END
 
 if TYPE_CHECKING:
@@ -41,13 +42,15 @@ BAD_WORD_TOKENS: Final = 2**14
 class Prompt(Struct, frozen=True):
     """One prompt as token ids.
 
-    text  the text that was encoded; None for prompts sent as token ids, and for truncated prompts
-    end   last characters of a rendered conversation, where the template may have opened a thought
+    text     the text that was encoded; None for prompts sent as token ids, and for truncated prompts
+    end      last characters of a rendered conversation, where the template may have opened a thought
+    end_ids  token ids that end the answer, beside the model's own
     """
 
     ids: tuple[int, ...]
     text: str | None = None
     end: str = ""
+    end_ids: frozenset[int] = frozenset()
 
 
 async def read_prompts(generation: Generation, served: ServedModel, offload: Offload) -> list[Prompt]:
@@ -66,6 +69,9 @@ async def read_prompts(generation: Generation, served: ServedModel, offload: Off
         return [_truncated(prompt, generation, served)]
     prompts: list[Prompt] = []
     for source in generation.input.prompts:
+        if isinstance(source, Gap):
+            prompts.append(await _infill(source, generation, served, offload))
+            continue
         if isinstance(source, str):
             check_length(source, served, param=generation.prompt_param, must_fit=must_fit)
             special = fields.add_special_tokens is not False
@@ -75,6 +81,33 @@ async def read_prompts(generation: Generation, served: ServedModel, offload: Off
             prompt = Prompt(tuple(source))
         prompts.append(_truncated(prompt, generation, served))
     return prompts
+
+
+async def _infill(gap: Gap, generation: Generation, served: ServedModel, offload: Offload) -> Prompt:
+    """Return the prompt whose answer fills a gap. Raises InvalidRequest, Unsupported, PromptTooLong."""
+    infill = served.infill
+    if infill is None:
+        raise Unsupported(
+            f"{gap.param} with this model, whose vocabulary has no tokens for filling in the middle,", param=gap.param
+        )
+    if generation.fields.truncate_prompt_tokens is not None:
+        raise Unsupported(f"truncate_prompt_tokens with {gap.param}", param="truncate_prompt_tokens")
+    if not isinstance(gap.prefix, str):
+        sampling.check_ids(gap.prefix, served, generation.prompt_param)
+    characters, most = gap.characters, max(FREE_CHARACTERS, CHARACTERS_PER_TOKEN * served.max_model_len)
+    if characters > most:
+        raise InvalidRequest(
+            f"the texts are {characters} characters; at most {most} are read",
+            param=gap.param,
+            code="context_length_exceeded",
+        )
+    if served.tokenizer.apart:
+        ids = await offload.apart(infill.prompt, gap)
+    elif characters <= SHORT_CHARACTERS:
+        ids = infill.prompt(gap)
+    else:
+        ids = await (offload.short if characters <= ORDINARY_CHARACTERS else offload)(infill.prompt, gap)
+    return Prompt(tuple(ids), end_ids=infill.end_ids)
 
 
 def check_length(text: str, served: ServedModel, *, param: str, must_fit: bool) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from infd.text.chat import ChatTemplate
+    from infd.text.infill import Infill
     from infd.text.tokenizer import Tokenizer
 
 
@@ -57,6 +58,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     syntax         markup of thoughts and tool calls in the model's answers
     adapters       directories of the loaded adapters by name; requests may use these names too
     fingerprint    changes with the weights and with infd's version
+    infill         writer of prompts with gaps; None: the vocabulary has no tokens for filling in the middle
     """
 
     names: tuple[str, ...]
@@ -69,6 +71,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     defaults: SamplingDefaults = SamplingDefaults()
     adapters: Adapters = {}
     fingerprint: str = ""
+    infill: Infill | None = None
 
     def name(self, requested: str | None) -> str:
         """Return the model name that answers report: `requested`, or if empty the first name. Raises ModelNotFound."""

@@ -26,6 +26,7 @@ COLUMNS = {
     "/v1/responses/input_tokens": "input_tokens",
     "/v1/messages": "messages",
     "/v1/messages/count_tokens": "count_tokens",
+    "/infill": "infill",
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
     "/v1/conversations": "conversations",

@@ -12,10 +12,12 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from infd.http.served_model import SamplingDefaults, ServedModel
 from infd.text.chat import ChatTemplate
+from infd.text.infill import Family, Infill
 from infd.text.tokenizer import Tokenizer
 from tests.fakes import VOCAB, continuation
 
 MODEL = "org/fake-model"
+FAMILY = Family(prefix="!", suffix='"', middle="#", file="$")  # of models that fill gaps
 TEMPLATE = """{%- if messages[0].content == 'refuse me' %}{{ raise_exception('as you wish') }}{% endif -%}
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
@@ -73,4 +75,5 @@ def served(max_model_len: int, **defaults: float) -> ServedModel:
         tokenizer=tokenizer(),
         template=template(),
         defaults=SamplingDefaults(**defaults),
+        infill=Infill(FAMILY, tokenizer()),
     )

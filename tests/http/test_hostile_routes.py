@@ -37,6 +37,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/conversations": {"items": [ITEM]},
     "/v1/conversations/{id}": {"metadata": {"a": "b"}},
     "/v1/conversations/{id}/items": {"items": [ITEM]},
+    "/infill": {"input_prefix": "a", "input_suffix": "b"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
 }
@@ -45,6 +46,7 @@ LONG: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"max_tokens": 900, "logprobs": True, "top_logprobs": 20},
     "/v1/completions": {"max_tokens": 900, "logprobs": 20},
     "/v1/messages": {"max_tokens": 900},
+    "/infill": {"n_predict": 900},
     "/v1/responses": {"max_output_tokens": 900, "top_logprobs": 20},
 }
 DEEP = b"[" * 200_000

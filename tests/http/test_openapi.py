@@ -27,6 +27,7 @@ GENERATING = {
     "/v1/responses": {"input": "a", "max_output_tokens": 3, "top_logprobs": 1, "text": {"format": {"type": "text"}}},
 }
 OTHERS = {
+    "/infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 3},
     "/v1/chat/completions/render": {"messages": [USER]},
     "/v1/completions/render": {"prompt": ["a", "b"]},
     "/v1/messages/render": {"messages": [USER], "max_tokens": 1},
@@ -80,8 +81,8 @@ def test_every_error_with_a_status_is_described_somewhere():
 
     known = {status for operation in OPERATIONS for status in statuses(operation)}
     errors = {each for each in kinds(RequestError) if each.__module__ == "infd.errors"}
-    # 405 is the answer to methods that no operation has.
-    assert {error.status for error in errors} == known | {405}
+    # 403 (to an OPTIONS request of another origin) and 405 answer methods that no operation has.
+    assert {error.status for error in errors} == known | {403, 405}
 
 
 @pytest.mark.parametrize("path", [*GENERATING, *OTHERS])

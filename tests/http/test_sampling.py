@@ -86,17 +86,19 @@ def test_a_field_that_is_not_built_is_refused_by_name(field: str):
 @pytest.mark.parametrize("value", [b'"\xff"', b'{"\xff": 1}', b"1e999"])
 def test_an_invalid_value_of_an_unsupported_field_is_the_clients_error(value: bytes):
     with pytest.raises(InvalidRequest) as caught:
-        sampling.check(COMPLETIONS.decoder.decode(b'{"prompt": "a", "suffix": %b}' % value), LimitsConfig())
+        sampling.check(COMPLETIONS.decoder.decode(b'{"prompt": "a", "prompt_embeds": %b}' % value), LimitsConfig())
 
-    assert caught.value.param == "suffix"
+    assert caught.value.param == "prompt_embeds"
 
 
 def test_a_long_value_of_a_field_not_built_is_refused_without_being_read():
     with pytest.raises(Unsupported):
-        sampling.check(COMPLETIONS.decoder.decode(b'{"prompt": "a", "suffix": %b}' % (b"9" * 5000)), LimitsConfig())
+        sampling.check(
+            COMPLETIONS.decoder.decode(b'{"prompt": "a", "prompt_embeds": %b}' % (b"9" * 5000)), LimitsConfig()
+        )
 
 
-@pytest.mark.parametrize("field", ["suffix", "prompt_embeds"])
+@pytest.mark.parametrize("field", ["prompt_embeds"])
 def test_fields_that_completions_lack_are_refused_by_name(field: str):
     with pytest.raises(Unsupported, match=field):
         sampling.check(completion(**{field: "x"}), LimitsConfig())

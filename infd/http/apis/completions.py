@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from infd.errors import InvalidRequest
+from infd.errors import InvalidRequest, Unsupported
 from infd.http import sampling
 from infd.http.apis.api import Api
 from infd.http.constraints import constrained
@@ -14,6 +14,7 @@ from infd.http.formats.completions import CompletionFormat
 from infd.http.formats.openai import OPENAI_ERRORS
 from infd.http.generation import Generation, Texts
 from infd.http.schema.completions import CompletionRequest
+from infd.text.infill import Gap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,6 +70,8 @@ def _check(request: CompletionRequest, prompts: int, config: Config) -> None:
         raise InvalidRequest(f"logprobs is at most {config.limits.top_logprobs}", param="logprobs")
     if request.logprobs == -1 and request.echo:
         raise InvalidRequest("logprobs -1 is only for requests without echo: give their number", param="logprobs")
+    if request.suffix and request.echo:
+        raise Unsupported("echo with suffix", param="echo")
     if request.max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
         raise InvalidRequest("max_tokens 0 is only for requests with echo or prompt_logprobs", param="max_tokens")
 
@@ -77,9 +80,16 @@ def _choices(request: CompletionRequest) -> int:
     return request.best_of or request.n or 1
 
 
-def _prompts(request: CompletionRequest) -> Sequence[str | list[int]]:
-    """Return the prompts: a text, texts, token ids or lists of token ids. Raises InvalidRequest for a mixture."""
-    prompt = request.prompt
+def _prompts(request: CompletionRequest) -> Sequence[str | list[int] | Gap]:
+    """Return the prompts: a text, texts, token ids or lists of token ids. Raises InvalidRequest for a mixture.
+
+    With a suffix each prompt is the text before a gap.
+    """
+    prompts = _texts(request.prompt)
+    return [Gap(prompt, request.suffix) for prompt in prompts] if request.suffix else prompts
+
+
+def _texts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     kinds = {type(item) for item in prompt}

@@ -7,7 +7,7 @@ from typing import Final
 from infd.errors import ModelNotFound
 from infd.http.openapi.operation import ANY, GENERATED, KEYED, MODEL, PROMPT, Operation, Parameter
 from infd.http.openapi.stored import STORED
-from infd.http.schema import anthropic, chat, completions, models, tokens
+from infd.http.schema import anthropic, chat, completions, infill, models, tokens
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
@@ -128,6 +128,17 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         request=tokens.DetokenizeRequest,
         answers=(tokens.DetokenizeResponse,),
         errors=PROMPT,
+    ),
+    Operation(
+        method="post",
+        path="/infill",
+        name="infill",
+        text="Fill the gap between two texts, as llama.cpp does.",
+        tag="Tokens",
+        request=infill.InfillRequest,
+        answers=(infill.InfillAnswer,),
+        streams=True,
+        errors=GENERATED,
     ),
     Operation(
         method="get",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -22,12 +22,10 @@ class CompletionRequest(OpenAIRequest, kw_only=True):
     best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=-1)] | None = None  # -1: of all tokens
+    suffix: str | None = None  # text after the answer, where the vocabulary has tokens for filling in the middle
 
     prompt_embeds: UnsupportedField = ABSENT
-    suffix: UnsupportedField = ABSENT
     thinking_token_budget: UnsupportedField = ABSENT
-
-    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {**OpenAIRequest.NEUTRAL, "suffix": ("",)}
 
 
 class CompletionLogprobs(Struct, kw_only=True):
