@@ -116,6 +116,9 @@ async def test_a_query_that_is_not_as_described_is_refused(endpoint: Endpoint):
     _, response = await endpoint.post("/v1/responses", GENERATING["/v1/responses"])
     async with endpoint.session.get(f"/v1/responses/{response['id']}?stream=H") as refused:
         assert (refused.status, (await refused.json())["error"]["param"]) == (400, "stream")
+    for headers in ({}, {"anthropic-version": "2023-06-01"}):
+        async with endpoint.session.get("/v1/models?limit=0", headers=headers) as refused:
+            assert refused.status == 400
 
 
 async def test_both_documents_are_served_and_need_a_key_where_there_are_keys(endpoint: Endpoint):

@@ -29,8 +29,9 @@ LARGEST_PAGE: Final = 1000
 async def list_models(request: web.Request) -> web.StreamResponse:
     """Return an entry for each name of the served model, then for each loaded adapter."""
     served = request.app[SERVICE].model()
+    limit = number(request.query, "limit", PAGE_MODELS, least=1, most=LARGEST_PAGE)
     if ANTHROPIC_VERSION in request.headers:
-        return send.json(msgspec.json.encode(_page(served, request.query)))
+        return send.json(msgspec.json.encode(_page(served, request.query, limit)))
     return send.json(
         msgspec.json.encode(ModelList(data=[_card(served, name) for name in (*served.names, *served.adapters)]))
     )
@@ -44,10 +45,9 @@ async def show_model(request: web.Request) -> web.StreamResponse:
     return send.json(msgspec.json.encode(card))
 
 
-def _page(served: ServedModel, query: Mapping[str, str]) -> ModelPage:
+def _page(served: ServedModel, query: Mapping[str, str], limit: int) -> ModelPage:
     """Return a page of the models in Anthropic's format. Raises InvalidRequest."""
     names = [*served.names, *served.adapters]
-    limit = number(query, "limit", PAGE_MODELS, least=1, most=LARGEST_PAGE)
     start, end = 0, len(names)
     for field in ("after_id", "before_id"):
         if (name := query.get(field)) is None:
