@@ -86,6 +86,15 @@ _LONGROPE_MOE = {
     "long_mscale": 1.2,
     "original_max_position_embeddings": 256,  # transformers' Phi-MoE never takes the long factors
 }
+_LLAMA4 = {
+    "num_local_experts": 8,
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 80,
+    "attention_chunk_size": 16,
+    "floor_scale": 4,
+    "attn_scale": 0.5,
+    "no_rope_layers": [1, 1, 0],
+}
 _GPT_OSS = {
     "num_local_experts": 8,
     "num_experts_per_tok": 3,
@@ -158,12 +167,19 @@ VARIANTS = MappingProxyType(
         "ernie-moe": ("ernie4_5_moe", _ERNIE_MOE),
         "ernie-moe-biases": ("ernie4_5_moe", {**_ERNIE_MOE, "use_bias": True, "moe_layer_interval": 2}),
         "gpt-oss": ("gpt_oss", _GPT_OSS),
+        "llama4": ("llama4_text", _LLAMA4),
+        "llama4-dense": (
+            "llama4_text",
+            {**_LLAMA4, "interleave_moe_layer_step": 2, "use_qk_norm": False, "num_experts_per_tok": 2},
+        ),
         "phimoe": ("phimoe", {**_PHI_MOE, "attention_bias": True, "lm_head_bias": True}),
         "phimoe-rope": ("phimoe", {**_PHI_MOE, "rope_parameters": _LONGROPE_MOE}),
     }
 )
 # Variants with experts, and those of them that only the exhaustive tests run with every test.
-MIXTURES = tuple(variant for variant, (kind, _) in VARIANTS.items() if "moe" in kind or kind in ("mixtral", "gpt_oss"))
+MIXTURES = tuple(
+    variant for variant, (kind, _) in VARIANTS.items() if "moe" in kind or kind in ("mixtral", "gpt_oss", "llama4_text")
+)
 FURTHER = frozenset(
     {
         "mixtral-one",
@@ -173,6 +189,7 @@ FURTHER = frozenset(
         "glm4-moe-biases",
         "granite-moe-shared",
         "ernie-moe-biases",
+        "llama4-dense",
         "phimoe-rope",
     }
 )
@@ -202,7 +219,8 @@ def make(variant: str, directory: Path, **overrides: Any) -> Path:
                 tensor.sub_(offset)
         probe = torch.randint(VOCAB, (1, 64), generator=generator) % config.get_text_config().vocab_size
         # The last norm scales the logits, whether or not the head is tied to the embedding.
-        norm = model.get_decoder().norm.weight
+        decoder = model.get_decoder()
+        norm = (decoder if hasattr(decoder, "norm") else decoder.model).norm.weight
         norm.copy_((norm + offset) * (SPREAD / model(probe).logits.std()) - offset)
     model.save_pretrained(directory)
     return directory

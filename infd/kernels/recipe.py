@@ -41,8 +41,8 @@ OutputTransform = NormRecipe | float | None
 class AttentionRecipe(Struct, frozen=True, kw_only=True):
     """Attention; fields as in models/layers/attention.py.
 
-    rope   the `table` of families.rope.Rope, [rows, 2, R / 2]
-    sinks  [H] float32, or None
+    rope                the `table` of families.rope.Rope, [rows, 2, R / 2]
+    sinks, temperature  [H] and [positions] float32, or None
     """
 
     layer: int
@@ -58,6 +58,7 @@ class AttentionRecipe(Struct, frozen=True, kw_only=True):
     scale: float
     softcap: float | None
     sinks: Tensor | None
+    temperature: Tensor | None
     output: ProductRecipe
     output_transform: OutputTransform = None
 

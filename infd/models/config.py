@@ -37,6 +37,23 @@ _GEMMA3 = MappingProxyType(
         "vocab_size": 262_208,
     }
 )
+_LLAMA4 = MappingProxyType(
+    {
+        "attention_chunk_size": 8192,
+        "attn_scale": 0.1,
+        "attn_temperature_tuning": True,
+        "floor_scale": 8192,
+        "head_dim": 128,
+        "interleave_moe_layer_step": 1,
+        "intermediate_size_mlp": 16_384,
+        "no_rope_layer_interval": 4,
+        "num_experts_per_tok": 1,
+        "num_local_experts": 16,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "use_qk_norm": True,
+    }
+)
 _EIGHT_EXPERTS = MappingProxyType({"num_local_experts": 8, "num_experts_per_tok": 2})
 # By architecture, defaults of transformers' config class. An explicit null in config.json overrides a default.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -76,6 +93,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
         "GraniteMoeForCausalLM": _EIGHT_EXPERTS,
         "GraniteMoeSharedForCausalLM": _EIGHT_EXPERTS,
+        "Llama4ForCausalLM": _LLAMA4,
+        "Llama4ForConditionalGeneration": _LLAMA4,
         "MistralForCausalLM": {"sliding_window": 4096},
         "MixtralForCausalLM": {**_EIGHT_EXPERTS, "rms_norm_eps": 1e-5},
         "Olmo2ForCausalLM": {"rms_norm_eps": 1e-5},

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from infd.errors import CheckpointError
 from infd.kernels.families.attention import FLOAT8
 from infd.kernels.recipe import LayerRecipe
 from infd.models.base import PageTensor
 from infd.models.layers import cache_scales
-from infd.models.layers.attention import LayerIndex, page_groups
+from infd.models.layers.attention import LayerIndex, extent, page_groups
 from infd.models.layers.embedding import Embedding, Head
 from infd.models.layers.norm import LayerNorm, RMSNorm
 from infd.models.layers.rope import by_prompt, lay_out
-from infd.scheduler.layout import CacheLayout
+from infd.scheduler.layout import CacheLayout, Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,13 +108,14 @@ class Decoder:
         self,
         blueprint: Blueprint,
         dims: Dimensions,
-        windows: Sequence[int | None],
+        windows: Sequence[int | Chunk | None],
         block: Callable[[str, LayerIndex], Block],
         constants: DecoderConstants = PLAIN,
     ) -> None:
         """Declare all weights on `blueprint`.
 
-        windows  by layer, the attention window in tokens; None, or a window of at least max_len: full attention
+        windows  by layer, the attention window in tokens, or chunks; None, or a range of at least max_len tokens: full
+                 attention
         block    builds a layer from the prefix of its checkpoint names, and its indices
 
         Raises CheckpointError.
@@ -139,7 +141,7 @@ class Decoder:
                 unused.update(names)
             unused |= cache_scales.unused_names(blueprint, attention)
         self.unread |= unused
-        self._windows = [None if window is None or window >= blueprint.max_len else window for window in windows]
+        self._windows = [None if not 0 < extent(each) < blueprint.max_len else each for each in windows]
 
         group_of = {layer: index for index, group in enumerate(page_groups(self._windows, 1)) for layer in group.layers}
         self._embedding = Embedding(blueprint, f"{root}embed_tokens", dims, scale=constants.embedding_scale)
@@ -164,6 +166,12 @@ class Decoder:
         self.least_rows = blueprint.least_rows()
 
     def cache_layout(self, page_tokens: int) -> CacheLayout:
+        for each in self._windows:
+            if isinstance(each, Chunk) and each.tokens % page_tokens:
+                raise CheckpointError(
+                    f"attention is confined to chunks of {each.tokens} tokens, which are not whole pages of"
+                    f" {page_tokens} tokens: choose another cache.page_tokens"
+                )
         return CacheLayout(page_groups(self._windows, page_tokens), regimes=self._regimes)
 
     def page_tensors(self, page_tokens: int) -> tuple[PageTensor, ...]:

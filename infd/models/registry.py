@@ -34,6 +34,8 @@ ARCHITECTURES = MappingProxyType(
         "GraniteForCausalLM": "infd.models.granite:Granite",
         "GraniteMoeForCausalLM": "infd.models.granite_moe:GraniteMoe",
         "GraniteMoeSharedForCausalLM": "infd.models.granite_moe:GraniteMoe",
+        "Llama4ForCausalLM": "infd.models.llama4:Llama4",
+        "Llama4ForConditionalGeneration": "infd.models.llama4:Llama4",
         "LlamaForCausalLM": "infd.models.llama:Llama",
         "MistralForCausalLM": "infd.models.mistral:Mistral",
         "MixtralForCausalLM": "infd.models.mixtral:Mixtral",

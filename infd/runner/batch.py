@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from infd.kernels.families.attention import AttentionBatch
+from infd.kernels.families.attention import AttentionBatch, in_chunks
 from infd.kernels.families.matrices import LEAST_ROWS
 from infd.models.base import Batch, SampledBatch
 from infd.rounding import ceil_div
@@ -59,19 +59,18 @@ class Placed(Struct):
         group, end = layout.groups[number], max(map(add, self.starts, self.counts))
         size = group.page_tokens
         page = rows.tables[self.token_row, number, self.position // size]
-        return instance.ops.attention.prepare(
-            AttentionBatch(
-                page_tokens=size,
-                window=group.window,
-                starts=self.starts,
-                counts=self.counts,
-                offsets=self.offsets,
-                start=self.start.to(torch.int32),
-                table=rows.tables[:, number, : ceil_div(end, size)].index_select(0, self.row),
-                slots=page.to(torch.int64) * size + self.position % size,
-                upload=rows.staging.up,
-            )
+        batch = AttentionBatch(
+            page_tokens=size,
+            window=group.window,
+            starts=self.starts,
+            counts=self.counts,
+            offsets=self.offsets,
+            start=self.start.to(torch.int32),
+            table=rows.tables[:, number, : ceil_div(end, size)].index_select(0, self.row),
+            slots=page.to(torch.int64) * size + self.position % size,
+            upload=rows.staging.up,
         )
+        return instance.ops.attention.prepare(batch if group.chunk is None else in_chunks(batch, group.chunk))
 
 
 def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout]) -> Gathered:

@@ -19,17 +19,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+class Chunk(Struct, frozen=True):
+    """A visible range: a query attends to the tokens of its chunk, up to its own. Chunks have `tokens` tokens each."""
+
+    tokens: int
+
+
 class PageGroup(Struct, frozen=True, kw_only=True):
     """Layers that keep the same tokens.
 
     layers       indices of the model's layers, in order; the i-th layer uses the i-th slot of a page
     page_tokens  tokens in one page
     window       number of tokens to which a query attends, its own included; None: all tokens
+    chunk        tokens of the chunks to which attention is confined, a multiple of page_tokens; None: no chunks
     """
 
     layers: tuple[int, ...]
     page_tokens: int
     window: int | None = None
+    chunk: int | None = None
 
     def pages_needed(self, computed: int, planned: int) -> range:
         """Return the page indices that must exist while tokens [computed, planned) are computed."""
@@ -37,6 +45,8 @@ class PageGroup(Struct, frozen=True, kw_only=True):
 
     def pages_droppable(self, computed: int) -> int:
         """Return the number of leading pages to which no query at position `computed` or later attends."""
+        if self.chunk is not None:
+            return computed // self.chunk * self.chunk // self.page_tokens
         if self.window is None:
             return 0
         return max(0, computed - self.window + 1) // self.page_tokens
@@ -108,11 +118,11 @@ class CacheLayout(Struct, frozen=True):
 
     @staticmethod
     def _peak(group: PageGroup, tokens: int, step_tokens: int) -> int:
-        pages = ceil_div(tokens, group.page_tokens)
-        if group.window is None:
+        pages, visible = ceil_div(tokens, group.page_tokens), group.chunk or group.window
+        if visible is None:
             return pages
-        # The pages of the window and of one chunk. The first and the last page may be used in part.
-        return min(pages, ceil_div(group.window + step_tokens, group.page_tokens) + 1)
+        # The pages of the visible range and of one step. The first and the last page may be used in part.
+        return min(pages, ceil_div(visible + step_tokens, group.page_tokens) + 1)
 
 
 class Capacity(Struct, frozen=True, kw_only=True):

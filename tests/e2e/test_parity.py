@@ -15,7 +15,7 @@ from infd.executors.local import LocalExecutor
 from infd.request import Generate, Request, SamplingParams
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import running
-from tests.tiny import FAMILIES, VOCAB, continuation, oracle
+from tests.tiny import FAMILIES, FURTHER, MIXTURES, VOCAB, continuation, oracle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -48,7 +48,12 @@ class Expected:
             assert ours[:clear] == theirs[:clear]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# Windows and sinks, chunks, then every other mixture of experts.
+MIXED = ("gpt-oss", "llama4")
+REST = [pytest.param(each, marks=pytest.mark.exhaustive) for each in sorted(set(MIXTURES) - FURTHER - set(MIXED))]
+
+
+@pytest.fixture(scope="module", params=[*FAMILIES, *MIXED, *REST])
 def checkpoint(request: pytest.FixtureRequest, tiny: Callable[[str], Path]) -> tuple[Path, Expected]:
     directory = tiny(request.param)
     return directory, Expected(directory)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from infd.kernels.families.attention import KeyValuePages
+from infd.kernels.families.attention import KeyValuePages, in_chunks
 from infd.kernels.select import select
 from infd.models import registry
 from infd.models.base import Batch, SampledBatch
@@ -163,17 +163,19 @@ class Driver:
             for at in range(start, start + count)
         ]
         padding = max(0, self._least_rows - len(tokens))
-        plans = [
-            self.ops.attention.prepare(
-                attention_batch(
-                    [PagedSpan(start, count, sequence.tables[index]) for sequence, start, count in spans],
-                    page_tokens=self.page_tokens,
-                    window=group.window,
-                    padding=padding,
-                    device=self.device,
-                )
+        batches = [
+            attention_batch(
+                [PagedSpan(start, count, sequence.tables[index]) for sequence, start, count in spans],
+                page_tokens=self.page_tokens,
+                window=group.window,
+                padding=padding,
+                device=self.device,
             )
             for index, group in enumerate(self.layout.groups)
+        ]
+        plans = [
+            self.ops.attention.prepare(batch if group.chunk is None else in_chunks(batch, group.chunk))
+            for batch, group in zip(batches, self.layout.groups, strict=True)
         ]
         if shift is None and any(sequence.regime for sequence, _, _ in spans):
             lengths = [sequence.regime for sequence, _, count in spans for _ in range(count)]

@@ -157,7 +157,7 @@ def _native(plan: AttentionPlan) -> Plan:
 
 def _layer(recipe: LayerRecipe) -> Layer:
     attention, mlp = recipe.attention, recipe.mlp
-    if attention.sinks is not None:
+    if attention.sinks is not None or attention.temperature is not None:
         raise NoAddress
     layer = Layer(
         input_norm=_norm(recipe.input_norm),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +57,35 @@ class AttentionBatch(Struct, kw_only=True):
         if self.upload is not None:
             return self.upload(array)
         return torch.from_numpy(array).to(self.table.device, non_blocking=True)
+
+
+def in_chunks(batch: AttentionBatch, chunk: int) -> AttentionBatch:
+    """Confine attention to chunks of `chunk` tokens, a multiple of page_tokens; batch.window must be None.
+
+    A chunk is like a sequence of its own: spans are divided where chunks begin, and the parts' positions and tables
+    begin with their chunks.
+    """
+    size = batch.page_tokens
+    assert batch.window is None
+    assert chunk % size == 0
+    parts = [
+        (span, begin, min(begin - begin % chunk + chunk, start + count) - begin)
+        for span, (start, count) in enumerate(zip(batch.starts, batch.counts, strict=True))
+        for begin in (start, *range(start - start % chunk + chunk, start + count, chunk))
+    ]
+    counts = [count for _, _, count in parts]
+    # Of each part: its span, the tokens from the span's start to the part's, and the tokens before its chunk.
+    source = np.array([(span, begin - batch.starts[span], begin - begin % chunk) for span, begin, _ in parts])
+    span, ahead, before = batch.up(np.ascontiguousarray(source.T, dtype=np.int64)).unbind()
+    pages = before[:, None] // size + torch.arange(min(chunk // size, batch.table.shape[1]), device=span.device)
+    return replace(
+        batch,
+        starts=[begin % chunk for _, begin, _ in parts],
+        counts=counts,
+        offsets=[0, *np.cumsum(counts).tolist()],
+        start=(batch.start[span] + ahead - before).clamp(min=0).to(torch.int32),
+        table=batch.table[span].gather(1, pages.clamp(max=batch.table.shape[1] - 1)),
+    )
 
 
 class AttentionPlan(Protocol):

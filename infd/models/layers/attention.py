@@ -9,7 +9,7 @@ import torch
 from infd.kernels.recipe import AttentionRecipe
 from infd.models.layers.linear import Linear
 from infd.rounding import ceil_div
-from infd.scheduler.layout import PageGroup
+from infd.scheduler.layout import Chunk, PageGroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from infd.models.base import Batch
     from infd.models.blueprint import Blueprint
     from infd.models.dimensions import Dimensions
-    from infd.models.layers.norm import OverAllHeads, RMSNorm
+    from infd.models.layers.norm import Constant, OverAllHeads, RMSNorm
     from infd.models.layers.rope import Rope
 
 MOST_GROUPS = 8  # each group costs one page table and one attention plan per step
@@ -34,6 +34,7 @@ class AttentionDesign(NamedTuple):
     softcap      bounds the scores; see AttentionPlan.run
     fused        whether the checkpoint stores q, k and v as one tensor `qkv_proj`
     sinks        whether each head has a sink; see AttentionPlan.run
+    temperature  [positions] float32: multiplies the queries at each position, after rope; None: 1
     """
 
     rope: Rope
@@ -44,6 +45,7 @@ class AttentionDesign(NamedTuple):
     output_bias: bool = False
     fused: bool = False
     sinks: bool = False
+    temperature: Tensor | None = None
 
 
 class LayerIndex(NamedTuple):
@@ -60,8 +62,8 @@ class LayerIndex(NamedTuple):
 class HeadNorms(NamedTuple):
     """The norms of q [T, H, D] and k [T, K, D] before rope."""
 
-    q: RMSNorm | OverAllHeads
-    k: RMSNorm | OverAllHeads
+    q: RMSNorm | Constant | OverAllHeads
+    k: RMSNorm | Constant | OverAllHeads
 
 
 class Attention:
@@ -93,6 +95,7 @@ class Attention:
         self._qkv = Linear(
             blueprint, {f"{name}.{part}": size for part, size in outputs.items()}, dims.hidden, bias=design.qkv_bias
         )
+        self._temperature = design.temperature
         self._output = Linear(blueprint, {f"{name}.o_proj": dims.hidden}, q_size, bias=design.output_bias)
         self._sinks = blueprint.declare({f"{name}.sinks": dims.heads}, dtype=torch.float32) if design.sinks else None
 
@@ -111,6 +114,7 @@ class Attention:
             scale=self._scale,
             softcap=self._softcap,
             sinks=None if self._sinks is None else self._sinks.tensor,
+            temperature=self._temperature,
             output=self._output.recipe(),
         )
 
@@ -134,6 +138,8 @@ class Attention:
             q_norm=self._q_norm,
             k_norm=self._k_norm,
         )
+        if self._temperature is not None:
+            q = (q * self._temperature[batch.positions, None, None]).to(q.dtype)
         if (sampled := batch.sampled) is not None:
             q, plan, adapters = q[sampled.tokens], sampled.attention, sampled.adapters
         sinks = None if self._sinks is None else self._sinks.tensor
@@ -141,21 +147,33 @@ class Attention:
         return self._output(attended.flatten(1), adapters)
 
 
-def page_groups(windows: Sequence[int | None], page_tokens: int) -> tuple[PageGroup, ...]:
-    """Group layers by the tokens that they cache, given each layer's window; the full-attention group comes first.
+def page_groups(ranges: Sequence[int | Chunk | None], page_tokens: int) -> tuple[PageGroup, ...]:
+    """Group layers by the tokens that they cache; the full-attention group comes first.
+
+    ranges  by layer, what it attends to: a window in tokens or chunks; None: all tokens
 
     A page has one slot for each layer of the largest group. Beside a windowed group of many layers, a full-attention
     group of few layers would leave most slots of its pages unused, and sequences keep these pages longest. Windowed
     layers are therefore split into groups no larger than the full-attention group, or than a MOST_GROUPS-th of all
     layers if that is more.
     """
-    layers_of: dict[int | None, list[int]] = {}
-    for layer, window in enumerate(windows):
-        layers_of.setdefault(window, []).append(layer)
+    layers_of: dict[int | Chunk | None, list[int]] = {}
+    for layer, visible in enumerate(ranges):
+        layers_of.setdefault(visible, []).append(layer)
     full = layers_of.get(None)
-    size = max(len(full), ceil_div(len(windows), MOST_GROUPS)) if full else len(windows)
+    size = max(len(full), ceil_div(len(ranges), MOST_GROUPS)) if full else len(ranges)
     return tuple(
-        PageGroup(layers=tuple(layers[first : first + size]), page_tokens=page_tokens, window=window)
-        for window, layers in sorted(layers_of.items(), key=lambda item: (item[0] is not None, item[0] or 0))
+        PageGroup(
+            layers=tuple(layers[first : first + size]),
+            page_tokens=page_tokens,
+            window=visible if isinstance(visible, int) else None,
+            chunk=visible.tokens if isinstance(visible, Chunk) else None,
+        )
+        for visible, layers in sorted(layers_of.items(), key=lambda item: extent(item[0]))
         for first in range(0, len(layers), size)
     )
+
+
+def extent(visible: int | Chunk | None) -> int:
+    """Return the most tokens to which a query attends, 0 for all."""
+    return visible.tokens if isinstance(visible, Chunk) else visible or 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch.nn import functional as F
 
 from infd.kernels.recipe import NormRecipe
@@ -50,6 +51,20 @@ class LayerNorm:
         stream = x if residual is None else x + residual
         weight, bias = self._weight.tensor, self._bias.tensor
         return F.layer_norm(stream, weight.shape, weight, bias, self._eps), stream
+
+
+class Constant:
+    """RMSNorm without a learned weight."""
+
+    def __init__(self, blueprint: Blueprint, size: int, eps: float) -> None:
+        self._norm, self._eps = blueprint.ops.norm, eps
+        self._weight = torch.ones(size, dtype=blueprint.dtype, device=blueprint.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._norm.rms_norm(x, self._weight, self._eps)
+
+    def recipe(self) -> NormRecipe:
+        return NormRecipe(self._weight, self._eps, 0.0)
 
 
 class OverAllHeads:

@@ -170,6 +170,11 @@ def _proportional(exponents: Tensor, rope: Settings, _: int) -> Scaling:
     return Scaling(lambda _: frequencies)
 
 
+def _none(exponents: Tensor, _: Settings, __: int) -> Scaling:
+    """Rotate by no angle, for layers without positions beside layers with rope."""
+    return Scaling(lambda _: torch.zeros_like(exponents))
+
+
 def _dynamic(exponents: Tensor, rope: Settings, max_len: int) -> Scaling:
     """Use unscaled frequencies for lengths up to the trained length; frequencies decrease as the length grows beyond.
 
@@ -275,6 +280,7 @@ _SCALINGS: Mapping[str, Callable[[Tensor, Settings, int], Scaling]] = MappingPro
         "linear": _linear,
         "llama3": _llama3,
         "longrope": _longrope,
+        "none": _none,
         "proportional": _proportional,
         "yarn": _yarn,
     }

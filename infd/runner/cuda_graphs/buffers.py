@@ -76,6 +76,8 @@ class Buffers:
     def plans(self, size: int) -> list[CapturedPlan] | None:
         """Return attention plans for captured steps of `size` rows, by page group; None if not supported."""
         rows, groups = self._instance.rows, self._instance.layout.groups
+        if any(group.chunk is not None for group in groups):  # gathered tables begin with the sequence, not its chunk
+            return None
         batches = (
             AttentionBatch(
                 page_tokens=group.page_tokens,
