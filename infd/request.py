@@ -343,6 +343,7 @@ class Request(Struct, frozen=True, kw_only=True):
     priority: int = 0  # lower is earlier
     adapter: str | None = None  # name; None: the base model
     tenant: str = ""  # cached prefixes are shared only between requests of one tenant
+    speculative: bool = True  # whether tokens may be drafted; drafts change no answer
     cache_salt: str = ""  # cached prefixes are shared only between requests of one tenant with equal salts
 
 

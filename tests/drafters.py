@@ -62,6 +62,9 @@ class Oracle:
         right = self._known[len(tokens) : len(tokens) + most]
         return [(token + 1) % self._vocab if self._random.random() < self._wrong else token for token in right]
 
+    def finish(self, tokens: Sequence[int]) -> None:
+        """No-op: the answer is known already."""
+
 
 class Guesses:
     """Implements Drafting with Oracles of the fake model's answers, of constrained ones too."""

@@ -85,6 +85,7 @@ class Status(Struct):
     resident          bytes that stay on the GPU during sleep, by purpose
     pages             cache pages; pages_referenced by running sequences, pages_cached for prefix hits
     prefix_queries    prompt tokens looked up in the prefix cache; prefix_hits: tokens found
+    drafts            steps of a choice that verified drafts; accepted_drafts: drafts kept, by their position
     steps             steps run; last_step_age_s: None before the first step
     accepted          choices accepted; terminal: choices ended, by finish reason
     max_model_len, step_tokens, rows    limits in force; 0 until the model is loaded
@@ -121,6 +122,8 @@ class Status(Struct):
     step_tokens: int
     rows: int
     held: int = 0
+    drafts: int = 0
+    accepted_drafts: tuple[int, ...] = ()
     weights: str = "loaded"
     kv_cache: str = "loaded"
     device: str = ""

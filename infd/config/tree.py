@@ -358,6 +358,20 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
         ),
     ] = None
     max_num_seqs: Annotated[Count, about("most running sequences", flag="--max-num-seqs")] = 64
+    speculative: Annotated[
+        Literal["off", "ngram", "suffix"],
+        about(
+            "guess tokens and verify several in one step where that is faster; answers stay the same; ngram: guess what"
+            " followed the last tokens earlier in the request; suffix: also in earlier answers of the same tenant",
+            flag="--speculative",
+        ),
+    ] = "off"
+    speculative_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=15)], about("most guessed tokens of a request in one step")
+    ] = 7
+    speculative_bytes: Annotated[
+        Annotated[int, Meta(ge=2**20)], about("memory for earlier answers; with speculative suffix")
+    ] = 2**26
     max_waiting: Annotated[Count, about("most queued choices, then 429", live=True)] = 1024
     max_waiting_tokens: Annotated[Count, about("most queued prompt tokens, then 429", live=True)] = 2**20
     priority_patience: Annotated[

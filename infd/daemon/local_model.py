@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from infd.apart.client import Worker
 from infd.daemon import components, resolve
+from infd.drafting.select import drafting
 from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.errors import AdapterExists, AdapterTooLarge, ConfigError, StartError
@@ -69,7 +70,14 @@ class LocalModel:
         self._reading = asyncio.Event()  # set when weights begin to be read; at the latest, when they are loaded
         self.executor = executor or components.executor(config, environment, self.directory, self._on_read)
         self.grammars = GrammarService(config.grammar, self.offload, trial_of(config.grammar.engine), self.metrics)
-        self.engine = Engine(live, self.executor, self.metrics, grammars=self.grammars, names=self.names)
+        self.engine = Engine(
+            live,
+            self.executor,
+            self.metrics,
+            grammars=self.grammars,
+            drafting=drafting(config.scheduler),
+            names=self.names,
+        )
         self._language: components.Language | None = None
         self._capacity: Capacity | None = None
 

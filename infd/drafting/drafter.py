@@ -23,6 +23,9 @@ class Drafter(Protocol):
         tokens  prompt and generated tokens of the choice; each call's tokens begin with the previous call's tokens
         """
 
+    def finish(self, tokens: Sequence[int]) -> None:
+        """Called once the choice has ended, with all its tokens."""
+
 
 class Drafting(Protocol):
     """Creates the drafter of each choice.
@@ -46,6 +49,9 @@ class NoDrafts:
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
         return []
+
+    def finish(self, tokens: Sequence[int]) -> None:
+        """No-op: nothing is remembered."""
 
     def drafter(self, request: Request, root: bytes) -> Drafter:
         return self

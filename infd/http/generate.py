@@ -250,6 +250,7 @@ async def _queue(
             adapter=adapter,
             tenant=exchange.tenant,
             cache_salt=fields.cache_salt or "",
+            speculative=fields.speculative is not False,
             constraint=constraint(prompt),
         )
         for number, prompt in enumerate(prompts)

@@ -136,6 +136,7 @@ class Capacity(Struct, frozen=True, kw_only=True):
     score_cost      budget tokens that a prompt token costs if it is scored, because its logits are also computed
     max_model_len   maximum tokens of a sequence, prompt and generated tokens together
     vocab_size      token ids are 0..vocab_size - 1
+    row_costs       duration of decoding steps: pairs of rows and seconds, by ascending rows; empty: not measured
     """
 
     layout: CacheLayout
@@ -147,3 +148,4 @@ class Capacity(Struct, frozen=True, kw_only=True):
     score_cost: int = 1
     mixed_tokens: int | None = None
     crowded_tokens: int | None = None
+    row_costs: tuple[tuple[int, float], ...] = ()

@@ -93,7 +93,7 @@ class Scheduler:
         self.adapters = AdapterSlots(max_adapters, max_adapters_per_step)
         # In the order of admission's checks: the cheapest first, since most plans admit no sequence.
         self.resources: tuple[Resource, ...] = (self.budget, self.rows, self.adapters, self.cache)
-        self.speculation = Speculation(self.cache, max_drafts)
+        self.speculation = Speculation(self.cache, max_drafts, capacity.row_costs)
         self.preemptions = 0  # sequences preempted because pages ran out
         self.undone = 0  # steps rolled back
         self.prefix_queries = 0  # prompt tokens looked up in the cache
@@ -146,7 +146,7 @@ class Scheduler:
         step, budget = Scheduled(StepPlan(self._number, [], [], [], []), []), self.budget
         decoding, others = split_decoding(self.running)
         starting = self._starting(others)
-        drafts = self.speculation.width(len(decoding), budget.limit)
+        drafts = self.speculation.room(len(decoding), budget.limit)
         remaining = self._fill(step, decoding, budget.limit, only, drafts)
         remaining = min(remaining, budget.mixed(step.plan.tokens, starting))
         budget.remaining = self._fill(step, others, remaining, only)
@@ -274,16 +274,17 @@ class Scheduler:
             if not budget:
                 break
             if only is None or seq in only:
-                budget -= self._add_span(step, seq, budget, drafts)
+                budget -= self._add_span(step, seq, budget, drafts, len(sequences))
         return budget
 
-    def _add_span(self, step: Scheduled, seq: Sequence, budget: int, drafts: int = 0) -> int:
+    def _add_span(self, step: Scheduled, seq: Sequence, budget: int, drafts: int = 0, among: int = 1) -> int:
         """Add a span that costs at most `budget` tokens; return its cost, 0 if the sequence cannot be computed now.
 
         A truncated span costs the whole budget, even if less than score_cost is left over, so that no sequence is
         admitted after the span.
 
         drafts  most drafts that the span verifies
+        among   number of sequences that share the step's drafts
         """
         plan = step.plan
         planned = len(seq.tokens) + seq.in_flight
@@ -304,7 +305,7 @@ class Scheduler:
         scores = max(0, min(end, seq.prompt_tokens - 1) - seq.computed) if seq.scoring else 0
         samples = 0
         if end == planned:
-            drafts = self.speculation.draft(plan, seq, end, min(drafts, budget - cost)) if drafts else 0
+            drafts = self.speculation.draft(plan, seq, end, min(drafts, budget - cost), among) if drafts else 0
             samples = 1 + drafts
             end, count, cost = end + drafts, count + drafts, cost + drafts
             seq.in_flight += samples

@@ -29,15 +29,18 @@ class Sequence:
 
     __slots__ = (
         "adapter",
+        "agreement",
         "choice",
         "computed",
         "covered",
         "drafter",
+        "drafting",
         "dropped_through",
         "end_ids",
         "failure",
         "finish",
         "first",
+        "guess",
         "in_flight",
         "indexed",
         "keys",
@@ -79,6 +82,9 @@ class Sequence:
         self.choice = choice
         self.first = first
         self.drafter = drafter
+        self.guess: tuple[int, list[int]] = (0, [])  # the drafter's last guess of the tokens from a position on
+        self.agreement = -1.0  # average agreement of guesses and tokens; negative: not known yet
+        self.drafting = False  # whether guesses are verified
         self.tokens = list(request.prompt)
         self.limit = self.prompt_tokens = len(self.tokens)
         self.prefix_root = prefix_root

@@ -63,6 +63,8 @@ SERIES = (
     _Series("generation_tokens", "generation_tokens", "Tokens generated.", "generation_tokens"),
     _Series("preemptions", "preemptions", "Sequences preempted, and computed again.", "num_preemptions"),
     _Series("steps_undone", "steps_undone", "Failed steps, and steps in flight behind a failed step."),
+    _Series("drafts", "drafts", "Steps of a choice that verified drafts.", "spec_decode_num_drafts"),
+    _Series("draft_tokens", "drafted", "Drafts verified.", "spec_decode_num_draft_tokens"),
     _Series("prefix_cache_queries", "prefix_queries", "Prompt tokens looked up in the cache.", "prefix_cache_queries"),
     _Series("prefix_cache_hits", "prefix_hits", "Prompt tokens found in the cache.", "prefix_cache_hits"),
     _Series("time_to_first_token_seconds", "ttft", "From arrival to first token.", "time_to_first_token_seconds"),
@@ -158,6 +160,7 @@ class _Scrape:
         yield _gauge("infd_grammar_cache_bytes", "Memory of compiled constraints.", [({}, metrics.grammar_cache_bytes)])
         yield _gauge("infd_connections", "Connections to the endpoint.", [({}, metrics.connections)])
         yield _counter("infd_connections_dropped", "Connections ended by the server.", _by("reason", metrics.dropped))
+        yield from self._accepted("infd_draft_tokens_accepted", model)
         yield from self._http("infd_http")
         for series in SERIES:
             yield self._counted("infd_" + series.name, series, model)
@@ -200,6 +203,7 @@ class _Scrape:
             yield _gauge(
                 "vllm:lora_requests_info", "Adapters in use; the value is the scrape's time.", [(adapters, time())]
             )
+        yield from self._accepted("vllm:spec_decode_num_accepted_tokens", model)
         yield from self._http("http")
         if metrics.cache_config:
             yield _gauge(
@@ -208,6 +212,12 @@ class _Scrape:
         for series in SERIES:
             if series.compat is not None:
                 yield self._counted("vllm:" + series.compat, series, model)
+
+    def _accepted(self, name: str, labels: Mapping[str, str]) -> Iterator[Metric]:
+        kept = self._metrics.accepted_drafts
+        places = {str(place): count for place, count in enumerate(kept)}
+        yield _counter(name, "Drafts kept.", [(labels, sum(kept))])
+        yield _counter(f"{name}_per_pos", "Drafts kept, by position.", _by("position", places, labels))
 
     def _http(self, prefix: str) -> Iterator[Metric]:
         metrics = self._metrics

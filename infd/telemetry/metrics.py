@@ -108,6 +108,9 @@ class Metrics:
         self.generation_tokens = 0
         self.preemptions = 0
         self.steps_undone = 0
+        self.drafts = 0  # spans whose drafts were verified
+        self.drafted = 0  # drafts verified
+        self.accepted_drafts: tuple[int, ...] = ()  # drafts kept, by their place behind the last known token
         self.prefix_queries = 0  # prompt tokens looked up
         self.prefix_hits = 0  # looked-up prompt tokens that were in the cache
         self.terminal = dict.fromkeys(("stop", "length", "abort", "error", "disconnect", "slow_reader"), 0)

@@ -53,6 +53,7 @@ def status(now: protocol.Status) -> None:
         *((("large pages", _large(now.large_pages)),) if now.large_pages else ()),
         *(("apart", f"{text}, whose cost is not known: {reason}") for text, reason in now.apart.items()),
         ("cache", _pages(now)),
+        *((("drafts", _drafts(now)),) if now.drafts else ()),
         ("ended", ", ".join(f"{count} {reason}" for reason, count in now.terminal.items() if count) or "none yet"),
         ("limits", f"{now.max_model_len} tokens a sequence, {now.rows} sequences, {now.step_tokens} tokens a step"),
         ("steps", f"{now.steps}{'' if now.last_step_age_s is None else f', last {now.last_step_age_s:.1f} s ago'}"),
@@ -96,6 +97,12 @@ def _pages(now: protocol.Status) -> str:
     used = now.pages_referenced / now.pages
     hits = f", {now.prefix_hits / now.prefix_queries:.0%} of prompt tokens found cached" if now.prefix_queries else ""
     return f"{now.pages_referenced} pages in use ({used:.0%}), {now.pages_cached} cached, {free} free{hits}"
+
+
+def _drafts(now: protocol.Status) -> str:
+    kept = now.accepted_drafts
+    places = " ".join(f"{count / now.drafts:.0%}" for count in kept if count)
+    return f"{1 + sum(kept) / now.drafts:.2f} tokens a step; kept by position: {places or 'none'}"
 
 
 def requests(rows: Iterable[protocol.RequestRow]) -> None:

@@ -6,6 +6,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from infd.drafting.drafter import NO_DRAFTS
 from infd.engine.streams.choice import ChoiceState
 from infd.engine.streams.fanout import FanOut
 from infd.engine.streams.request_metrics import RequestMetrics
@@ -89,7 +90,7 @@ class InFlight:
             root = self._roots.of(request, adapter)
             first = None
             for index in range(request.choices):
-                drafter = self._drafting.drafter(request, root)
+                drafter = (self._drafting if request.speculative else NO_DRAFTS).drafter(request, root)
                 seq = Sequence(request, index, prefix_root=root, adapter=adapter, first=first, drafter=drafter)
                 first = first or seq
                 if request.constraint is not None:
@@ -208,6 +209,7 @@ class InFlight:
         self._metrics.ended(choice, finish.value if finish else ticket.departure, self._now())
         self._scheduler.remove(seq, finish or FinishReason.ABORT, error)
         self._constraints.remove(seq)
+        seq.drafter.finish(seq.tokens)
         self._on_change()
         if seq.adapter is not None:
             self._adapters.release(seq.adapter)

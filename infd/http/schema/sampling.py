@@ -70,3 +70,4 @@ class GenerationFields(Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: RequestId | None = None  # echoed as X-Request-Id
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None
+    speculative: bool | None = None  # false: guess no tokens

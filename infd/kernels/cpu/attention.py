@@ -2,8 +2,9 @@
 
 The cache stores floats, or int8 with one scale for each head of each token: `native/row.h`.
 
-A result depends neither on other spans of the step nor on the number of threads. How results are rounded depends on
-the number of queries in their span, that is, on how a prompt is divided into chunks.
+A result depends neither on other spans of the step nor on the number of threads. In spans of up to 16 tokens it is the
+result of a span of one token, to the bit. In longer spans its rounding depends on the number of queries, that is, on
+how a prompt is divided into chunks.
 """
 
 from __future__ import annotations

@@ -108,6 +108,7 @@ def assemble(runners: Runners, bank: Bank, weights: Arena, source: WeightsSource
             max_model_len=proposal.cache.max_model_len,
             vocab_size=setup.model.vocab_size,
             score_cost=calibration.score_cost,
+            row_costs=calibration.row_costs,
         ),
         depth=config.device.depth or DEPTH[kind],
         residence=Residence(setup.model, bank, arenas, source, runners.pulse.beat),

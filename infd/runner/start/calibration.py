@@ -32,6 +32,7 @@ SPIN_STEPS = 1.5  # time limit of polling, in durations of the step
 WORTH = 0.97  # polling is used if a polled step lasts at most this share of an unpolled step
 # Scored tokens of a measured step. With FEW, kernel launches would dominate a step's duration on a GPU.
 SCORED = {"cpu": FEW, "cuda": 1024}
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # rows of the measured decoding steps
 LIKELIEST = 20  # top logprobs per scored token in measured steps
 ALIKE = 1.25  # a calibration is valid while the shortest step's duration changes at most by this factor
 
@@ -54,6 +55,7 @@ class Calibration(Struct, frozen=True):
 
     shortest_s  duration of the shortest step, see `shortest_s`
     score_cost  cost of a scored token, in unscored tokens
+    row_costs   see Capacity.row_costs
     """
 
     shortest_s: Annotated[float, Meta(gt=0)]
@@ -61,6 +63,7 @@ class Calibration(Struct, frozen=True):
     mixed: Annotated[int, Meta(ge=1)]
     crowded: Annotated[int, Meta(ge=1)]
     score_cost: Annotated[int, Meta(ge=1)]
+    row_costs: tuple[tuple[int, float], ...] = ()
 
     @property
     def step_tokens(self) -> StepTokens:
@@ -107,7 +110,7 @@ def calibrate(trial: TrialRunner, settings: SchedulerConfig, most: int) -> Calib
         if configured is not None:
             sizes = StepTokens(most, min(most, sizes.mixed), min(most, sizes.crowded))
     cost = score_cost(trial, shortest) if trial.scores else 1
-    return Calibration(shortest, *sizes, cost)
+    return Calibration(shortest, *sizes, cost, () if settings.speculative == "off" else row_costs(trial))
 
 
 def still_valid(calibration: Calibration, trial: TrialRunner) -> bool:
@@ -167,6 +170,19 @@ def score_cost(trial: TrialRunner, shortest: float) -> int:
     tokens = min(SCORED[trial.device], trial.plans.room)
     unscored = shortest if tokens <= FEW else trial.time(tokens)
     return max(1, round(trial.time(tokens, LIKELIEST) / unscored))
+
+
+def row_costs(trial: TrialRunner) -> tuple[tuple[int, float], ...]:
+    """Return the duration in seconds of decoding steps of ROWS rows, all of which are sampled.
+
+    Longer steps are assumed to take no less time: a shorter measured duration is noise.
+    """
+    costs: list[tuple[int, float]] = []
+    for rows in ROWS:
+        if rows <= trial.plans.room:
+            seconds = trial.time_of(trial.plans.verifying(rows))
+            costs.append((rows, max(seconds, costs[-1][1] if costs else 0.0)))
+    return tuple(costs)
 
 
 def _power_of_two(number: int) -> int:

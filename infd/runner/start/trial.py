@@ -77,6 +77,17 @@ class TrialPlans:
             tokens -= count
         return plan
 
+    def verifying(self, rows: int) -> StepPlan:
+        """Return a step that samples `rows` positions, as a decoding step does, in the least number of sequences."""
+        plan, page = StepPlan(-1, [], [], []), 1
+        while rows:
+            row, count = len(plan.joins), min(rows, self._length)
+            join, page = self._join(row, count, (Generate(WAYS[0]),), page)
+            plan.joins.append(join)
+            plan.spans.append(Span(row, 0, count, samples=count))
+            rows -= count
+        return plan
+
     def chunked(self, tokens: int, sampling: SamplingParams) -> list[StepPlan]:
         """Return three steps that compute a prompt in three chunks.
 
@@ -162,9 +173,13 @@ class TrialRunner:
 
         Disturbances are short, so a step that lasts ENOUGH_S or longer is run once.
         """
+        return self.time_of(self.plans.plan(tokens, scored))
+
+    def time_of(self, plan: StepPlan) -> float:
+        """Return the shortest duration of up to TRIALS runs of a step, see `time`."""
         durations: list[float] = []
         while len(durations) < TRIALS and sum(durations) < ENOUGH_S:
-            durations.append(self.run(self.plans.plan(tokens, scored)))
+            durations.append(self.run(plan))
         return min(durations)
 
 

@@ -53,6 +53,33 @@ def test_other_spans_do_not_change_a_bit(attention, dtype, window):
 
 
 @BOTH
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("window", [None, 515])
+@pytest.mark.parametrize("count", [2, 5, 16])
+def test_a_query_of_a_short_span_has_the_bits_of_a_span_of_one_token(attention, dtype, quantized, window, count):
+    """So a draft that is verified, and the token behind it, are those of decoding token by token."""
+    case = Case(
+        [(1020, count), (3, count)], window=window, dtype=dtype, quantized=quantized, head=64, page_tokens=16, shared=3
+    )
+    together = case.compute(attention)
+    for span, (start, _) in enumerate(case.lengths):
+        for query in range(count):
+            at = case.batch.offsets[span] + query
+            batch = type(case.batch)(
+                page_tokens=case.batch.page_tokens,
+                window=window,
+                starts=[start + query],
+                counts=[1],
+                offsets=[0, 1],
+                start=torch.tensor([start + query], dtype=torch.int32),
+                table=case.batch.table[span : span + 1],
+                slots=case.batch.slots[at : at + 1],
+            )
+            alone = attention.prepare(batch).run(case.q[at : at + 1], case.pages, scale=case.scale)
+            assert together[at : at + 1].equal(alone)
+
+
+@BOTH
 def test_threads_do_not_change_a_bit(attention, threads, dtype):
     case = Case([(1200, 1), (300, 40), (0, 90), (2000, 1)], dtype=dtype, head=64, page_tokens=16)
     threads(1)

@@ -8,7 +8,8 @@
 // int8 caches are not dequantized: scores are multiplied by the keys' scales, softmax weights by the values' scales.
 //
 // How a span is cut into pieces depends on the span alone, so results are bitwise independent of other spans and of the
-// number of threads.
+// number of threads. In a short span each query is a piece of its own, so its result is that of a span of one token: a
+// token verified among drafts has the bits of a token decoded alone.
 
 #include "attention.h"
 
@@ -22,7 +23,7 @@ namespace {
 constexpr int64_t BLOCK = 64;   // keys of a block; a block's keys, values and scores fit the L1 and L2 caches
 constexpr int64_t ROWS = 64;    // most rows of a task, unless a single query has more
 constexpr int64_t SPLIT = 512;  // keys of a piece, in spans that are also cut along their keys
-constexpr int64_t SHORT = 16;   // tokens; spans with more tokens have enough pieces without being cut along their keys
+constexpr int64_t SHORT = 16;   // most tokens of a short span; longer spans have enough pieces without cuts along keys
 constexpr int64_t FEW = 8;      // rows up to which transposing a block costs more than it saves
 
 // The operands of a product, in units of 32 bits: one float, or two bfloat16 if the CPU multiplies bfloat16.
@@ -385,10 +386,10 @@ int64_t tokens_of_a_piece(int64_t shared) { return shared < ROWS ? ROWS / shared
 // Call `visit` with every piece of a step, in order of spans, queries, keys.
 template <class Visit>
 void cut(const AttentionStep& step, int64_t shared, Visit visit) {
-  const int64_t most = tokens_of_a_piece(shared);
   int64_t partial = 0;
   for (int64_t span = 0; span < step.spans; span++) {
     const int64_t count = step.offsets[span + 1] - step.offsets[span], start = step.start[span];
+    const int64_t most = count <= SHORT ? 1 : tokens_of_a_piece(shared);
     for (int64_t query = 0; query < count; query += most) {
       const int64_t queries = count - query < most ? count - query : most;
       const int64_t behind = step.window > 0 ? start + query - step.window + 1 : 0;

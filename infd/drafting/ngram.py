@@ -1,0 +1,42 @@
+"""Draft what followed the choice's last tokens where they occurred before, in its prompt or its answer.
+
+Source: Saxena 2023, prompt lookup decoding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from infd.drafting.occurrences import Occurrences, continued
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infd.request import Request
+
+LENGTHS: Final = (4, 2)
+
+
+class NgramDrafter:
+    """Implements Drafter."""
+
+    def __init__(self) -> None:
+        self._seen = Occurrences(LENGTHS)
+
+    def draft(self, tokens: Sequence[int], most: int) -> list[int]:
+        self._seen.extend(tokens, len(tokens) - 1)  # the last run has no continuation yet
+        found = self._seen.find(tokens)
+        return [] if found is None else continued(tokens, found[1], most)
+
+    def finish(self, tokens: Sequence[int]) -> None:
+        """No-op: answers are not remembered."""
+
+
+class NgramDrafting:
+    """Implements Drafting."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def drafter(self, request: Request, root: bytes) -> NgramDrafter:
+        return NgramDrafter()

@@ -1,0 +1,50 @@
+"""Find where a text's last tokens occurred before, in constant time per token.
+
+A table maps the hash of each run of n tokens to the place behind its latest occurrence, for a few lengths n. If the
+hashes of two runs are equal, a draft is wrong, which costs a little time and no answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+AT_ONCE = 1024  # tokens that one call reads at most, because it runs on the event loop: about 0.5 ms
+ENTRY_BYTES = 200  # approximate memory of a token in one table
+
+
+class Occurrences:
+    """The runs of tokens of one text. The text may grow.
+
+    lengths  lengths of the runs, the longest first
+    read     number of the text's tokens that were read
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.read = 0
+        self._tables: list[tuple[int, dict[int, int]]] = [(length, {}) for length in lengths]
+
+    def extend(self, text: Sequence[int], end: int) -> None:
+        """Read the text's tokens before `end`, at most AT_ONCE of them."""
+        end = min(end, self.read + AT_ONCE)
+        for length, table in self._tables:
+            for at in range(max(self.read + 1, length), end + 1):
+                table[hash(tuple(text[at - length : at]))] = at
+        self.read = max(self.read, end)
+
+    def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """Return the longest run at the end of `tokens` that the text contains: its length, and the place behind it."""
+        for length, table in self._tables:
+            if len(tokens) >= length and (place := table.get(hash(tuple(tokens[-length:])))) is not None:
+                return length, place
+        return None
+
+
+def continued(text: Sequence[int], place: int, most: int) -> list[int]:
+    """Return `most` tokens of a text from `place` on. At the text's end the tokens from `place` on are repeated."""
+    found = list(text[place : place + most])
+    while found and len(found) < most:
+        found += found[: most - len(found)]
+    return found

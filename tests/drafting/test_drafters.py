@@ -1,0 +1,89 @@
+"""Drafters find what followed before, in constant time and bounded memory, and share nothing between prefix roots."""
+
+from __future__ import annotations
+
+import pytest
+
+from infd.config import SchedulerConfig
+from infd.drafting.drafter import NO_DRAFTS
+from infd.drafting.ngram import NgramDrafter
+from infd.drafting.occurrences import AT_ONCE, Occurrences
+from infd.drafting.select import drafting
+from infd.drafting.suffix import SuffixDrafting
+from infd.request import Request
+
+
+def request(prompt: list[int]) -> Request:
+    return Request(id="r", prompt=tuple(prompt), wants=())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([1, 2, 3, 4, 5, 6, 1, 2], [3, 4, 5]),
+        ([1, 2, 9, 1, 2, 8, 1, 2], [8, 1, 2]),  # the latest occurrence
+        ([7, 1, 2, 3, 4, 5, 9, 3, 4, 6, 1, 2, 3, 4], [5, 9, 3]),  # the longest run
+        ([1, 2, 3, 4], []),
+        ([1], []),
+        ([5, 6, 7, 5, 6, 7], [5, 6, 7]),
+        ([5, 5, 5], [5, 5, 5]),  # behind the text's end the loop goes on
+        ([8, 4, 4, 4], [4, 4, 4]),
+    ],
+)
+def test_ngrams_draft_what_followed_the_last_tokens(tokens, expected):
+    assert NgramDrafter().draft(tokens, 3) == expected
+
+
+def test_a_text_that_grows_is_read_token_by_token():
+    text = [(i * i) % 11 for i in range(200)]
+    growing = NgramDrafter()
+    for end in range(1, len(text)):
+        assert growing.draft(text[:end], 4) == NgramDrafter().draft(text[:end], 4)
+    assert growing._seen.read == len(text) - 2
+
+
+def test_a_call_reads_a_bounded_number_of_tokens():
+    seen, text = Occurrences((2,)), list(range(3 * AT_ONCE))
+    seen.extend(text, len(text))
+    assert seen.read == AT_ONCE
+    for _ in range(2):
+        seen.extend(text, len(text))
+    assert seen.find([7, 8]) == (2, 9)
+    assert seen.find([len(text) - 2, len(text) - 1]) == (2, len(text))
+
+
+def test_earlier_answers_of_an_equal_root_are_drafted_and_no_others():
+    suffixes = SuffixDrafting(most=7, limit=2**20)
+    first = suffixes.drafter(request([1, 2]), b"root")
+    first.finish([1, 2, 30, 31, 32, 33, 34, 35])
+    assert suffixes.drafter(request([9, 30, 31]), b"root").draft([9, 30, 31], 7) == [32, 33, 34, 35]
+    assert suffixes.drafter(request([9, 30, 31]), b"other").draft([9, 30, 31], 7) == []
+    assert suffixes.drafter(request([5, 1, 2]), b"root").draft([5, 1, 2], 7) == [], "prompts are not remembered"
+
+
+def test_a_longer_run_brings_more_drafts():
+    suffixes = SuffixDrafting(most=15, limit=2**20)
+    text = list(range(100, 140))
+    suffixes.drafter(request([]), b"").finish(text)
+    assert len(suffixes.drafter(request([]), b"").draft(text[8:10], 15)) == 4
+    assert len(suffixes.drafter(request([]), b"").draft(text[2:10], 15)) == 15
+
+
+def test_answers_are_forgotten_beyond_the_limit_of_bytes():
+    suffixes = SuffixDrafting(most=7, limit=2**20)
+    for number in range(40):
+        drafter = suffixes.drafter(request([]), bytes([number]))
+        answer = [1000 * number + i for i in range(500)]
+        drafter.finish(answer)
+        assert suffixes.drafter(request([]), bytes([number])).draft(answer[:20], 3) == answer[20:23]
+    assert sum(each.bytes for each in suffixes._answers.values()) <= 2**20
+    assert list(suffixes._answers)[-1] == bytes([39])
+    assert bytes([0]) not in suffixes._answers
+
+
+def test_the_settings_choose_how_tokens_are_drafted():
+    assert drafting(SchedulerConfig()) is NO_DRAFTS
+    ngram = drafting(SchedulerConfig(speculative="ngram", speculative_tokens=4))
+    assert ngram.most == 4
+    assert isinstance(ngram.drafter(request([]), b""), NgramDrafter)
+    assert isinstance(drafting(SchedulerConfig(speculative="suffix")), SuffixDrafting)

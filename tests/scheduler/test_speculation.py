@@ -1,0 +1,130 @@
+"""Drafts are planned where they pay, within what a step has to spare."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from infd.request import FinishReason
+from infd.scheduler.cache import Cache
+from infd.scheduler.layout import CacheLayout, PageGroup
+from infd.scheduler.speculation import Speculation, StepCosts
+from tests.drafters import Oracle
+from tests.fakes import capacity, continuation
+from tests.scheduler.driver import Driver, sequence
+
+FLAT = ((1, 1.0), (64, 1.0))
+STEEP = ((1, 1.0), (64, 64.0))
+FREE_TO_6 = ((1, 1.0), (6, 1.0), (12, 2.0), (64, 11.0))
+
+
+def add(driver: Driver, prompt: list[int], *, wrong: float = 0.0, max_tokens: int = 20, **fields):
+    drafter = Oracle.of(prompt, 40, wrong=wrong, layout=driver.capacity.layout)
+    return driver.add(sequence(prompt, max_tokens=max_tokens, drafter=drafter, **fields))
+
+
+def drafted(driver: Driver) -> list[int]:
+    """Return the number of drafts of each step's first span."""
+    return [plan.spans[0].drafts for plan in driver.plans]
+
+
+def control(costs, most: int = 7) -> Speculation:
+    return Speculation(Cache(capacity(), prefix_caching=True), most, costs)
+
+
+def test_a_steps_cost_is_interpolated_and_extrapolated():
+    costs = StepCosts(FREE_TO_6)
+    assert [costs.of(rows) for rows in (1, 3, 6, 9, 12, 64, 128)] == pytest.approx(
+        [1, 1, 1, 1.5, 2, 11, 22.077], abs=1e-3
+    )
+    assert StepCosts(()).of(5) == StepCosts(((4, 2.0),)).of(5) / 2 == 1
+
+
+@pytest.mark.parametrize(
+    ("costs", "decoding", "agreement", "expected"),
+    [
+        (FLAT, 1, 0.9, 7),
+        (FLAT, 1, 0.0, 0),
+        (STEEP, 1, 0.9, 0),
+        (STEEP, 1, 1.0, 0),
+        (FREE_TO_6, 1, 0.3, 5),
+        (FREE_TO_6, 2, 0.5, 2),
+        (FREE_TO_6, 6, 0.5, 0),
+        (FREE_TO_6, 8, 1.0, 0),
+    ],
+)
+def test_drafts_maximise_the_expected_tokens_per_second(costs, decoding, agreement, expected):
+    assert control(costs)._best(decoding, round(32 * agreement), drafting=True) == expected
+
+
+def test_a_small_gain_starts_no_drafts_and_a_small_loss_ends_them():
+    costs = ((1, 1.0), (2, 1.48))
+    assert control(costs, 1)._best(1, 16, drafting=True) == 1
+    assert control(costs, 1)._best(1, 16, drafting=False) == 0
+    assert control(costs, 1)._best(1, 15, drafting=True) == 0
+
+
+def test_right_guesses_begin_drafts_and_wrong_guesses_end_them():
+    driver = Driver(replace(capacity(rows=1), row_costs=FREE_TO_6), drafts=7)
+    add(driver, [1, 2, 3], wrong=1.0, max_tokens=30)
+    driver.finish()
+    assert drafted(driver)[1] == 5
+    assert drafted(driver)[-3:] == [0, 0, 0]
+    driver = Driver(replace(capacity(rows=1), row_costs=((1, 1.0), (4, 2.6), (64, 60.0))), drafts=7)
+    add(driver, [1, 2, 3], max_tokens=30)
+    driver.finish()
+    assert drafted(driver)[1] == 0, "at first half of the guesses are assumed to be right"
+    assert max(drafted(driver)) == 3, "guesses are compared with tokens although no step verifies them"
+    driver.check_answers()
+
+
+def test_a_draft_takes_no_page_that_a_running_sequence_needs_next():
+    layout = CacheLayout((PageGroup(layers=(0,), page_tokens=2),))
+    driver = Driver(capacity(layout, pages=20, rows=2, step_tokens=16), drafts=4)
+    add(driver, [1, 2, 3], max_tokens=16)
+    add(driver, [4, 5, 6], max_tokens=16)
+    driver.finish()
+    assert not driver.scheduler.preemptions
+    assert max(span.drafts for plan in driver.plans for span in plan.spans) == 4
+    driver.check_answers()
+
+
+def test_the_last_token_of_an_answer_is_not_drafted_behind():
+    driver = Driver(drafts=7)
+    seq = add(driver, [1, 2, 3], max_tokens=6)
+    driver.finish()
+    assert drafted(driver) == [0, 4]
+    assert len(driver.plans) == 2
+    assert seq.finish is FinishReason.LENGTH
+
+
+def test_tokens_behind_a_stop_are_dropped():
+    answer = continuation([1, 2, 3], 12)
+    driver = Driver(drafts=7)
+    seq = add(driver, [1, 2, 3], max_tokens=12, end_ids=frozenset(answer[4:5]))
+    driver.finish()
+    assert seq.tokens[3:] == answer[:5]
+    assert seq.finish is FinishReason.STOP
+
+
+def test_accepted_tokens_are_found_in_the_cache_and_no_others():
+    driver = Driver(drafts=4)
+    add(driver, [1, 2, 3], wrong=0.3, max_tokens=14)
+    driver.finish()
+    known = [1, 2, 3, *continuation([1, 2, 3], 14)]
+    again = driver.add(sequence(known, max_tokens=3))
+    driver.finish()
+    assert again.prompt_cached == 16
+    driver.check_answers()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_drafts_and_kept_drafts_are_counted(depth: int):
+    driver = Driver(drafts=3, depth=depth)
+    add(driver, [1, 2, 3], max_tokens=17)
+    driver.finish()
+    counted = driver.scheduler.speculation
+    verified = [span.drafts for plan in driver.plans for span in plan.spans if span.drafts]
+    assert (counted.drafts, counted.drafted) == (len(verified), sum(verified))
+    assert sum(counted.accepted) + len(driver.plans) >= 17
+    assert counted.accepted[0] >= counted.accepted[1] >= counted.accepted[2]
