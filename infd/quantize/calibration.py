@@ -26,7 +26,10 @@ LEAST_TOKENS: Final = 64
 
 
 def measure(directory: Path, text: Path, progress: Callable[[int, int], None]) -> dict[str, Tensor]:
-    """Return the mean square of each input of each linear module, float32 [inputs], by name of the weight.
+    """Return the mean square of each input of each linear module of the text decoder, float32 [inputs].
+
+    The keys are names of weights within the decoder, such as "layers.0.mlp.up_proj.weight": transformers names the
+    decoder itself otherwise than some checkpoints.
 
     Reads the first MOST_BYTES of the text, and computes at most MOST_TOKENS of its tokens.
 
@@ -51,6 +54,7 @@ def measure(directory: Path, text: Path, progress: Callable[[int, int], None]) -
     if len(tokens) < LEAST_TOKENS:
         raise InputMalformed(f"{text}: {len(tokens)} tokens; calibration needs at least {LEAST_TOKENS}, better 10,000")
     model.train(False)
+    decoder = model.get_decoder()
     sums: dict[str, Tensor] = {}
 
     def watch(name: str) -> Callable[..., None]:
@@ -60,12 +64,12 @@ def measure(directory: Path, text: Path, progress: Callable[[int, int], None]) -
 
         return add
 
-    for name, module in model.named_modules():
+    for name, module in decoder.named_modules():
         if isinstance(module, torch.nn.Linear):
             module.register_forward_pre_hook(watch(f"{name}.weight"))
     with torch.inference_mode():
         for first in range(0, len(tokens), SPAN):
-            model.base_model(tokens[None, first : first + SPAN], use_cache=False)
+            decoder(tokens[None, first : first + SPAN], use_cache=False)
             progress(min(first + SPAN, len(tokens)), len(tokens))
     # An input that is always 0 here keeps a little weight, so that its column is not ignored.
     return {name: (found / len(tokens)).clamp(min=1e-12) for name, found in sums.items()}

@@ -15,6 +15,7 @@ from infd.kernels.reference.int8 import QuantizedMatrix
 from infd.kernels.select import insisting, quantized, select
 from infd.models import registry
 from infd.models.config import architecture
+from infd.models.decoder import ROOTS
 from infd.models.parameter import Matrix
 from infd.quantize.files import Entry, SafetensorsWriter, new_directory, require_absent
 from infd.quantize.schemes import SCHEMES, described, quantize
@@ -62,7 +63,8 @@ def convert(
     """Write the checkpoint in `directory` to the new directory `out`, quantized by the scheme of this name.
 
     progress    called with (bytes read, bytes to read)
-    importance  see `quantize` in schemes.py, by name of the matrix; a matrix without is rounded to nearest
+    importance  see `quantize` in schemes.py, by the matrix's name within the decoder (`calibration.measure`); a matrix
+                without is rounded to nearest
 
     Raises CheckpointError, UsageError, OutputFailed.
     """
@@ -89,7 +91,7 @@ def convert(
             with SafetensorsWriter(partial / file, entries[file]) as writer:
                 for stored in tensors:
                     if stored.name in matrices:
-                        _quantize(writer, reader, stored, scheme, importance.get(stored.name))
+                        _quantize(writer, reader, stored, scheme, importance.get(within_decoder(stored.name)))
                     else:
                         _copy(writer, stored, report)
         if (directory / INDEX).exists() and list(files) != ["model.safetensors"]:
@@ -97,7 +99,7 @@ def convert(
         config = {**checkpoint.config, "quantization_config": described(scheme, ignored(checkpoint, matrices))}
         _write_json(partial / "config.json", config)
         _copy_texts(directory, partial)
-        calibrated = len(matrices & importance.keys())
+        calibrated = sum(within_decoder(each) in importance for each in matrices)
         after = sum(entry.bytes for some in entries.values() for entry in some)
         return Written(len(matrices), calibrated, total, after)
 
@@ -112,14 +114,21 @@ def refuse(directory: Path, out: Path, name: str) -> None:
 
 
 def require_measured(directory: Path, name: str, importance: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError if calibration measured no matrix that `convert` would quantize."""
+    """Raise CheckpointError, which names a matrix, if calibration did not measure all that `convert` would quantize."""
     with Checkpoint(directory) as checkpoint:
         matrices = _chosen(checkpoint, name)
-    if matrices.isdisjoint(importance):
+    missing = sorted(each for each in matrices if within_decoder(each) not in importance)
+    if missing:
         raise CheckpointError(
-            f"{directory}: calibration measured none of the matrices to quantize, because transformers names them"
-            " otherwise; leave out --calibration to round to nearest"
+            f"{directory}: calibration did not measure {len(missing)} of the {len(matrices)} matrices to quantize, such"
+            f" as {missing[0]}, because transformers names them otherwise; leave out --calibration to round to nearest"
         )
+
+
+def within_decoder(name: str) -> str:
+    """Return a tensor's name without the decoder's prefix."""
+    root = max((root for root in ROOTS if name.startswith(root)), key=len)
+    return name.removeprefix(root)
 
 
 def _chosen(checkpoint: Checkpoint, name: str) -> set[str]:

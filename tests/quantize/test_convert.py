@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import tracemalloc
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,14 @@ from infd.cli import cli, main
 from infd.errors import CheckpointError, OutputFailed, UsageError
 from infd.kernels.select import insisting, quantized, select
 from infd.quantize import convert as module
+from infd.quantize.calibration import measure
 from infd.quantize.convert import convert, require_measured
 from infd.quantize.schemes import SCHEMES, quantize
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.stored import EncodedTensor
 from tests.kernels.paging import CPU
 from tests.models.driving import Driver, load_model
+from tests.tiny import make
 from tests.weights.encodings.fixtures import WRITTEN, matrix
 
 if TYPE_CHECKING:
@@ -202,10 +205,29 @@ def test_a_text_calibrates_the_embedded_model(tmp_path: Path) -> None:
     assert stopped.value.code == os.EX_DATAERR
 
 
-def test_a_calibration_that_measured_nothing_is_refused(plain: Path) -> None:
-    require_measured(plain, "int8", {"model.layers.0.mlp.up_proj.weight": torch.ones(1)})
-    with pytest.raises(CheckpointError, match="none of the matrices to quantize"):
-        require_measured(plain, "int8", {"model.language_model.layers.0.mlp.up_proj.weight": torch.ones(1)})
+def test_a_calibration_that_did_not_measure_each_matrix_is_refused(plain: Path) -> None:
+    parts = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", *(f"self_attn.{each}_proj" for each in "qkvo"))
+    measured = {f"layers.0.{part}.weight": torch.ones(1) for part in parts}
+    require_measured(plain, "int8", measured)
+    del measured["layers.0.mlp.up_proj.weight"]
+    with pytest.raises(CheckpointError, match=r"1 of the 7 matrices to quantize, such as model\.layers\.0\.mlp\.up"):
+        require_measured(plain, "int8", measured)
+
+
+@pytest.mark.parametrize("variant", ["gemma3-seeing", "phi3-short"])
+def test_calibration_measures_decoders_whose_prefix_transformers_changes(variant: str, tmp_path: Path) -> None:
+    text, made = tmp_path / "text.txt", make(variant, tmp_path / "made", vocab_size=3072)
+    text.write_text("What is one plus two? One plus two is three. " * 40)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(embedded.path() / name, made / name)
+    importance = measure(made, text, lambda done, total: None)
+
+    require_measured(made, "int8", importance)
+    written = convert(made, tmp_path / "out", "int8", importance=importance)
+    assert written.calibrated == written.matrices > 0
+    convert(made, tmp_path / "nearest", "int8")
+    scales = [load_file(tmp_path / out / "model.safetensors") for out in ("out", "nearest")]
+    assert any(not scales[0][name].equal(scales[1][name]) for name in scales[0] if name.endswith("weight_scale"))
 
 
 def test_what_cannot_be_quantized_is_refused_before_anything_is_written(plain: Path, tmp_path: Path) -> None:
