@@ -140,7 +140,6 @@ def test_an_unsupported_architecture_is_refused_by_name(checkpoint: Path, archit
             "quantization_config: Object missing required field `bits`",
         ),
         (describe(), {"max_model_len": 10**6}, "model.max_model_len is 1000000; the model's context length is"),
-        (describe(**GPT_NEOX), {"quantization": "int8"}, "whose weights infd does not quantize; omit --quantization"),
         (describe(), {"cache": {"dtype": "bfloat16"}}, "cache.dtype: no attention kernel supports 'bfloat16' on cpu"),
     ],
 )

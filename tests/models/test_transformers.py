@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from infd.config import Config, ModelConfig
 from infd.errors import CheckpointError
-from infd.kernels.select import CACHED, CANDIDATES, select
+from infd.kernels.select import CACHED, CANDIDATES, quantized, select
 from infd.models import registry
 from infd.models.blueprint import Blueprint
+from infd.quantize.schemes import SCHEMES, described, quantize
 from infd.runner.arenas.arena import Arena
 from infd.runner.start.resolve import candidates
 from infd.runner.start.setup import set_up
@@ -25,7 +26,7 @@ from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load, required_bytes
 from tests.e2e.test_parity import Expected, generate, serving
 from tests.kernels.paging import CPU
-from tests.models.driving import MAX_LEN, Driver, load_model
+from tests.models.driving import MAX_LEN, Driver, Heap, load_model
 from tests.models.foreign import FOREIGN, make
 from tests.models.test_parity import (
     CLOSE,
@@ -151,7 +152,7 @@ def test_of_infds_kernels_its_steps_use_attention_and_what_the_runner_asks_for(f
     config = Config(model=ModelConfig(dtype="float32"))
     with Checkpoint(foreign("gpt-neox")) as checkpoint:
         setup = set_up(config, checkpoint, CPU, CPU, candidates(config))
-    assert [row.family for row in setup.ops.selection] == ["attention", "draw", "rows"]
+    assert [row.family for row in setup.ops.selection] == ["attention", "draw", "linear", "rows", "vocabulary"]
 
 
 @pytest.mark.parametrize("broken", [ForgetsTheOldestKey(), WritesOneSlotLate()])
@@ -253,6 +254,47 @@ def test_a_config_that_fits_no_class_is_refused(change, reason):
 
 def test_code_in_the_repository_is_ignored_where_transformers_has_its_own():
     build({**tiny_config("olmo"), "auto_map": {"AutoModelForCausalLM": "ours.Ours"}})
+
+
+@pytest.mark.parametrize(("how", "near"), [("int8", 0.03), ("int4", 0.3), ("fp8", 0.15), ("mxfp4", 0.5)])
+def test_weights_are_quantized_while_loading_for_transformers_code(built, foreign, how, near):
+    driver = Driver(load_model(foreign("gpt-neox")))
+    want = driver.step((driver.start(text(1)), LENGTH))[0]
+    ops = select(CPU, torch.bfloat16, quantized(how))
+    driver = Driver(load_model(foreign("gpt-neox"), ops=ops, dtype=torch.bfloat16), ops=ops)
+    found = driver.step((driver.start(text(1)), LENGTH))[0]
+    assert 1e-3 < (found - want).norm() / want.norm() < near
+    chosen = {row.family: row.chosen for row in ops.selection}
+    assert chosen["linear"] == f"native {how}"
+
+
+def test_integers_are_kept_for_transformers_code(built, foreign, tmp_path):
+    """Linear layers are written by `infd quantize`'s own scheme int8."""
+    tensors = load_file(foreign("gpt-neox") / "model.safetensors")
+    plain, packed, scheme = {}, {}, SCHEMES["int8"]
+    for name, tensor in tensors.items():
+        if name.endswith("dense.weight"):
+            stored = quantize(scheme, tensor)
+            packed |= {name.removesuffix(".weight") + suffix: each for suffix, each in stored.items()}
+            plain[name] = scheme.decoded(tensor, stored[".weight_scale"])
+        else:
+            plain[name] = packed[name] = tensor
+    config = json.loads((foreign("gpt-neox") / "config.json").read_text())
+    found = []
+    for kind, held, method in (("plain", plain, None), ("packed", packed, described(scheme, []))):
+        directory = tmp_path / kind
+        directory.mkdir()
+        save_file({name: each.contiguous() for name, each in held.items()}, directory / "model.safetensors")
+        (directory / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
+        with Checkpoint(directory) as checkpoint:
+            ops = select(CPU, torch.float32)
+            parts = {"dtype": torch.float32, "device": CPU, "max_len": 256, "stored": checkpoint.tensors}
+            model = registry.build(checkpoint.config, ops, **parts)
+            told = load(model, checkpoint, Heap(CPU))
+        driver = Driver(model, ops=ops)
+        found.append(driver.step((driver.start(text(1)), LENGTH))[0])
+    assert told.keys() == {"int8, a scale for each row, kept, inputs int8 by token"}
+    assert 0 < (found[0] - found[1]).norm() < 0.02 * found[0].norm()  # activations are int8
 
 
 def test_quantized_weights_are_decoded_for_transformers_code(foreign, tmp_path):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Iterator
 
     from infd.models.blueprint import Blueprint
+    from infd.models.parameter import Matrix
 
 
 class ModuleAttribute(NamedTuple):
@@ -61,6 +62,34 @@ class ModuleParameter(Parameter):
             place.put(tensor.view(self._form))
 
 
+class Product(nn.Module):
+    """Replaces an nn.Linear of transformers: the product is computed by a form of infd's.
+
+    bias     of the replaced module
+    weight   the replaced module's weight, on the meta device, for code that reads its dtype or its shape
+    """
+
+    def __init__(self, linear: nn.Linear, matrix: Matrix) -> None:
+        super().__init__()
+        self._linear = (linear,)  # in a tuple: as a submodule its parameters would be the model's
+        self._matrix = matrix
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self._linear[0].bias
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self._linear[0].weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shape = (*x.shape[:-1], self.out_features)
+        if x.is_meta:  # while the model is surveyed, weights are not loaded
+            return x.new_empty(shape)
+        return self._matrix.multiply(x.reshape(-1, self.in_features), self.bias).view(shape)
+
+
 class IgnoredNames:
     """Checkpoint names to ignore: duplicates of tied tensors, and transformers' own ignore patterns."""
 
@@ -75,17 +104,30 @@ class IgnoredNames:
 def declare(model: Any, blueprint: Blueprint) -> Container[str]:
     """Declare every tensor of `model` that checkpoints contain; return the further names that a checkpoint may contain.
 
+    The products of nn.Linear are infd's, so that weights are quantized as those of infd's own models. An nn.Linear that
+    shares its weight, such as a tied head, or keeps float32 in a narrower model, stays as it is.
+
     Raises CheckpointError if a checkpoint stores a tensor in a form that cannot be read row by row.
     """
     checkpoint = _Names(model, blueprint.stored)
     tied: set[str] = set()
+    products: dict[nn.Module, Product] = {}
     for names, places in _places(model):
         kept = next(filter(checkpoint.holds, names), names[0])
         tied.update(each for name in names if name != kept for each in checkpoint.possible(name))
         form = getattr(*places[0])
         dtype = torch.float32 if _stays_float32(kept, model, blueprint.dtype) else form.dtype
         shape, sources = checkpoint.sources(kept, tuple(form.shape))
+        linear = places[0].module
+        alone = len(places) == len(sources) == 1 and dtype == blueprint.dtype
+        if alone and type(linear) is nn.Linear and linear.weight is form:
+            family = blueprint.ops.vocabulary if linear is model.get_output_embeddings() else blueprint.ops.linear
+            products[linear] = Product(linear, blueprint.matrix({sources[0].name: shape[0]}, shape[1], family))
+            continue
         blueprint.parameters.append(ModuleParameter(places, tuple(form.shape), Parameter(shape, dtype, sources)))
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if module in products:
+            model.set_submodule(name, products[module])
     return IgnoredNames(tied, model._keys_to_ignore_on_load_unexpected or ())
 
 

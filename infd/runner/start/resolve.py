@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from infd.errors import CheckpointError, ConfigError
-from infd.kernels.select import CACHED, EXACT, QUANTIZED, preferring, quantized, why_none
+from infd.kernels.select import CACHED, EXACT, preferring, quantized, why_none
 from infd.models import registry
 from infd.models.config import (
-    architecture,
     context_length,
     decoder,
     is_bounded,
@@ -75,8 +74,6 @@ def resolve(
     own = registry.is_implemented(described)
     if own:
         Dimensions.read(decoder(described))
-    else:
-        _require_plain_weights(config, described)
     dtype = choose_dtype(config.model.dtype, described, kind)
     if kind is not None and dtype is not None:
         _require_kernels(config, kind, dtype, candidates)
@@ -132,17 +129,6 @@ def longest(configured: int | None, trained: int, *, bounded: bool = True) -> in
     if configured is not None and configured > trained and bounded:
         raise ConfigError(f"model.max_model_len is {configured}; the model's context length is {trained} tokens")
     return configured or trained
-
-
-def _require_plain_weights(config: Config, described: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the settings quantize weights that transformers' code multiplies."""
-    refused = [name for name in ("quantization", "quantize_vocabulary") if getattr(config.model, name) in QUANTIZED]
-    if refused:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in refused)
-        raise ConfigError(
-            f"model.{refused[0]}: {architecture(described)} is computed by transformers' code, whose weights"
-            f" infd does not quantize; omit {flags}"
-        )
 
 
 def _require_kernels(config: Config, kind: str, dtype: str, candidates: Mapping[str, Sequence[Candidate]]) -> None:
