@@ -1,4 +1,7 @@
-"""Integers of a quantized matrix with scales for groups of them, as checkpoints store and as kernels keep them."""
+"""Integers of a quantized matrix with scales for groups of them, as checkpoints store and as kernels keep them.
+
+Also how the inputs of products with such a matrix are quantized.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +55,36 @@ def common(kinds: Collection[Groups]) -> Groups | None:
         zeros=any(kind.zeros for kind in kinds),
         minima=any(kind.minima for kind in kinds),
     )
+
+
+class InputScheme(NamedTuple):
+    """How the inputs of a product are quantized: as numbers that share a scale.
+
+    numbers  "int8", "e4m3", or the name of numbers to which no kernel of infd rounds, such as "e2m1"
+    inputs   of a token that share a scale; 0: all inputs of a token
+    static   whether the checkpoint stores one scale for all tokens; if not, the largest magnitude determines a scale
+    zeros    whether integers also have a zero point
+    powers   whether scales are powers of two
+    """
+
+    numbers: str
+    inputs: int = 0
+    static: bool = False
+    zeros: bool = False
+    powers: bool = False
+
+    def __str__(self) -> str:
+        kind = {"e4m3": "fp8", "e2m1": "fp4"}.get(self.numbers, self.numbers)
+        if self.static and not self.inputs:
+            return f"{kind} with a stored scale"
+        return f"{kind} in groups of {self.inputs}" if self.inputs else f"{kind} by token"
+
+    def replaceable(self, other: InputScheme) -> bool:
+        """Return whether a form may quantize by `other` instead: dynamic int8 is at least as exact, except for int8."""
+        return self == other or self.numbers != "int8" or not (self.static or self.zeros)
+
+
+INT8_BY_TOKEN: Final = InputScheme("int8")
 
 
 class GroupedRows(NamedTuple):

@@ -117,7 +117,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         bool,
         about(
             "compute in the model's dtype although the checkpoint's weights are integers: they are decoded, which takes"
-            " more memory and is slower; else activations are quantized to int8 in products with such weights",
+            " more memory and is slower; else activations are quantized: as the checkpoint's scheme says, or to int8",
             flag="--exact-activations",
         ),
     ] = False

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.attention import Attention
     from infd.kernels.families.draw import Draw
     from infd.kernels.families.experts import Experts
+    from infd.kernels.families.inputs import Inputs
     from infd.kernels.families.matrices import Matrices, Packed
     from infd.kernels.families.norm import Norm
     from infd.kernels.families.rope import Rope
@@ -90,6 +91,10 @@ class Ops:
     @cached_property
     def packed(self) -> Packed:
         return self._ask("packed")
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        return self._ask("inputs")
 
     @cached_property
     def norm(self) -> Norm:

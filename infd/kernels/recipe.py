@@ -15,6 +15,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from infd.kernels.families.inputs import Rounding
     from infd.kernels.families.matrices import Form
 
 
@@ -27,11 +28,15 @@ class NormRecipe(NamedTuple):
 
 
 class ProductRecipe(NamedTuple):
-    """x W^T + bias. `storage` is the tensor that stores W, in the layout of `form`."""
+    """x W^T + bias. `storage` is the tensor that stores W, in the layout of `form`.
+
+    rounded  how x is rounded before the product; None: x is not rounded
+    """
 
     form: Form
     storage: Tensor
     bias: Tensor | None
+    rounded: Rounding | None = None
 
 
 # The transform of a sublayer's output before the residual addition: a norm, a factor, or none.

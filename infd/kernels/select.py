@@ -140,7 +140,12 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
         ),
         "linear": (_native("linear:Matrices", "bfloat16"), _reference("dense:Matrices")),
         "vocabulary": (_native("linear:Matrices", "bfloat16"), _reference("dense:Matrices")),
-        "packed": (_native("packed:Packed", *_FLOATS, name="native packed"), _DECODED),
+        "packed": (
+            _native("packed:Packed", *_FLOATS, name="native packed"),
+            _triton("packed:Packed", "triton packed"),
+            _DECODED,
+        ),
+        "inputs": (_native("inputs:Inputs", *_FLOATS), _reference("inputs:Inputs")),
         "norm": (
             _native("tokens:Norm", *_FLOATS),
             _triton("norm:Norm"),
@@ -194,7 +199,14 @@ QUANTIZED: Mapping[str, Sequence[Candidate]] = MappingProxyType(
 
 # Candidates with model.exact_activations: forms that do not quantize activations.
 EXACT: Mapping[str, Sequence[Candidate]] = MappingProxyType(
-    {"packed": (_native("packed:Exact", *_FLOATS, name="native exact"), _DECODED)}
+    {
+        "packed": (
+            _native("packed:Exact", *_FLOATS, name="native exact"),
+            _triton("packed:Packed", "triton packed"),
+            _DECODED,
+        ),
+        "inputs": (_reference("inputs:Unrounded", "exact"),),
+    }
 )
 
 

@@ -13,24 +13,33 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct, field
 
 from infd.groups import Groups, common
+from infd.kernels.families.inputs import Quantizing, RoundsInputs
 from infd.models.layers.rope import Rope
-from infd.models.parameter import Matrix, MatrixStack, Parameter, Source, Target
+from infd.models.parameter import Matrix, MatrixStack, Parameter, RoundedInputs, Source, Target
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     import torch
 
+    from infd.groups import InputScheme
     from infd.kernels.families.matrices import Form, Matrices
     from infd.kernels.ops import Ops
     from infd.models.config import Settings
 
 
+class StoredInputs(Protocol):
+    @property
+    def scheme(self) -> InputScheme: ...
+
+
 class Stored(Protocol):
-    """A checkpoint tensor."""
+    """A checkpoint tensor. inputs: how the inputs of products with it are quantized; None: they are not."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+    @property
+    def inputs(self) -> StoredInputs | None: ...
     def packed(self) -> Groups | str | None:
         """Return how a tensor's integers are stored, or why no form can keep them; None: the tensor is not encoded."""
 
@@ -78,23 +87,35 @@ class Blueprint(Struct, frozen=True, kw_only=True):
 
         If all tensors are stored as numbers and scales, the matrix has a form that represents all exactly, unless there
         is none, or `family` quantizes to other numbers. Otherwise the matrix has a form of `family`.
+
+        If the checkpoint's scheme quantizes inputs, products do too, unless `family` quantizes weights: then `family`
+        determines whether inputs are quantized.
         """
         outputs, sources = sum(rows.values()), _stack(rows, (inputs,))
-        form = self._keeping(rows, outputs, inputs, family.numbers)
-        if form is None or isinstance(form, str):
-            matrix = Matrix(family.form(outputs, inputs, self.dtype), sources, refused=form or "")
+        if family.numbers is None:
+            scheme = self._input_scheme(rows)
         else:
-            matrix = Matrix(form, sources, kept=True)
+            scheme = family.rounds if isinstance(family, RoundsInputs) else None
+        keeping = self._keeping(rows, outputs, inputs, family.numbers, scheme)
+        refused = keeping if isinstance(keeping, str) else ""
+        kept = None if isinstance(keeping, str) else keeping
+        form = kept or family.form(outputs, inputs, self.dtype)
+        rounded = None
+        if scheme is not None and not isinstance(form, Quantizing) and not self.ops.inputs.why_not(scheme):
+            rounded = RoundedInputs(self.ops.inputs, scheme, self.device, stored=family.numbers is None)
+        matrix = Matrix(form, sources, kept=kept is not None, refused=refused, inputs=rounded)
         self.parameters.append(matrix)
         return matrix
 
     def matrices(self, count: int, outputs: int, inputs: int, sources: tuple[Source, ...]) -> MatrixStack:
         """Declare a matrix [outputs, inputs] for each of `count` experts; forms are chosen as for `matrix`.
 
+        Their inputs are not rounded by the checkpoint's scheme.
+
         sources  each fills rows of one matrix; rows are counted through all matrices
         """
         family, names = self.ops.linear, {source.name for source in sources}
-        form = self._keeping(names, outputs, inputs, family.numbers)
+        form = self._keeping(names, outputs, inputs, family.numbers, None)
         if form is None or isinstance(form, str):
             stack = MatrixStack(family.form(outputs, inputs, self.dtype), count, outputs, sources, refused=form or "")
         else:
@@ -102,12 +123,24 @@ class Blueprint(Struct, frozen=True, kw_only=True):
         self.parameters.append(stack)
         return stack
 
+    def _input_scheme(self, names: Collection[str]) -> InputScheme | None:
+        """Return how the inputs of all tensors are quantized; None if they are not, or differ."""
+        found = [self.stored[name].inputs for name in names if name in self.stored]
+        schemes = {None if inputs is None else inputs.scheme for inputs in found}
+        return schemes.pop() if len(schemes) == 1 else None
+
     def _keeping(
-        self, names: Collection[str], outputs: int, inputs: int, numbers: tuple[int, str] | None
+        self,
+        names: Collection[str],
+        outputs: int,
+        inputs: int,
+        numbers: tuple[int, str] | None,
+        scheme: InputScheme | None,
     ) -> Form | str | None:
         """Return a form that keeps the encoding in which the checkpoint stores the tensors `names`.
 
         numbers  to which the layer's own family quantizes: bits and table; None: the family does not quantize
+        scheme   how inputs are quantized; None: the form decides
 
         Returns the reason in words if no form can keep the encoding, and None if no tensor is encoded.
         """
@@ -127,7 +160,10 @@ class Blueprint(Struct, frozen=True, kw_only=True):
             if table != packed.table:
                 return "its numbers are no integers" if packed.table and not table else f"its numbers are not {table}"
             return f"{packed.bits} bits, the form has {bits}"
-        return self.ops.packed.form(outputs, inputs, self.dtype, packed)
+        form = self.ops.packed.form(outputs, inputs, self.dtype, packed)
+        if scheme is not None and isinstance(form, Quantizing) and not scheme.replaceable(form.quantizes):
+            return f"products with its form would quantize inputs as {form.quantizes}, not as {scheme}"
+        return form
 
     def adaptable(self, modules: Mapping[str, int], inputs: int, *, table: bool = False) -> Target:
         """Declare a weight matrix or an embedding table that adapters may change; see Target for the arguments."""

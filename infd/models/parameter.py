@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from msgspec import Struct
 
+from infd.kernels.families.inputs import Quantizing, Rounding
 from infd.kernels.families.matrices import Grouped, Packable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import torch
-
-    from infd.groups import GroupedRows, Groups
+    from infd.groups import GroupedRows, Groups, InputScheme
+    from infd.kernels.families.inputs import Inputs
     from infd.kernels.families.matrices import Form, Packing
 
 
@@ -56,6 +57,46 @@ class Source(Struct, frozen=True):
         return self.shape[0] if self.shape else 1
 
 
+class RoundedInputs:
+    """The rounding of a product's inputs.
+
+    stored       whether the checkpoint's scheme says so; if not, how weights are quantized while loading
+    scale, zero  [1] float32, on the device, at a fixed address; None: the scheme computes them. If stacked matrices
+                 have different scales, the numbers represent the union of their ranges
+    """
+
+    def __init__(self, kernel: Inputs, scheme: InputScheme, device: torch.device, *, stored: bool = True) -> None:
+        self._kernel, self.scheme, self.stored = kernel, scheme, stored
+        self._scales: dict[int, tuple[float, float]] = {}
+        self.scale = torch.ones(1, device=device) if scheme.static else None
+        self.zero = torch.zeros(1, device=device) if scheme.static and scheme.zeros else None
+
+    def place(self, row: int, scale: float, zero: float) -> None:
+        """Store the scale and zero point of the stacked matrix whose first row is `row`. Raises ValueError."""
+        if not 0 < scale < float("inf"):
+            raise ValueError(f"a scale of inputs cannot be {scale}")
+        self._scales[row] = scale, zero
+        assert self.scale is not None
+        found = set(self._scales.values())
+        if len(found) > 1 and self.zero is None:
+            scale = max(found)[0]
+        elif len(found) > 1:
+            least = min((-128 - offset) * each for each, offset in found)
+            most = max((127 - offset) * each for each, offset in found)
+            scale = (most - least) / 255
+            zero = round(-128 - least / scale)
+        self.scale.fill_(scale)
+        if self.zero is not None:
+            self.zero.fill_(zero)
+
+    def recipe(self) -> Rounding:
+        return Rounding(self._kernel, self.scheme, self.scale, self.zero)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return inputs x [T, in], quantized and decoded again."""
+        return self._kernel.round(x, self.scheme, self.scale, self.zero)
+
+
 class Parameter:
     """One tensor of the model, in the checkpoint's row order.
 
@@ -66,6 +107,7 @@ class Parameter:
 
     kept = False
     refused = ""
+    inputs: RoundedInputs | None = None
 
     tensor: torch.Tensor
 
@@ -73,6 +115,11 @@ class Parameter:
         self.shape = shape
         self.dtype = dtype
         self.sources = sources
+
+    @property
+    def input_scheme(self) -> InputScheme | None:
+        """See weights/load.py Parameter."""
+        return None
 
     def rows(self, first: int, count: int) -> torch.Tensor | None:
         """See weights/load.py Parameter."""
@@ -98,14 +145,29 @@ class Parameter:
 class Matrix(Parameter):
     """A weight matrix [out, in]; `form` defines its storage and its products.
 
-    kept, refused  see weights/load.py Parameter
+    kept, refused, inputs  see weights/load.py Parameter
     """
 
-    __slots__ = ("form", "kept", "refused")
+    __slots__ = ("form", "inputs", "kept", "refused")
 
-    def __init__(self, form: Form, sources: tuple[Source, ...], *, kept: bool = False, refused: str = "") -> None:
+    def __init__(
+        self,
+        form: Form,
+        sources: tuple[Source, ...],
+        *,
+        kept: bool = False,
+        refused: str = "",
+        inputs: RoundedInputs | None = None,
+    ) -> None:
         super().__init__(form.shape, form.dtype, sources)
-        self.form, self.kept, self.refused = form, kept, refused
+        self.form, self.kept, self.refused, self.inputs = form, kept, refused, inputs
+
+    @property
+    def input_scheme(self) -> InputScheme | None:
+        """See weights/load.py Parameter."""
+        if self.inputs is not None:
+            return self.inputs.scheme
+        return self.form.quantizes if isinstance(self.form, Quantizing) else None
 
     def rows(self, first: int, count: int) -> torch.Tensor | None:
         return self.form.rows(self.tensor, first, count)
@@ -125,7 +187,9 @@ class Matrix(Parameter):
         self.form.place(self.tensor, first, rows)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None, *, wide: bool = False) -> torch.Tensor:
-        """See Form.multiply."""
+        """See Form.multiply; x is rounded first if the checkpoint's scheme quantizes it."""
+        if self.inputs is not None:
+            x = self.inputs(x)
         return self.form.multiply(x, self.tensor, bias, wide=wide)
 
     def look_up(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -156,6 +220,11 @@ class MatrixStack(Parameter):
     ) -> None:
         super().__init__((count, *form.shape), form.dtype, sources)
         self.form, self.outputs, self.kept, self.refused = form, outputs, kept, refused
+
+    @property
+    def input_scheme(self) -> InputScheme | None:
+        """See weights/load.py Parameter."""
+        return self.form.quantizes if isinstance(self.form, Quantizing) else None
 
     def rows(self, first: int, count: int) -> torch.Tensor | None:
         expert, row = divmod(first, self.outputs)

@@ -15,6 +15,7 @@ from infd.errors import CheckpointError
 from infd.rounding import round_up
 from infd.weights import parts
 from infd.weights.encodings.integers import why_not
+from infd.weights.encodings.rows import read
 from infd.weights.formats.encoded import EncodedReader
 from infd.weights.formats.plain import DTYPES, PlainReader
 from infd.weights.stored import EncodedTensor
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from infd.groups import GroupedRows, Groups
+    from infd.groups import GroupedRows, Groups, InputScheme
     from infd.weights.checkpoint import Checkpoint
     from infd.weights.parts import FilePart, Fill, Packing
     from infd.weights.stored import StoredTensor
@@ -61,10 +62,29 @@ class Source(Protocol):
     def view(self) -> View | None: ...
 
 
+class Rounding(Protocol):
+    """The rounding of a product's inputs. stored: whether the checkpoint's scheme says so."""
+
+    @property
+    def scheme(self) -> InputScheme: ...
+    @property
+    def stored(self) -> bool: ...
+    def place(self, row: int, scale: float, zero: float) -> None:
+        """Store the scale and zero point of the stacked matrix whose first row is `row`. Raises ValueError."""
+
+
 class Parameter(Protocol):
     """A tensor that a model declares."""
 
     tensor: Tensor
+
+    @property
+    def inputs(self) -> Rounding | None:
+        """How inputs are rounded before products with the parameter; None: they are not."""
+
+    @property
+    def input_scheme(self) -> InputScheme | None:
+        """How inputs are quantized, by `inputs` or by the parameter's form; None: they are not."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -142,19 +162,44 @@ class _Place(NamedTuple):
     def decode(self, reader: EncodedReader | EncodedView, stored: EncodedTensor) -> str:
         """Read an encoded matrix. Return "kept" if its integers and scales are stored unchanged, else "decoded".
 
-        The reason for decoding, if it is known, follows "decoded".
+        The reason for decoding, if it is known, follows "decoded". If the checkpoint's scheme quantizes inputs, the
+        scheme that the product applies follows.
         """
+        inputs = self._place_inputs(stored)
         form = self.parameter.groups()
         reason = self.parameter.refused if form is None else why_not(stored, form)
         if form is None or reason:
             self.read(reader, stored)
-            return f"decoded: {reason}" if reason else "decoded"
+            return (f"decoded: {reason}" if reason else "decoded") + inputs
         for start, rows in reader.integers(stored, form):
             self.parameter.place_groups(self.source.row + start, rows)
-        return "kept"
+        return f"kept{inputs}"
+
+    def _place_inputs(self, stored: EncodedTensor) -> str:
+        """Store the scale by which the checkpoint quantizes inputs; return how inputs are quantized, for operators."""
+        if (wanted := stored.inputs) is None:
+            return ""
+        rounding = self.parameter.inputs
+        if rounding is not None and rounding.scheme.static and wanted.scale is not None:
+            scale = read(wanted.scale).float().item()
+            zero = 0.0 if wanted.zero is None else read(wanted.zero).float().item()
+            try:
+                rounding.place(self.source.row, scale, zero)
+            except ValueError as error:
+                raise CheckpointError(f"{wanted.scale.file.path}: {wanted.scale.name}: {error}") from error
+        done = self.parameter.input_scheme
+        if done == wanted.scheme:
+            return f", inputs {done}"
+        return f", inputs {done or 'not quantized'} instead of {wanted.scheme}"
 
     def why_not_kept(self, stored: StoredTensor | EncodedTensor) -> str:
-        """Return why a tensor cannot be stored, if the parameter can store only integers; "" if it can be stored."""
+        """Return why a tensor cannot be stored: the parameter can store only integers, or rounds inputs otherwise.
+
+        Returns "" if it can be stored.
+        """
+        rounding, wanted = self.parameter.inputs, stored.inputs
+        if rounding is not None and rounding.stored and (wanted is None or wanted.scheme != rounding.scheme):
+            return f"inputs are quantized as {rounding.scheme}, its inputs {wanted.scheme if wanted else 'are not'}"
         if not self.parameter.kept:
             return ""
         form = self.parameter.groups()

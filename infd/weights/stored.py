@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from infd.errors import CheckpointError
-    from infd.groups import Groups
+    from infd.groups import Groups, InputScheme
 
 # Matrices are read in multiples of ROWS rows: no form and no encoding packs more rows together.
 ROWS: Final = 64
@@ -44,6 +44,10 @@ class StoredTensor(Struct, frozen=True):
     bytes: int
     file: WeightFile
 
+    @property
+    def inputs(self) -> None:
+        """None: the tensor is not encoded, so inputs are not quantized."""
+
     def packed(self) -> None:
         """Return None: the tensor is not encoded."""
 
@@ -66,13 +70,33 @@ class Packing(Protocol):
         """Return how the integers are stored, or why no form can keep the matrix. Raises CheckpointError."""
 
 
+class StoredInputs(Struct, frozen=True):
+    """How a checkpoint's scheme quantizes the inputs of products with a matrix.
+
+    scale  one number, by which inputs are divided; None: the scheme computes scales
+    zero   one integer; None: 0, or the scheme computes zero points
+    """
+
+    scheme: InputScheme
+    scale: StoredTensor | None = None
+    zero: StoredTensor | None = None
+
+
+@runtime_checkable
+class QuantizesInputs(Protocol):
+    """An encoding whose scheme may quantize the inputs of products."""
+
+    @property
+    def inputs(self) -> StoredInputs | None: ...
+
+
 class Encoding(Protocol):
     """How stored tensors represent a matrix. `encodings/rows.py` computes the matrix's rows.
 
     label   description for operators, such as "int4, groups of 128"
     shape   of the matrix; all dimensions but the last, flattened, are its rows
     parts   the stored tensors that represent the matrix
-    unused  stored tensors of the module that infd does not read, such as scales of activations
+    unused  stored tensors of the module that its rows do not need, such as scales of activations
     """
 
     @property
@@ -107,6 +131,11 @@ class EncodedTensor(Struct, frozen=True):
     def packed(self) -> Groups | str:
         """See Packing."""
         return self.encoding.packed() if isinstance(self.encoding, Packing) else "its numbers are no integers"
+
+    @property
+    def inputs(self) -> StoredInputs | None:
+        """Return how inputs of products with the matrix are quantized; None: they are not."""
+        return self.encoding.inputs if isinstance(self.encoding, QuantizesInputs) else None
 
     @property
     def file(self) -> WeightFile:

@@ -9,7 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
+from infd.errors import CheckpointError
 from infd.kernels.select import CACHED, CANDIDATES, select
+from infd.weights.encodings.find import read_format
 from tests.kernels.paging import CPU
 from tests.models.driving import Driver, load_model
 from tests.models.test_parity import text
@@ -70,3 +72,28 @@ def test_a_calibrated_model_equals_transformers_over_an_fp8_cache(tiny, calibrat
     plain = ours(directory, CANDIDATES, tokens)  # ignores the scales
     assert (found - expected).abs().mean() < CLOSE
     assert (plain - expected).abs().mean() > 5 * CLOSE
+
+
+def test_scales_in_llm_compressors_shapes_are_the_same(calibrated, tmp_path):
+    """One number has shape [1], one a head [K, 1, 1]; scales of queries and zero points may lie beside them."""
+    tokens, directory = text(4, sum(CUT)), calibrated("llama", ("k_scale", "v_scale"))
+    candidates = {**CANDIDATES, **CACHED["fp8"]}
+    want = ours(directory, candidates, tokens)
+    held = load_file(directory / "model.safetensors")
+    for name in [each for each in held if each.endswith(("k_scale", "v_scale"))]:
+        scale = held[name]
+        held[name] = scale.view(-1, 1, 1) if scale.numel() > 1 else scale.view(1)
+        held[name.replace("scale", "zero_point")] = torch.zeros_like(held[name]).to(torch.float8_e4m3fn)
+        held[name.replace("_scale", "_other").replace("k_other", "q_scale").replace("v_other", "q_scale")] = held[
+            name
+        ].clone()
+    save_file(held, directory / "model.safetensors")
+    assert ours(directory, candidates, tokens).equal(want)
+    assert not ours(directory, CANDIDATES, tokens).equal(want)
+
+
+def test_a_cache_with_zero_points_is_refused():
+    scheme = {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "tensor"}
+    table = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
+    with pytest.raises(CheckpointError, match="kv_cache_scheme: zero points"):
+        read_format({"quantization_config": table})

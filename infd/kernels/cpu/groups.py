@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from infd.groups import BLOCK, Groups
+from infd.groups import BLOCK, Groups, InputScheme
 from infd.kernels.cpu.linear import FLOATS, PANEL, Kernels, Panels, columns
 from infd.kernels.families.matrices import SCALE_TYPES
 from infd.kernels.reference import mxfp4
@@ -34,6 +34,8 @@ MXFP4 = Groups(4, GROUP, "BF16", table="e2m1")
 
 class GroupPanels(Panels):
     """A matrix of integers in groups, or of indices of a table, in panels."""
+
+    quantizes = InputScheme("int8", GROUP)
 
     def __init__(self, kernels: Kernels, outputs: int, inputs: int, groups: Groups, activations: torch.dtype) -> None:
         """groups: `inputs` is 16 or a multiple of GROUP up to MOST; 16 or GROUP if scales are I8."""

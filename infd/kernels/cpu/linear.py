@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from infd.groups import Groups
+from infd.groups import INT8_BY_TOKEN, Groups
 from infd.kernels.cpu.library import INT, POINTER, Library, address
 from infd.kernels.cpu.product import Product, product
 from infd.kernels.families.matrices import Packing
@@ -152,6 +152,8 @@ class Matrices:
 
 class Int8Panels(Panels):
     """A matrix of int8 in panels: a line of scales, a line of the sums' initial values, then the lines of weights."""
+
+    quantizes = INT8_BY_TOKEN
 
     @property
     def groups(self) -> Groups:

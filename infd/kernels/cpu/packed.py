@@ -67,9 +67,10 @@ class Float8:
 
 
 class QuantizedFloat8:
-    """Forms of weights that are quantized to fp8 while loading, with a scale for each row."""
+    """Forms of weights that are quantized to fp8 while loading, with a scale for each row; inputs have one by token."""
 
     numbers = (8, "e4m3")
+    rounds = float8.BY_TOKEN
 
     def __init__(self, library: Library | None = None) -> None:
         self._forms = Float8(library)

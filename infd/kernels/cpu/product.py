@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from infd.kernels.cpu.inputs import InputRounding
 from infd.kernels.cpu.library import INT, POINTER, address
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Product(ctypes.Structure):
         ("outputs", INT),
         ("inputs", INT),
         ("layout", INT),
+        ("rounding", ctypes.POINTER(InputRounding)),
     )
 
 

@@ -1,7 +1,7 @@
 """Several decoder layers in one native call: `native/stack.cpp`.
 
 The call computes the same operations in the same order as the layers' own code, so results are bitwise equal. If
-any product's form is not Addressable, the layers run their own code.
+any product's form is not Addressable, or native code does not round its inputs, the layers run their own code.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from infd.kernels.cpu import experts
 from infd.kernels.cpu.attention import Plan, Step
+from infd.kernels.cpu.inputs import Inputs
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
 from infd.kernels.cpu.product import Addressable, Product
 from infd.kernels.recipe import ExpertsRecipe, NormRecipe
@@ -90,7 +91,7 @@ class StackStep(ctypes.Structure):
 
 
 class NoAddress(Exception):
-    """A product's form is not Addressable."""
+    """A product's form is not Addressable, or native code does not round its inputs."""
 
 
 class Stack:
@@ -205,7 +206,14 @@ def _mix(layer: Layer, mlp: ExpertsRecipe) -> None:
 def _product(recipe: ProductRecipe) -> Product:
     if not isinstance(recipe.form, Addressable):
         raise NoAddress
-    return recipe.form.product(recipe.storage, recipe.bias)
+    product = recipe.form.product(recipe.storage, recipe.bias)
+    if recipe.rounded is not None:
+        kernel, scheme, scale, zero = recipe.rounded
+        rounding = kernel.structure(scheme, scale, zero) if isinstance(kernel, Inputs) else None
+        if rounding is None:
+            raise NoAddress
+        product.rounding = ctypes.pointer(rounding)
+    return product
 
 
 def _norm(recipe: NormRecipe | None) -> Norm:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from infd.groups import GroupedRows
+from infd.groups import GroupedRows, InputScheme
 from infd.kernels.reference.dense import Rounded
 from infd.kernels.reference.int8 import LEAST
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LARGEST: Final = 448.0  # of E4M3's numbers
+BY_TOKEN: Final = InputScheme("e4m3")
 
 
 def scales_of(rows: Tensor) -> Tensor:
@@ -44,9 +45,10 @@ def decode(rows: GroupedRows) -> Tensor:
 
 
 class Matrices(Rounded):
-    """Weights rounded to fp8, and stored in the activations' dtype."""
+    """Weights rounded to fp8, and stored in the activations' dtype; products round their inputs by token."""
 
     numbers = (8, "e4m3")
+    rounds = BY_TOKEN
 
     def round(self, rows: Tensor) -> Tensor:
         return decode(quantize(rows))

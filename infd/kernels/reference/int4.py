@@ -13,7 +13,7 @@ import torch
 from msgspec import Struct
 from torch.nn import functional as F
 
-from infd.groups import Groups
+from infd.groups import Groups, InputScheme
 from infd.kernels.families.matrices import LEAST_ROWS
 from infd.kernels.reference import int8
 from infd.rounding import ceil_div
@@ -77,6 +77,10 @@ class QuantizedMatrix(Struct, frozen=True):
         halves = numbers.view(torch.uint8).bitwise_and(15)
         packed = halves[..., 0::2] | halves[..., 1::2] << 4
         storage[first : first + len(scales)] = torch.cat((scales[..., None].contiguous().view(torch.uint8), packed), 2)
+
+    @property
+    def quantizes(self) -> InputScheme:
+        return InputScheme("int8", GROUP)
 
     @property
     def groups(self) -> Groups:

@@ -14,7 +14,7 @@ import torch
 from msgspec import Struct
 from torch.nn import functional as F
 
-from infd.groups import Groups
+from infd.groups import INT8_BY_TOKEN, Groups, InputScheme
 from infd.kernels.families.matrices import LEAST_ROWS
 from infd.rounding import round_up
 
@@ -85,6 +85,10 @@ class QuantizedMatrix(Struct, frozen=True):
     def place(self, storage: Tensor, first: int, rows: Tensor) -> None:
         numbers, scales = quantize(rows)
         storage[first : first + len(rows)] = torch.cat((scales.view(torch.int8), numbers), 1)
+
+    @property
+    def quantizes(self) -> InputScheme:
+        return INT8_BY_TOKEN
 
     @property
     def groups(self) -> Groups:

@@ -24,7 +24,8 @@ SPELLINGS = (
     ("k_proj.k_scale", "v_proj.v_scale"),
     ("k_proj.output_scale", "v_proj.output_scale"),
 )
-# Suffixes of the scales of queries and probabilities, which infd ignores.
+# Suffixes of the scales of queries and probabilities, which infd ignores, and of zero points, which are 0: schemes of
+# caches with other zero points are refused (weights/encodings/compressed_tensors.py).
 UNUSED = (
     "q_scale",
     "attn.q_scale",
@@ -33,6 +34,9 @@ UNUSED = (
     "prob_scale",
     "attn.prob_scale",
     "prob_output_scale",
+    "q_zero_point",
+    "k_zero_point",
+    "v_zero_point",
 )
 
 

@@ -28,7 +28,6 @@ from infd.runner.start.resolve import candidates
 from infd.runner.start.runners import Runners
 from infd.runner.start.setup import choose_device, set_up
 from infd.weights.checkpoint import Checkpoint
-from infd.weights.encodings.find import activation_scales
 from infd.weights.load import load, required_bytes
 
 if TYPE_CHECKING:
@@ -130,8 +129,6 @@ def _build(
         log.info(
             "weights: products with kept integers quantize activations to int8, unless --exact-activations is given"
         )
-    if count := activation_scales(checkpoint.tensors):
-        log.info("%d scales of activations are not used: none of the kernels reads them", count)
     unused = [name for name in checkpoint.tensors if name.endswith("_scale") and name in setup.model.unread]
     if unused:
         log.info(

@@ -1,6 +1,6 @@
 """compressed-tensors, the format of llm-compressor: a scheme for each group of modules.
 
-A scheme may also quantize activations. infd ignores that part of a scheme, and does not read the scales of activations.
+A scheme may also quantize the inputs of the modules; `Encoding.inputs` describes how. Quantized outputs are ignored.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
+from infd.groups import InputScheme
 from infd.rounding import ceil_div
 from infd.weights.encodings.config import convert, few, fitting, refusal, required
 from infd.weights.encodings.module import FLOATS
 from infd.weights.encodings.scaled import Numbers, Scaled, Scales
+from infd.weights.stored import StoredInputs
 
 if TYPE_CHECKING:
     from infd.weights.encodings.module import Module, Shape
@@ -56,19 +59,60 @@ class Weights(Struct, frozen=True):
                 return (1, self.group_size or 0)
 
 
+class Activations(Struct, frozen=True):
+    """How a scheme quantizes the inputs of modules."""
+
+    num_bits: Annotated[int, Meta(ge=2, le=8)] = 8
+    type: Literal["int", "float"] = "int"
+    symmetric: bool = True
+    dynamic: bool | Literal["local"] = False
+    group_size: Annotated[int, Meta(ge=-1, le=2**24)] | None = None
+    strategy: str | None = None
+    scale_dtype: str | None = None
+
+    def scheme(self) -> InputScheme:
+        """Raises CheckpointError for a strategy that infd does not compute.
+
+        One dynamic scale for all tokens would depend on neighbours in the batch, so each token gets a scale.
+        """
+        numbers = {("float", 8): "e4m3", ("float", 4): "e2m1"}.get(
+            (self.type, self.num_bits), f"{self.type}{self.num_bits}"
+        )
+        size = self.group_size if self.group_size is not None and self.group_size > 0 else 0
+        grouped = self.strategy in ("group", "tensor_group") or (self.strategy is None and size > 0)
+        if grouped and not size:
+            raise refusal("input_activations, strategy group: group_size is missing")
+        if self.dynamic is False and (grouped or self.strategy not in ("tensor", None)) and numbers != "e2m1":
+            raise refusal(f"input_activations: stored scales of strategy {self.strategy} are not supported")
+        if self.strategy not in ("tensor", "token", "group", "tensor_group", None):
+            raise refusal(f"input_activations: strategy {self.strategy!r} is not supported")
+        return InputScheme(
+            numbers,
+            inputs=size if grouped else 0,
+            static=self.dynamic is False,
+            zeros=not self.symmetric,
+            powers=grouped and self.scale_dtype == "torch.uint8",
+        )
+
+
 class Group(Struct, frozen=True):
     """Modules that share a scheme."""
 
     targets: Annotated[list[str], Meta(min_length=1)]
     weights: Weights | None = None
-    input_activations: dict[str, Any] | None = None
+    input_activations: Activations | None = None
     output_activations: dict[str, Any] | None = None
     format: str | None = None
+
+    def inputs(self) -> InputScheme | None:
+        """Return how inputs are quantized; None: they are not. Raises CheckpointError."""
+        return None if self.input_activations is None else self.input_activations.scheme()
 
 
 class Config(Struct, frozen=True):
     config_groups: dict[str, Group] | None = None
     format: str | None = None
+    kv_cache_scheme: Activations | None = None
 
 
 class CompressedTensors:
@@ -93,7 +137,9 @@ class CompressedTensors:
         if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") not in DENSE:
             raise refusal(f"sparsity_config: {_SPARSE}")
         config = convert(dict(table), Config)
-        self._schemes: list[tuple[str, Weights]] = []
+        if config.kv_cache_scheme is not None and not config.kv_cache_scheme.symmetric:
+            raise refusal("kv_cache_scheme: zero points of keys and values are not supported")
+        self._schemes: list[tuple[str, Weights, InputScheme | None]] = []
         for name, group in (config.config_groups or {}).items():
             if group.weights is None:
                 if any(target in CLASSES for target in group.targets):
@@ -104,14 +150,29 @@ class CompressedTensors:
                 raise refusal(f"format {written!r} is not supported; supported: {', '.join(_ENCODE)}")
             group.weights.block()
             if written not in DENSE:
-                self._schemes.append((written, group.weights))
+                self._schemes.append((written, group.weights, group.inputs()))
+        several = [each[:2] for each in set(self._schemes)]
+        if len(set(several)) < len(several):
+            raise refusal("config_groups quantize equal weights with different activations: it is not supported")
         few(self._schemes)
 
     def encode(self, module: Module) -> Scaled | None:
         """See `Format.encode` in find.py."""
         if module.is_plain() or not self._schemes:
             return None
-        return fitting(partial(_ENCODE[written], module, weights) for written, weights in self._schemes)
+        return fitting(partial(_encode, module, *scheme) for scheme in self._schemes)
+
+
+def _encode(module: Module, written: str, weights: Weights, scheme: InputScheme | None) -> Scaled:
+    return replace(_ENCODE[written](module, weights), inputs=stored_inputs(module, scheme))
+
+
+def stored_inputs(module: Module, scheme: InputScheme | None) -> StoredInputs | None:
+    """Return how the module's inputs are quantized. Raises CheckpointError if a stored scale is missing."""
+    if scheme is None or not scheme.static or scheme.inputs:
+        return None if scheme is None else StoredInputs(scheme)
+    zeros = module.take(".input_zero_point", ("I8",), (1,), ()) if scheme.zeros else None
+    return StoredInputs(scheme, module.take(".input_scale", FLOATS, (1,), ()), zeros)
 
 
 def _format(group: Group, config: Config) -> str:

@@ -59,7 +59,6 @@ FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Format]] = MappingProxyType(
         "mxfp4": MXFP4,
     }
 )
-_ACTIVATION_SCALES = (".input_scale", ".input_global_scale", ".activation_scale")
 
 
 def read_format(config: Mapping[str, Any]) -> Format | None:
@@ -113,11 +112,6 @@ def encoded(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> C
 
 
 def labels(contents: Mapping[str, StoredTensor | EncodedTensor]) -> Counter[str]:
-    """Return the number of encoded matrices by label."""
-    return Counter(tensor.encoding.label for tensor in contents.values() if isinstance(tensor, EncodedTensor))
-
-
-def activation_scales(contents: Mapping[str, StoredTensor | EncodedTensor]) -> int:
-    """Return how many activation scales are stored with encoded matrices. infd does not read activation scales."""
-    encodings = [tensor.encoding for tensor in contents.values() if isinstance(tensor, EncodedTensor)]
-    return sum(part.name.endswith(_ACTIVATION_SCALES) for each in encodings for part in each.unused)
+    """Return the number of encoded matrices by label, and by how the inputs of their products are quantized."""
+    found = [each for each in contents.values() if isinstance(each, EncodedTensor)]
+    return Counter(f"{each.encoding.label}{f', inputs {each.inputs.scheme}' if each.inputs else ''}" for each in found)

@@ -1,19 +1,21 @@
 """ModelOpt's checkpoints. The dtypes and shapes of the stored tensors determine how a matrix is encoded.
 
 The overall scale of NVFP4 multiplies; that of compressed-tensors divides. `pre_quant_scale` has a factor for each input
-of a module; infd multiplies each row of the matrix, not the inputs, by these factors. The scales of activations are not
-read.
+of a module; infd multiplies each row of the matrix, not the inputs, by these factors, so it does not quantize these
+inputs.
 """
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from infd.groups import InputScheme
 from infd.rounding import ceil_div
-from infd.weights.encodings.compressed_tensors import label, mx, scale_grid
+from infd.weights.encodings.compressed_tensors import label, mx, scale_grid, stored_inputs
 from infd.weights.encodings.config import convert, refusal
 from infd.weights.encodings.module import FLOATS
 from infd.weights.encodings.scaled import Numbers, Scaled, Scales
@@ -23,21 +25,22 @@ if TYPE_CHECKING:
 
     from infd.weights.encodings.module import Module
 
-ALGORITHMS = frozenset(
+# How each algorithm quantizes inputs; None: it does not.
+ALGORITHMS: Mapping[str, InputScheme | None] = MappingProxyType(
     {
-        "FP8",
-        "FP8_PB_WO",
-        "FP8_PER_CHANNEL_PER_TOKEN",
-        "MXFP4",
-        "MXFP8",
-        "NVFP4",
-        "NVFP4_AWQ",
-        "W4A16_AWQ",
-        "W4A16_NVFP4",
-        "W4A8_MXFP4_FP8",
-        "W4A8_NVFP4_FP8",
-        "W8A16",
-        "W8A8_SQ_PER_CHANNEL",
+        "FP8": InputScheme("e4m3", static=True),
+        "FP8_PB_WO": None,
+        "FP8_PER_CHANNEL_PER_TOKEN": InputScheme("e4m3"),
+        "MXFP4": InputScheme("e2m1", 32, powers=True),
+        "MXFP8": InputScheme("e4m3", 32, powers=True),
+        "NVFP4": InputScheme("e2m1", 16, static=True),
+        "NVFP4_AWQ": InputScheme("e2m1", 16, static=True),
+        "W4A16_AWQ": None,
+        "W4A16_NVFP4": None,
+        "W4A8_MXFP4_FP8": InputScheme("e4m3"),
+        "W4A8_NVFP4_FP8": InputScheme("e4m3", static=True),
+        "W8A16": None,
+        "W8A8_SQ_PER_CHANNEL": InputScheme("int8"),
     }
 )
 SIDE = 128  # rows, and inputs, of an fp8 block
@@ -64,10 +67,17 @@ class ModelOpt:
         config = convert(dict(table), Config)
         stated = config.quantization or config
         layers = (stated.quantized_layers or {}).values()
-        for each in layers if stated.quant_algo == "MIXED_PRECISION" else (stated,):
+        mixed = stated.quant_algo == "MIXED_PRECISION"
+        for each in layers if mixed else (stated,):
             if each.quant_algo is not None and each.quant_algo.upper() not in ALGORITHMS:
                 supported = ", ".join(sorted(ALGORITHMS))
                 raise refusal(f"quant_algo {each.quant_algo!r} is not supported; supported: {supported}")
+        self._all = None if mixed or stated.quant_algo is None else ALGORITHMS[stated.quant_algo.upper()]
+        self._layers = {
+            name: ALGORITHMS[each.quant_algo.upper()]
+            for name, each in (stated.quantized_layers or {}).items()
+            if mixed and each.quant_algo is not None
+        }
 
     def encode(self, module: Module) -> Scaled | None:
         """See `Format.encode` in find.py."""
@@ -90,7 +100,11 @@ class ModelOpt:
                     label=label("int8", scales, None, None), shape=words.shape, numbers=numbers, scales=scales
                 )
         columns = module.find(".pre_quant_scale", FLOATS, (encoding.shape[-1],))
-        return replace(encoding, columns=columns, unused=module.present(".input_scale"))
+        scheme = self._layers.get(module.name, self._all)
+        if scheme is not None and columns is not None:  # would be quantized after the multiplication
+            scheme = InputScheme(f"{scheme.numbers} after pre_quant_scale", scheme.inputs)
+        inputs = stored_inputs(module, scheme)
+        return replace(encoding, columns=columns, inputs=inputs, unused=module.present(".input_scale"))
 
 
 def _float8(module: Module) -> Scaled:

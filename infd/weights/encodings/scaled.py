@@ -17,7 +17,7 @@ from msgspec import Struct
 from infd.groups import Groups
 
 if TYPE_CHECKING:
-    from infd.weights.stored import StoredTensor
+    from infd.weights.stored import StoredInputs, StoredTensor
 
 NumberType = Literal["uint", "int", "e2m1", "e4m3", "e5m2"]
 
@@ -71,6 +71,7 @@ class Scaled(Struct, frozen=True, kw_only=True):
     zeros    zero points, one for each block of `scales`
     groups   the group of each input; None: groups consist of consecutive inputs
     columns  one factor for each input, applied after the scale
+    inputs   how inputs of products are quantized; None: they are not
     unused   see `Encoding`
     """
 
@@ -81,6 +82,7 @@ class Scaled(Struct, frozen=True, kw_only=True):
     zeros: Numbers | None = None
     groups: StoredTensor | None = None
     columns: StoredTensor | None = None
+    inputs: StoredInputs | None = None
     unused: tuple[StoredTensor, ...] = ()
 
     @property

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
+from infd.groups import Groups
 from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.families.attention import KeyValuePages
 from infd.kernels.families.draw import Drawing, History
@@ -31,6 +32,7 @@ from infd.kernels.triton.draw import Draw
 from infd.kernels.triton.gather import gather
 from infd.kernels.triton.lora import Lora
 from infd.kernels.triton.norm import Norm
+from infd.kernels.triton.packed import PackedMatrix
 from infd.kernels.triton.rope import Rope
 from infd.kernels.triton.rows import RowKernels
 from tests.kernels.paging import PagedSpan, attention_batch
@@ -164,6 +166,14 @@ def adapters(ranks: int, dtype: torch.dtype) -> None:
     lora.add_rows(y, empty(99, dtype=torch.int64), [(rows, LowRank(empty(999, ranks, dtype=dtype), parts[:1]))])
 
 
+def packed(kind: Groups, dtype: torch.dtype) -> None:
+    """Multiply one row and many rows with a matrix of 4096 inputs."""
+    form = PackedMatrix(4096, 4096, kind, dtype)
+    storage = empty(*form.shape, dtype=form.dtype)
+    for rows in (1, 99):
+        form.multiply(empty(rows, 4096, dtype=dtype), storage, empty(4096, dtype=dtype))
+
+
 FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
     "attention": {
         "bfloat16, 32 heads of 128": lambda: attention(8, 4, 128, torch.bfloat16),
@@ -200,6 +210,17 @@ FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
     "lora": {
         "bfloat16, rank 16": lambda: adapters(16, torch.bfloat16),
         "float32, rank 64": lambda: adapters(64, torch.float32),
+    },
+    "packed": {
+        "int4, groups of 128": lambda: packed(Groups(4, 128, "BF16"), torch.bfloat16),
+        "int4, zero points, reordered": lambda: packed(Groups(4, 32, "F16", zeros=True, order="x"), torch.bfloat16),
+        "Q4_K": lambda: packed(Groups(4, 32, "I8", minima=True), torch.bfloat16),
+        "Q6_K": lambda: packed(Groups(8, 16, "I8"), torch.bfloat16),
+        "NVFP4": lambda: packed(Groups(4, 16, "F32", table="e2m1"), torch.bfloat16),
+        "IQ4_NL": lambda: packed(Groups(4, 32, "F16", table="iq4_nl"), torch.float16),
+        "int8 in rows": lambda: packed(Groups(8, 4096, "F32"), torch.float16),
+        "fp8 in blocks": lambda: packed(Groups(8, 128, "F32", table="e4m3"), torch.bfloat16),
+        "fp8, float32": lambda: packed(Groups(8, 4096, "F32", table="e4m3"), torch.float32),
     },
     "draw": {
         "among all, float32": lambda: draws(torch.float32, truncated=False),

@@ -169,7 +169,7 @@ def test_modelopts_own_file_is_read_where_config_json_has_nothing(tmp_path: Path
     del config["quantization_config"]
     (directory / "config.json").write_text(json.dumps(config))
     with Checkpoint(WRITTEN / "mo-fp8") as whole, Checkpoint(directory) as copy:
-        assert labels(copy.tensors) == labels(whole.tensors) == {"fp8, one scale": 6}
+        assert labels(copy.tensors) == labels(whole.tensors) == {"fp8, one scale, inputs fp8 with a stored scale": 6}
 
 
 def test_a_decoder_of_a_multimodal_model_may_state_the_format() -> None:

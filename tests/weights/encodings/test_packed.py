@@ -91,13 +91,21 @@ SOME = ("ct-w8a8", "gptq-asym", "gptq-desc-act", "mo-nvfp4")
 
 
 def packed(
-    directory: Path, dtype: torch.dtype = torch.float32, candidates: Mapping[str, Sequence[Candidate]] = CANDIDATES
+    directory: Path,
+    dtype: torch.dtype = torch.float32,
+    candidates: Mapping[str, Sequence[Candidate]] = CANDIDATES,
+    *,
+    rounding: bool = False,
 ) -> tuple[Model, Ops, set[str]]:
-    """Return a model whose packed family is native, its ops, and the matrices as loading describes them."""
-    ops = select(CPU, dtype, {**CANDIDATES, "packed": insisting("native", candidates)["packed"]})
+    """Return a model whose packed family is native, its ops, and the matrices as loading describes them.
+
+    How inputs are quantized is not described: see test_inputs.py. rounding: round them by the checkpoint's scheme.
+    """
+    inputs = insisting("native", CANDIDATES)["inputs"] if rounding else EXACT["inputs"]
+    ops = select(CPU, dtype, {**CANDIDATES, "packed": insisting("native", candidates)["packed"], "inputs": inputs})
     with Checkpoint(directory) as checkpoint:
         model = registry.build(checkpoint.config, ops, dtype=dtype, device=CPU, max_len=64, stored=checkpoint.tensors)
-        return model, ops, set(load(model, checkpoint, Heap(CPU)))
+        return model, ops, {told.partition(", inputs ")[0] for told in load(model, checkpoint, Heap(CPU))}
 
 
 def logits(model: Model, ops: Ops, tokens: list[int]) -> Tensor:
@@ -153,9 +161,9 @@ def test_fp8_is_kept_and_multiplied_with_bfloat16(name: str, candidates: Mapping
     assert computed.argmax(-1)[clear].equal(told.logits.argmax(-1)[clear])
 
 
-@pytest.mark.parametrize("name", [*SOME, "fp8-block"])
+@pytest.mark.parametrize("name", [*SOME, "ct-fp8", "ct-fp8-dynamic", "ct-w8a8-static-asym", "fp8-block"])
 def test_layers_in_one_call_give_what_each_layer_gives(name: str) -> None:
-    model, ops, _ = packed(WRITTEN / name, torch.bfloat16)
+    model, ops, _ = packed(WRITTEN / name, torch.bfloat16, rounding=True)
     assert getattr(model, "stacked", None) is not None
     tokens = expected(name).tokens
     alone = ops.replace(stack=Stack())
@@ -181,18 +189,18 @@ async def test_weights_survive_sleep_and_other_kinds_of_weights_are_refused(name
     plain = unpacked(name, tmp_path / "plain")
     another = next(each for each in SOME if each != name)
     async with running(WRITTEN / name) as (runs, capacity):
-        assert any(told.endswith("kept") for told in runs.describe()["stored"])
+        assert any("kept" in told for told in runs.describe()["stored"])
         want = await answers(runs, capacity)
         for level in (1, 2):
             await runs.sleep(level)
             await runs.wake(ALL)
             assert await answers(runs, capacity) == want
-        await runs.load_weights(str(WRITTEN / name))
+        await runs.load_weights(str(WRITTEN / name), "/")
         assert await answers(runs, capacity) == want
         with pytest.raises(CheckpointError, match="kept as another checkpoint stores them; it is not quantized"):
-            await runs.load_weights(str(plain))
+            await runs.load_weights(str(plain), "/")
         with pytest.raises(CheckpointError, match=r"kept as another checkpoint stores them; .*the form"):
-            await runs.load_weights(str(WRITTEN / another))
+            await runs.load_weights(str(WRITTEN / another), "/")
         assert await answers(runs, capacity) == want
 
 
@@ -265,4 +273,4 @@ def test_weights_made_smaller_keep_integers_of_as_many_bits(how: str, name: str,
         model = registry.build(
             checkpoint.config, ops, dtype=torch.float32, device=CPU, max_len=64, stored=checkpoint.tensors
         )
-        assert set(load(model, checkpoint, Heap(CPU))) == told
+        assert {label.partition(", inputs ")[0] for label in load(model, checkpoint, Heap(CPU))} == told

@@ -36,12 +36,12 @@ async def test_weights_are_read_again_after_sleep_and_replace_plain_ones(name: s
     plain = unpacked(name, tmp_path / "plain")
     async with running(plain) as (runs, capacity):
         want = await answers(runs, capacity)
-        await runs.load_weights(str(WRITTEN / name))
+        await runs.load_weights(str(WRITTEN / name), "/")
         assert await answers(runs, capacity) == want
         await runs.sleep(2)
         await runs.wake(ALL)
         assert await answers(runs, capacity) == want
-        await runs.load_weights(str(plain))
+        await runs.load_weights(str(plain), "/")
         assert await answers(runs, capacity) == want
 
 
@@ -105,7 +105,7 @@ def test_integers_are_kept_as_they_are_where_the_form_takes_them(
             checkpoint.config, ops, dtype=torch.float32, device=CPU, max_len=64, stored=checkpoint.tensors
         )
         found = load(model, checkpoint, Heap(CPU))
-        assert found.keys() == told
+        assert {label.partition(", inputs ")[0] for label in found} == told
         assert found.total() == len(expected(name).digests)
         if "kept" not in next(iter(found)):
             return

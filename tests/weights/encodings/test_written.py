@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from infd.kernels.select import CANDIDATES, insisting, select
+from infd.kernels.select import CANDIDATES, EXACT, insisting, select
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.stored import EncodedTensor
 from tests.kernels.paging import CPU
@@ -22,8 +22,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def logits(name: str, dtype: torch.dtype) -> Tensor:
-    """Return the logits of the recorded tokens, computed in two chunks by the reference kernels."""
-    ops = select(CPU, dtype, insisting("reference", CANDIDATES))
+    """Return the logits of the recorded tokens, computed in two chunks by the reference kernels, inputs as they are."""
+    ops = select(CPU, dtype, {**insisting("reference", CANDIDATES), "inputs": EXACT["inputs"]})
     model = load_model(WRITTEN / name, ops=ops, dtype=dtype)
     driver = Driver(model, ops=ops)
     sequence = driver.start(expected(name).tokens)

@@ -18,6 +18,8 @@ INFD_KERNEL(rms_norm)
 INFD_KERNEL(add_rms_norm)
 (int64_t half, const void* x, const void* residual, void* stream, void* out, int64_t tokens, int64_t size,
  const void* weight, float eps, float offset);
+INFD_KERNEL(round_inputs)
+(int64_t half, const void* x, int64_t stride, void* out, int64_t rows, int64_t inputs, const InputRounding* rounding);
 INFD_KERNEL(silu_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size);
 INFD_KERNEL(gelu_tanh_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size);
 INFD_KERNEL(route)(const Router* router, const void* x, int64_t tokens, int64_t* experts, float* weights);
@@ -33,7 +35,7 @@ constexpr int64_t ENOUGH = 1 << 14;  // with more elements than this, waking oth
 
 // The intermediate results of a layer, in scratch memory.
 struct Workspace {
-  bf16 *normed, *qkv, *attended, *gate_up, *gated;
+  bf16 *normed, *rounded, *qkv, *attended, *gate_up, *gated;
   bf16 *shared, *shared_gate;  // results of shared experts
   int64_t* chosen;             // experts of the tokens
   float* weights;
@@ -48,6 +50,7 @@ struct Workspace {
       if (layer->experts) most_chosen = larger(most_chosen, layer->experts->router.chosen);
     }
     normed = carver.take<bf16>(step.tokens * step.hidden);
+    rounded = carver.take<bf16>(step.tokens * step.hidden);
     qkv = carver.take<bf16>(step.tokens * qkv_size);
     attended = carver.take<bf16>(step.tokens * attended_size);
     gate_up = carver.take<bf16>(step.tokens * gate_up_size);
@@ -61,7 +64,12 @@ struct Workspace {
   static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 };
 
-void multiply(const StackProduct& product, const bf16* x, bf16* out, int64_t tokens) {
+// Multiply x [tokens, inputs]. If the product rounds its inputs, they are stored in `rounded`, which may be x.
+void multiply(const StackProduct& product, const bf16* x, bf16* rounded, bf16* out, int64_t tokens) {
+  if (product.rounding != nullptr) {
+    INFD_HERE(round_inputs)(1, x, product.inputs, rounded, tokens, product.inputs, product.rounding);
+    x = rounded;
+  }
   product.multiply(x, product.inputs, tokens, product.weights, product.outputs, product.inputs, product.bias, out,
                    product.outputs, 0, product.layout);
 }
@@ -136,10 +144,10 @@ void keep_sampled(bf16* rows, int64_t stride, int64_t size, const StackStep& ste
 }
 
 void feed(const StackLayer& layer, const bf16* input, bf16* out, const Workspace& space, const StackStep& step) {
-  multiply(layer.gate_up, input, space.gate_up, step.tokens);
+  multiply(layer.gate_up, input, space.rounded, space.gate_up, step.tokens);
   const auto gate = layer.gelu ? INFD_HERE(gelu_tanh_mul) : INFD_HERE(silu_mul);
   gate(1, space.gate_up, layer.gate_up.outputs, space.gated, step.tokens, layer.gate_up.outputs / 2);
-  multiply(layer.down, space.gated, out, step.tokens);
+  multiply(layer.down, space.gated, space.gated, out, step.tokens);
 }
 
 void mix(const StackLayer& layer, const bf16* input, bf16* out, const Workspace& space, const StackStep& step) {
@@ -148,14 +156,14 @@ void mix(const StackLayer& layer, const bf16* input, bf16* out, const Workspace&
   if (layer.gate_up.multiply == nullptr) return;
   feed(layer, input, space.shared, space, step);
   const bool gated = layer.shared_gate.multiply != nullptr;
-  if (gated) multiply(layer.shared_gate, input, space.shared_gate, step.tokens);
+  if (gated) multiply(layer.shared_gate, input, space.rounded, space.shared_gate, step.tokens);
   INFD_HERE(add_shared)(out, space.shared, gated ? space.shared_gate : nullptr, step.tokens, step.hidden);
 }
 
 void compute(const StackLayer& layer, const StackStep& all, const Workspace& space, bf16* x, bf16* stream, bool starts,
              bool ends) {
   const bf16* input = enter(layer.input_norm, x, stream, starts, space.normed, all);
-  multiply(layer.qkv, input, space.qkv, all.tokens);
+  multiply(layer.qkv, input, space.rounded, space.qkv, all.tokens);
   (layer.quantized ? place_heads<int8_t> : place_heads<bf16>)(layer, all, space.qkv);
   StackStep step = all;
   const AttentionStep* attended = all.groups[layer.group];
@@ -169,7 +177,7 @@ void compute(const StackLayer& layer, const StackStep& all, const Workspace& spa
                                  layer.qkv.outputs, layer.k, layer.v,     space.attended, layer.scale, layer.softcap,
                                  awake};
   INFD_HERE(attention)(attended, &attention);
-  multiply(layer.output, space.attended, x, step.tokens);
+  multiply(layer.output, space.attended, space.attended, x, step.tokens);
   finish(layer.attention_transform, x, step);
 
   input = enter(layer.post_norm, x, stream, false, space.normed, step);

@@ -1,0 +1,49 @@
+"""Inputs of products, rounded as a checkpoint's scheme quantizes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from infd.groups import InputScheme
+
+
+class Inputs(Protocol):
+    """The family `inputs`."""
+
+    def why_not(self, scheme: InputScheme) -> str:
+        """Return why inputs are not rounded by this scheme; "" if they are."""
+
+    def round(self, x: Tensor, scheme: InputScheme, scale: Tensor | None, zero: Tensor | None) -> Tensor:
+        """Return x [T, in], quantized and decoded again, in x's dtype.
+
+        scale  [1] float32, by which all inputs are divided; None: the scheme computes scales
+        zero   [1] float32, the integer that represents 0; None: 0, or the scheme computes zero points
+        """
+
+
+class Rounding(NamedTuple):
+    """The arguments of `Inputs.round` for one matrix; the tensors keep their addresses."""
+
+    kernel: Inputs
+    scheme: InputScheme
+    scale: Tensor | None
+    zero: Tensor | None
+
+
+@runtime_checkable
+class RoundsInputs(Protocol):
+    """Matrices whose products round their inputs, although no checkpoint's scheme says so."""
+
+    @property
+    def rounds(self) -> InputScheme: ...
+
+
+@runtime_checkable
+class Quantizing(Protocol):
+    """A form whose products quantize their inputs themselves, whatever the checkpoint's scheme."""
+
+    @property
+    def quantizes(self) -> InputScheme: ...
