@@ -11,24 +11,24 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from infd.groups import BLOCK, GroupedRows, Groups
 from infd.kernels.cpu.groups import Int4
 from infd.kernels.cpu.library import Library
-from infd.kernels.cpu.linear import PANEL, Int8, Matrices
+from infd.kernels.cpu.linear import PANEL, Int8, Matrices, Panels
 from infd.kernels.cpu.packed import Packed
 from infd.kernels.families.matrices import SCALE_TYPES, Grouped
 from infd.runner.arenas.arena import Arena
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
+    from collections.abc import Sequence
 
     from infd.kernels.families.matrices import Form
 
@@ -55,53 +55,79 @@ PACKED = {
 }
 
 
-def forms(shapes: list[tuple[int, int]], count: int, isa: str | None) -> dict[str, Callable[[Tensor, int], Tensor]]:
+Product = Callable[[Tensor, int], Tensor]
+FAMILIES = {"infd": Matrices, "small": Matrices, "int8": Int8, "int4": Int4}
+
+
+def forms(shapes: list[tuple[int, int]], count: int, isa: str | None, only: Sequence[str]) -> dict[str, Product]:
     """Return by name a function that multiplies rows with the i-th matrix, whose shape is i modulo the shapes.
 
     "small" is infd's form with weights in 4 KiB pages; "int8" and "int4" are infd's quantized forms, and PACKED those
-    that keep a checkpoint's integers; "_int_mm" is torch's integer product without scales; "_int4pack" is torch's int4
-    product, also in groups of 32.
+    that keep a checkpoint's integers; the others are TORCH's. `only` names those that are made; empty: all.
     """
     generator = torch.Generator().manual_seed(0)
     weights = [
         (torch.randn(*shapes[i % len(shapes)], generator=generator) / 32).bfloat16() for i in range(count * len(shapes))
     ]
     size = sum(2 * (outputs + PANEL) * (inputs + 8) for outputs, inputs in shapes) * count
-    families = {"infd": Matrices, "small": Matrices, "int8": Int8, "int4": Int4}
-    products: dict[str, Callable[[Tensor, int], Tensor]] = {}
-    for name, family in families.items():
-        arena, matrices, held = Arena(size, torch.device("cpu"), "weights"), family(Library(isa)), []
-        for weight in weights:
-            form = matrices.form(*weight.shape, weight.dtype)
-            held.append((form, arena.take(form.shape, form.dtype)))
-            form.place(held[-1][1], 0, weight)
+    products: dict[str, Product] = {}
+    for name in only or (*FAMILIES, *PACKED, *TORCH):
+        if name in TORCH:
+            products[name] = TORCH[name](weights)
+            continue
+        arena = Arena(size, torch.device("cpu"), "weights")
+        held = [_placed(name, weight, arena, isa, generator) for weight in weights]
         while name != "small" and arena.collapse():
             pass
         products[name] = partial(_multiply, held)
-    for name, groups in PACKED.items():
-        arena, packed, held = Arena(size, torch.device("cpu"), "weights"), Packed(Library(isa)), []
-        for weight in weights:
-            form = packed.form(*weight.shape, weight.dtype, groups)
-            assert isinstance(form, Grouped)
-            held.append((form, arena.take(form.shape, form.dtype)))
-            form.place_groups(held[-1][1], 0, _drawn(*weight.shape, form.groups, generator))
-        while arena.collapse():
-            pass
-        products[name] = partial(_multiply, held)
+    return products
+
+
+def _placed(
+    name: str, weight: Tensor, arena: Arena, isa: str | None, generator: torch.Generator
+) -> tuple[Form, Tensor]:
+    """Return a form of the matrix, and the matrix in it: for PACKED, random integers of its shape."""
+    if name in FAMILIES:
+        form: Form = FAMILIES[name](Library(isa)).form(*weight.shape, weight.dtype)
+        kept = arena.take(form.shape, form.dtype)
+        form.place(kept, 0, weight)
+        return form, kept
+    packed = Packed(Library(isa)).form(*weight.shape, weight.dtype, PACKED[name])
+    assert isinstance(packed, Panels)
+    assert isinstance(packed, Grouped)
+    kept = arena.take(packed.shape, packed.dtype)
+    packed.place_groups(kept, 0, _drawn(*weight.shape, packed.groups, generator))
+    return packed, kept
+
+
+def _prepacked(weights: list[Tensor]) -> Product:
+    kept = [torch.ops.mkldnn._reorder_linear_weight(weight, None) for weight in weights]
+    return lambda x, i: torch.ops.mkldnn._linear_pointwise(x, kept[i], None, "none", [], "")
+
+
+def _int_mm(weights: list[Tensor]) -> Product:
+    """Return torch's integer product without scales."""
     whole = [(weight * 127).to(torch.int8) for weight in weights]
-    prepacked = [torch.ops.mkldnn._reorder_linear_weight(weight, None) for weight in weights]
-    onednn = torch.ops.mkldnn._linear_pointwise
+    return lambda x, i: torch._int_mm(x.to(torch.int8), whole[i].T)
+
+
+def _int4pack(weights: list[Tensor]) -> Product:
+    """Return torch's int4 product, also in groups of 32."""
     fours, scales = [], []
     for weight in weights:
-        numbers = torch.randint(16, weight.shape, generator=generator, dtype=torch.int32)
+        numbers = torch.randint(16, weight.shape, dtype=torch.int32)
         fours.append(torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1))
         scales.append(torch.full((weight.shape[1] // 32, weight.shape[0], 2), 1 / 256).bfloat16())
-    return products | {
-        "oneDNN": lambda x, i: onednn(x, prepacked[i], None, "none", [], ""),
-        "F.linear": lambda x, i: functional.linear(x, weights[i]),
-        "_int_mm": lambda x, i: torch._int_mm(x.to(torch.int8), whole[i].T),
-        "_int4pack": lambda x, i: torch.ops.aten._weight_int4pack_mm_for_cpu(x, fours[i], 32, scales[i]),
-    }
+    return lambda x, i: torch.ops.aten._weight_int4pack_mm_for_cpu(x, fours[i], 32, scales[i])
+
+
+# torch's products; oneDNN's needs a CPU with AVX-512.
+TORCH: dict[str, Callable[[list[Tensor]], Product]] = {
+    "oneDNN": _prepacked,
+    "F.linear": lambda weights: lambda x, i: functional.linear(x, weights[i]),
+    "_int_mm": _int_mm,
+    "_int4pack": _int4pack,
+}
 
 
 def _drawn(outputs: int, inputs: int, groups: Groups, generator: torch.Generator) -> GroupedRows:
@@ -165,9 +191,7 @@ def main() -> None:
     shapes = SHAPES[arguments.shapes]
     numbers = sum(outputs * inputs for outputs, inputs in shapes)
     count = -(-arguments.mib * 2**20 // (2 * numbers))
-    products = forms(shapes, count, arguments.isa)
-    if arguments.only:
-        products = {name: products[name] for name in arguments.only}
+    products = forms(shapes, count, arguments.isa, arguments.only or ())
     reading = [bandwidth(clock) for _ in range(5)]
     print(f"{arguments.threads} threads, {count * 2 * numbers / 1e6:.0f} MB of weights; ", end="")
     print(f"memory reads at {statistics.median(reading):.1f} GB/s ({min(reading):.1f} to {max(reading):.1f})")

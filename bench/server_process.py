@@ -97,7 +97,7 @@ class ServerProcess:
 
     def resident_bytes(self) -> int:
         """Return the proportional set size of the process and its children, in bytes."""
-        return sum(_proportional_bytes(member) for member in self._session())
+        return sum(proportional_bytes(member) for member in self._session())
 
     def freeze(self) -> None:
         """Stop all its processes until `thaw`."""
@@ -153,7 +153,7 @@ def _cpu_s(stat: str) -> float:
     return (int(fields[11]) + int(fields[12])) * _TICK_S  # utime, stime
 
 
-def _proportional_bytes(process: Path) -> int:
+def proportional_bytes(process: Path) -> int:
     try:
         found = re.search(r"^Pss:\s+(\d+) kB", (process / "smaps_rollup").read_text(), re.MULTILINE)
     except OSError:  # it has ended

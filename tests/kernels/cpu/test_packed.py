@@ -223,17 +223,25 @@ def test_only_quantized_matrices_take_floats(library):
     assert Int4(library).form(64, 64, torch.bfloat16).packing(storage, torch.bfloat16) is not None
 
 
-@pytest.mark.parametrize("table", ["e2m1", "iq4_nl"])
-def test_the_largest_products_of_a_table_fit(library, table):
-    # 16-bit sums of two products of IQ4_NL's entries with int8 would overflow.
-    groups = Groups(4, 32, "F32", table=table)
-    form = Packed(library).form(64, 64, torch.float32, groups)
+@pytest.mark.parametrize(
+    ("groups", "entries"),
+    [
+        (Groups(4, 32, "F32"), list(range(-8, 8))),
+        (Groups(4, 32, "F32", table="e2m1"), TABLES["e2m1"]),
+        (Groups(4, 32, "F32", table="iq4_nl"), TABLES["iq4_nl"]),
+        (Groups(8, 32, "F32"), list(range(-128, 128))),
+    ],
+)
+@pytest.mark.parametrize("rows", [2, 30])
+def test_the_largest_products_fit(library, groups, entries, rows):
+    # 16-bit sums hold two products of IQ4_NL's entries with int8 only if one is negative, and eight of E2M1's.
+    outputs = len(entries)
+    form = Packed(library).form(outputs, 64, torch.float32, groups)
     assert isinstance(form, Panels)
     assert isinstance(form, Grouped)
-    entries = torch.tensor(TABLES[table])
     storage = torch.empty(form.shape, dtype=form.dtype)
-    codes = (torch.arange(64) % 16 - 8).to(torch.int8)[:, None].expand(64, 64)
-    form.place_groups(storage, 0, GroupedRows(codes, torch.ones(64, 2)))
-    x = torch.tensor([[127.0], [-127.0]]).expand(2, 64)
-    assert form.multiply(x, storage)[0].equal(64 * 127.0 * entries[torch.arange(64) % 16])
-    assert form.multiply(x, storage)[1].equal(-64 * 127.0 * entries[torch.arange(64) % 16])
+    codes = (torch.arange(outputs) - outputs // 2).to(torch.int8)[:, None].expand(outputs, 64)
+    form.place_groups(storage, 0, GroupedRows(codes, torch.ones(outputs, 2)))
+    x = torch.tensor([[127.0], [-127.0]]).repeat(rows // 2, 64)
+    expected = 64 * 127.0 * torch.tensor(entries).float()
+    assert form.multiply(x, storage).equal(torch.stack([expected, -expected]).repeat(rows // 2, 1))

@@ -1,7 +1,7 @@
 // Products with a matrix of fp8 weights in panels; algorithm in products.h, layout in float8.h.
 //
-// Weights become bfloat16, exactly, and are multiplied with bfloat16 inputs. The products of one scale's inputs are
-// accumulated in float32; their sum is multiplied by the scale and added to the row's sum.
+// Weights become bfloat16 or float32, exactly, and are multiplied with bfloat16 inputs. The products of one scale's
+// inputs are accumulated in float32; their sum is multiplied by the scale and added to the row's sum.
 
 #include "float8.h"
 #include "products.h"
@@ -9,11 +9,14 @@
 
 namespace {
 
-// A word of weights becomes two pairs of bfloat16: of its first and third byte, and of its second and fourth. So four
-// inputs are stored in the order 0, 2, 1, 3.
-#if defined(__AVX512BW__)
-// bfloat16 of bytes in the lower halves of 16-bit lanes, whatever the upper halves are. NaN becomes 480: placing sets its
-// row's scales to NaN.
+// A word of four weights becomes PARTS vectors. NaN becomes 480: placing sets its row's scales to NaN.
+#if defined(__AVX512BF16__)
+// A part is pairs of bfloat16: of inputs 0 and 2, and of inputs 1 and 3.
+constexpr int PARTS = 2;
+using Part = __m512i;
+using Input = uint32_t;
+
+// bfloat16 of bytes in the lower halves of 16-bit lanes, whatever the upper halves are.
 inline __m512i widened(__m512i bytes) {
   const __m512i size = _mm512_and_si512(_mm512_slli_epi16(bytes, 4), _mm512_set1_epi16(0x7f0));
   const __m512i normal = _mm512_add_epi16(size, _mm512_set1_epi16(BIAS << 7));
@@ -25,79 +28,91 @@ inline __m512i widened(__m512i bytes) {
   // number | (bytes << 8 & 0x8000)
   return _mm512_ternarylogic_epi32(number, _mm512_slli_epi16(bytes, 8), _mm512_set1_epi16(static_cast<int16_t>(0x8000)), 0xf8);
 }
-inline __m512i words_at(const uint32_t* p) { return _mm512_loadu_si512(p); }
-inline __m512i evens(__m512i words) { return widened(words); }
-inline __m512i odds(__m512i words) { return widened(_mm512_srli_epi16(words, 8)); }
-using Halves = __m512i;
-#if defined(__AVX512BF16__)
-inline Vec add_pairs(Vec sums, __m512i weights, uint32_t pair) {
+inline void split(const uint32_t* words, Part* parts) {
+  const __m512i four = _mm512_loadu_si512(words);
+  parts[0] = widened(four), parts[1] = widened(_mm512_srli_epi16(four, 8));
+}
+inline Part load_part(const uint32_t* p) { return _mm512_loadu_si512(p); }
+inline void store_part(uint32_t* p, Part part) { _mm512_storeu_si512(p, part); }
+inline Vec add(Vec sums, Part weights, Input pair) {
   return _mm512_dpbf16_ps(sums, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)));
 }
 #else
-inline Vec lower(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
-inline Vec upper(__m512i pairs) { return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff0000u))); }
-inline Vec add_pairs(Vec sums, __m512i weights, uint32_t pair) {
-  const __m512i inputs = _mm512_set1_epi32(static_cast<int>(pair));
-  return fma(upper(weights), upper(inputs), fma(lower(weights), lower(inputs), sums));
-}
-#endif
+// A part is floats of one input.
+constexpr int PARTS = 4;
+using Part = Vec;
+using Input = float;
+
+// A byte's exponent and fraction become a float's, whose exponent has another bias: the float is subnormal where the
+// byte is. Multiplication by 2^BIAS corrects it.
+inline void split(const uint32_t* words, Part* parts) {
+  const Vec power = set(0x1p120f);
+  static_assert(BIAS == 120);
+#if defined(__AVX512BW__)
+  const __m512i four = _mm512_loadu_si512(words), kept = _mm512_set1_epi32(static_cast<int>(0x87f00000));
+  const __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(four, 8), 4), odd = _mm512_srai_epi16(four, 4);
+  const auto number = [&](__m512i upper) { return _mm512_castsi512_ps(_mm512_and_si512(upper, kept)) * power; };
+  parts[0] = number(_mm512_slli_epi32(even, 16)), parts[1] = number(_mm512_slli_epi32(odd, 16));
 #else
-inline __m256i widened(__m256i bytes) {
-  const __m256i size = _mm256_slli_epi16(_mm256_and_si256(bytes, _mm256_set1_epi16(0x7f)), 4);
-  const __m256i normal = _mm256_add_epi16(size, _mm256_set1_epi16(BIAS << 7));
-  // bfloat16 of 0 to 7 times SUBNORMAL: the upper bytes and the lower ones, selected by a byte below 8.
-  const __m256i index = _mm256_or_si256(_mm256_and_si256(bytes, _mm256_set1_epi16(7)), _mm256_set1_epi16(static_cast<int16_t>(0x8000)));
-  const __m256i uppers = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c, 0, 0, 0, 0, 0, 0, 0, 0));
-  const __m256i lowers = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(0, 0, -128, -64, 0, 0x20, 0x40, 0x60, 0, 0, 0, 0, 0, 0, 0, 0));
-  const __m256i small = _mm256_or_si256(_mm256_slli_epi16(_mm256_shuffle_epi8(uppers, index), 8), _mm256_shuffle_epi8(lowers, index));
-  const __m256i subnormal = _mm256_cmpgt_epi16(_mm256_set1_epi16(1 << 7), size);
-  const __m256i number = _mm256_blendv_epi8(normal, small, subnormal);
-  return _mm256_or_si256(number, _mm256_slli_epi16(_mm256_and_si256(bytes, _mm256_set1_epi16(0x80)), 8));
+  const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+  const __m256i kept = _mm256_set1_epi32(static_cast<int>(0x87f00000));
+  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 4), odd = _mm256_srai_epi16(four, 4);
+  const auto number = [&](__m256i upper) { return _mm256_castsi256_ps(_mm256_and_si256(upper, kept)) * power; };
+  parts[0] = number(_mm256_slli_epi32(even, 16)), parts[1] = number(_mm256_slli_epi32(odd, 16));
+#endif
+  parts[2] = number(even), parts[3] = number(odd);
 }
-inline __m256i words_at(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-inline __m256i evens(__m256i words) { return widened(_mm256_and_si256(words, _mm256_set1_epi16(255))); }
-inline __m256i odds(__m256i words) { return widened(_mm256_srli_epi16(words, 8)); }
-using Halves = __m256i;
-inline Vec lower(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
-inline Vec upper(__m256i pairs) { return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(0xffff0000u))); }
-inline Vec add_pairs(Vec sums, __m256i weights, uint32_t pair) {
-  const __m256i inputs = _mm256_set1_epi32(static_cast<int>(pair));
-  return fma(upper(weights), upper(inputs), fma(lower(weights), lower(inputs), sums));
-}
+inline Part load_part(const uint32_t* p) { return load(reinterpret_cast<const float*>(p)); }
+inline void store_part(uint32_t* p, Part part) { store(reinterpret_cast<float*>(p), part); }
+inline Vec add(Vec sums, Part weights, Input x) { return fma(weights, set(x), sums); }
 #endif
 
-// Four inputs, in the order 0, 2, 1, 3.
 struct Four {
-  uint32_t even, odd;
+  Input part[PARTS];
 };
 
+// OPEN: weights are already parts, the vectors of each word one after another.
+template <bool OPEN>
 struct Bytes {
   static constexpr int64_t HEADER = 0;
-  static constexpr bool ONE_LINE = false;
+  static constexpr bool ONE_LINE = false, OPENS = !OPEN;
+  using Opened = Bytes<true>;
 
   const Four* inputs;
   int64_t stride;  // between rows
   Float8Layout layout;
 
-  int64_t step() const { return layout.step(); }
+  int64_t step() const { return OPEN ? PANEL + layout.lines() * PARTS * PANEL : layout.step(); }
   bool prefetches() const { return false; }
   int64_t look() const { return LOOK; }
   Bytes from(int64_t row, int64_t at) const { return {inputs + row * stride + at * layout.lines(), stride, layout}; }
   Vec value(Vec sums, int64_t, const uint32_t*) const { return sums; }
+
+  Opened opened() const { return {inputs, stride, layout}; }
+  void open(const uint32_t* words, int64_t steps, uint32_t* to) const {
+    for (int64_t at = 0; at < steps; at++, words += step(), to += opened().step()) {
+      memcpy(to, words, PANEL * sizeof *to);
+      for (int64_t line = 0; line < layout.lines(); line++)
+        for (int64_t j = 0; j < PANEL; j += WIDTH) {
+          Part parts[PARTS];
+          split(words + (1 + line) * PANEL + j, parts);
+          for (int k = 0; k < PARTS; k++) store_part(to + (1 + line * PARTS + k) * PANEL + j, parts[k]);
+        }
+    }
+  }
 };
 
-template <int ROWS>
-struct Group<Bytes, ROWS> {
-  static void multiply(const Bytes& x, const Stretch& stretch, float* sums, Prefetch ahead) {
-    constexpr int VECTORS = ROWS > 4 ? 2 : ABREAST<ROWS>;  // weights and sums together fit the vector registers
-    constexpr int64_t LINES = LOOK / PANEL;                 // between two prefetches
-    const int64_t lines = x.layout.lines(), length = x.layout.step();
-    for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
-      for (int64_t at = 0; at < stretch.steps; at++) {
-        const uint32_t* step = stretch.words + at * length;
+template <bool OPEN, int ROWS>
+struct Group<Bytes<OPEN>, ROWS> {
+  static void multiply(const Bytes<OPEN>& x, const Stretch& stretch, float* sums, Prefetch ahead) {
+    constexpr int VECTORS = ROWS > 4 && !OPEN ? 2 : ABREAST<ROWS>;  // weights and sums together fit the vector registers
+    constexpr int64_t LINES = LOOK / PANEL;                          // between two prefetches
+    const int64_t lines = x.layout.lines(), length = x.step();
+    for (int64_t at = 0; at < stretch.steps; at++) {
+      const uint32_t* step = stretch.words + at * length;
+      const Four* inputs = x.inputs + at * lines;
+      for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
         const uint32_t* words = step + PANEL + first;
-        const Four* inputs = x.inputs + at * lines;
         Vec sum[ROWS][VECTORS];
 #pragma GCC unroll 8
         for (int i = 0; i < ROWS; i++)
@@ -105,17 +120,27 @@ struct Group<Bytes, ROWS> {
           for (int j = 0; j < VECTORS; j++) sum[i][j] = set(0.0f);
         for (int64_t line = 0; line < lines; line++) {
           if (first == 0 && line % LINES == 0) ahead.fetch();
-          Halves even[VECTORS], odd[VECTORS];
+          if constexpr (OPEN) {
+#pragma GCC unroll 4
+            for (int k = 0; k < PARTS; k++) {
+              Part part[VECTORS];
 #pragma GCC unroll 8
-          for (int j = 0; j < VECTORS; j++) {
-            const Halves four = words_at(words + line * PANEL + j * WIDTH);
-            even[j] = evens(four), odd[j] = odds(four);
-          }
+              for (int j = 0; j < VECTORS; j++) part[j] = load_part(words + (line * PARTS + k) * PANEL + j * WIDTH);
 #pragma GCC unroll 8
-          for (int i = 0; i < ROWS; i++) {
-            const Four four = inputs[i * x.stride + line];
+              for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 8
-            for (int j = 0; j < VECTORS; j++) sum[i][j] = add_pairs(add_pairs(sum[i][j], even[j], four.even), odd[j], four.odd);
+                for (int j = 0; j < VECTORS; j++) sum[i][j] = add(sum[i][j], part[j], inputs[i * x.stride + line].part[k]);
+            }
+          } else {
+#pragma GCC unroll 8
+            for (int j = 0; j < VECTORS; j++) {
+              Part parts[PARTS];
+              split(words + line * PANEL + j * WIDTH, parts);
+#pragma GCC unroll 8
+              for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
+                for (int k = 0; k < PARTS; k++) sum[i][j] = add(sum[i][j], parts[k], inputs[i * x.stride + line].part[k]);
+            }
           }
         }
         const bool begins = stretch.header != nullptr && at == 0;
@@ -140,10 +165,13 @@ void fill(const uint16_t* x, int64_t inputs, Four* to, int64_t fours) {
   memset(to, 0, fours * sizeof(Four));
   for (int64_t at = 0; 4 * at < inputs; at++) {
     const int64_t left = inputs - 4 * at;
-    uint64_t four = 0;
-    memcpy(&four, x + 4 * at, left < 4 ? left * sizeof *x : sizeof four);
-    to[at] = {static_cast<uint32_t>((four & 0xffff) | (four >> 16 & 0xffff0000)),
-              static_cast<uint32_t>((four >> 16 & 0xffff) | (four >> 32 & 0xffff0000))};
+    uint16_t four[4] = {};
+    memcpy(four, x + 4 * at, (left < 4 ? left : 4) * sizeof *x);
+#if defined(__AVX512BF16__)
+    to[at] = {{four[0] | uint32_t{four[2]} << 16, four[1] | uint32_t{four[3]} << 16}};
+#else
+    for (int k = 0; k < 4; k++) to[at].part[k] = to_float(bf16{four[k]});
+#endif
   }
 }
 
@@ -157,9 +185,9 @@ INFD_KERNEL(multiply_float8_bf16)
   const int64_t steps = layout.steps_of(inputs), fours = steps * layout.lines();
   const int64_t stride = fours + 8;  // a stride of whole pages would map all rows to the same sets of the L1 cache
   Four* own = reinterpret_cast<Four*>(scratch.at_least(rows * stride * sizeof(Four)));
-  const Product<Bytes> product = {{own, stride, layout}, rows, weights, outputs, steps, false, bias, out, out_stride, wide != 0};
+  const Product<Bytes<false>> product = {{own, stride, layout}, rows, weights, outputs, steps, false, bias, out, out_stride, wide != 0};
   const bool shared = worth_sharing(rows, outputs, inputs);
-  Division<Bytes> division(product, shared);
+  Division<Bytes<false>> division(product, shared);
 #pragma omp parallel if (shared)
   {
 #pragma omp for

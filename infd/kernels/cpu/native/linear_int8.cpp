@@ -9,22 +9,45 @@
 
 namespace {
 
+#if defined(__AVX512VNNI__)
+using Word = uint32_t;
+inline void spread(uint8_t*, int64_t) {}
+#else
+// The first and third, and the second and fourth, input, in 16 bits each: the instruction that adds two products of bytes
+// would saturate its 16-bit sums.
+struct Word {
+  uint32_t even, odd;
+};
+
+// Replace `quads` quads of bytes at the end of a row of Words by the Words.
+inline void spread(uint8_t* row, int64_t quads) {
+  for (int64_t i = 0; i < quads; i++) {
+    int8_t four[4];
+    memcpy(four, row + quads * (sizeof(Word) - sizeof four) + i * sizeof four, sizeof four);
+    const int16_t halves[4] = {four[0], four[2], four[1], four[3]};
+    memcpy(row + i * sizeof(Word), halves, sizeof halves);
+  }
+}
+#endif
+
 // A word is four consecutive inputs.
 struct Quads {
   static constexpr int64_t HEADER = ::HEADER;
-  static constexpr bool ONE_LINE = true, HALVES = false;
+  static constexpr bool ONE_LINE = true, OPENS = false, HALVES = false;
 
   const uint8_t* bytes;
   int64_t stride;
   const float* scales;  // of the rows
 
   static constexpr int64_t step() { return PANEL; }
-  uint32_t word(int64_t row, int64_t at) const {
-    uint32_t quad;
-    memcpy(&quad, bytes + row * stride + 4 * at, sizeof quad);
-    return quad;
+  Word word(int64_t row, int64_t at) const {
+    Word word;
+    memcpy(&word, bytes + row * stride + at * sizeof word, sizeof word);
+    return word;
   }
-  Quads from(int64_t row, int64_t at) const { return {bytes + row * stride + 4 * at, stride, scales}; }
+  Quads from(int64_t row, int64_t at) const {
+    return {bytes + row * stride + at * int64_t{sizeof(Word)}, stride, scales};
+  }
   Vec value(Vec sums, int64_t row, const uint32_t* header) const {
     return to_floats(sums) * set(scales[row]) * load(reinterpret_cast<const float*>(header));
   }
@@ -41,7 +64,6 @@ struct Quads {
     return _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(sums), x, w));
   }
 #else
-  // Bytes are widened to 16 bits: the instruction that adds two products of bytes would saturate its 16-bit sums.
   static constexpr uint8_t FLIP = 0;
   static Vec start(const uint32_t*) { return set(0.0f); }
 #if defined(__AVX512BW__)
@@ -52,7 +74,7 @@ struct Quads {
     return {_mm512_srai_epi16(_mm512_slli_epi16(quads, 8), 8), _mm512_srai_epi16(quads, 8)};
   }
   static Weights weights(const uint32_t* p) { return split(_mm512_loadu_si512(p)); }
-  static Weights input(uint32_t quad) { return split(_mm512_set1_epi32(static_cast<int>(quad))); }
+  static Weights input(Word x) { return {_mm512_set1_epi32(static_cast<int>(x.even)), _mm512_set1_epi32(static_cast<int>(x.odd))}; }
   static Vec add(Vec sums, const Weights& w, const Weights& x) {
     const __m512i products = _mm512_add_epi32(_mm512_madd_epi16(w.even, x.even), _mm512_madd_epi16(w.odd, x.odd));
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(sums), products));
@@ -65,7 +87,7 @@ struct Quads {
     return {_mm256_srai_epi16(_mm256_slli_epi16(quads, 8), 8), _mm256_srai_epi16(quads, 8)};
   }
   static Weights weights(const uint32_t* p) { return split(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
-  static Weights input(uint32_t quad) { return split(_mm256_set1_epi32(static_cast<int>(quad))); }
+  static Weights input(Word x) { return {_mm256_set1_epi32(static_cast<int>(x.even)), _mm256_set1_epi32(static_cast<int>(x.odd))}; }
   static Vec add(Vec sums, const Weights& w, const Weights& x) {
     const __m256i products = _mm256_add_epi32(_mm256_madd_epi16(w.even, x.even), _mm256_madd_epi16(w.odd, x.odd));
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sums), products));
@@ -81,7 +103,7 @@ template <class Number>
 void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
               const Number* bias, void* out, int64_t out_stride, int64_t wide) {
   // A stride of whole pages would map all rows to the same sets of the L1 cache.
-  const int64_t stride = 4 * quads_of(inputs) + 64;
+  const int64_t quads = quads_of(inputs), stride = quads * sizeof(Word) + 64;
   const auto carve = [&](char* memory, uint8_t*& bytes, float*& scales) {
     Carver carver(memory);
     bytes = carver.take<uint8_t>(rows * stride);
@@ -91,7 +113,7 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
   uint8_t* bytes;
   float* scales;
   carve(scratch.at_least(carve(nullptr, bytes, scales)), bytes, scales);
-  const Product<Quads> product = {{bytes, stride, scales}, rows, weights,    outputs,  quads_of(inputs), false, bias,
+  const Product<Quads> product = {{bytes, stride, scales}, rows, weights,    outputs,  quads, false, bias,
                                   out,                     out_stride, wide != 0};
   const bool shared = worth_sharing(rows, outputs, inputs);
   Division<Quads> division(product, shared);
@@ -100,7 +122,9 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
 #pragma omp for
     for (int64_t i = 0; i < rows; i++) {
       scales[i] = scale_of(x + i * x_stride, inputs);
-      quantize(x + i * x_stride, inputs, scales[i], bytes + i * stride, Quads::FLIP);
+      uint8_t* row = bytes + i * stride;
+      quantize(x + i * x_stride, inputs, scales[i], row + quads * (sizeof(Word) - 4), Quads::FLIP);
+      spread(row, quads);
     }
     division.compute_share();
   }

@@ -25,6 +25,12 @@
 //   x.value(sums, row, header)   convert sums to floats
 //
 // Group::multiply supports any Kind whose step is one line. A Kind with longer steps specializes Group::multiply.
+//
+// Weights that take several instructions to prepare are prepared once for all groups of rows, if there are several: a
+// Kind with OPENS has another Kind for prepared weights.
+//
+//   Opened, opened()         that Kind; its products have the same bits
+//   open(words, steps, to)   prepare that many steps of a panel
 
 #pragma once
 
@@ -48,6 +54,9 @@ constexpr int64_t LOOK = 1 << 9;         // words between two prefetches
 constexpr int64_t CACHE_LINE = 16;       // words
 constexpr int64_t MOST_WORDS = 1 << 16;  // most words of a panel at a time: 256 KiB, so that they and the rows fit L2
 constexpr int64_t TWO_WORDS = 1 << 14;   // MOST_WORDS for two groups, so that the second reads soon after the first
+constexpr int64_t PASS_WORDS = 1 << 12;   // MOST_WORDS for groups that compute half a panel at a time: 16 KiB, which stay in L1
+constexpr int64_t OPENED_WORDS = 1 << 15;  // most words of prepared weights: 128 KiB, which stay in L2
+constexpr int64_t OPENS_FROM = MOST_ROWS == 2 ? 2 : 3;  // groups of rows, for which preparing weights saves time
 constexpr int64_t MOST_TOGETHER = 240;   // most rows whose sums are kept between stretches of inputs
 
 // A second group of at most this many rows adds little to the time of the first group's reads. 0 for int4, whose
@@ -161,6 +170,31 @@ Multiply<Kind> multiply_rows(int64_t rows) {
   return of[rows - 1];
 }
 
+// opened: the stretch consists of prepared weights.
+template <class Kind>
+void multiply_group(const Kind& x, bool opened, int64_t rows, const Stretch& stretch, float* sums, Prefetch ahead) {
+  if constexpr (Kind::OPENS) {
+    if (opened) return multiply_rows<typename Kind::Opened>(rows)(x.opened(), stretch, sums, ahead);
+  }
+  multiply_rows<Kind>(rows)(x, stretch, sums, ahead);
+}
+
+// Steps of a stretch of prepared weights.
+template <class Kind>
+int64_t opened_steps(const Kind& x) {
+  if constexpr (Kind::OPENS)
+    return OPENED_WORDS / x.opened().step();
+  else
+    return 1;
+}
+
+// Most words of a stretch for that many rows.
+template <class Kind>
+int64_t stretch_words(int64_t rows) {
+  if (Kind::ONE_LINE && WIDTH == 8 && rows > 1) return PASS_WORDS;
+  return rows > MOST_ROWS && rows <= 2 * MOST_ROWS ? TWO_WORDS : MOST_WORDS;
+}
+
 // The bias [outputs], in either type, or none.
 struct Bias {
   const bf16* narrow = nullptr;
@@ -215,7 +249,8 @@ struct Product {
 template <class Kind>
 void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, bool more) {
   const int64_t groups = (count + MOST_ROWS - 1) / MOST_ROWS;
-  const int64_t step = p.x.step(), most = (groups == 2 ? TWO_WORDS : MOST_WORDS) / step;
+  const bool opens = Kind::OPENS && groups >= OPENS_FROM;
+  const int64_t step = p.x.step(), most = opens ? opened_steps(p.x) : stretch_words<Kind>(count) / step;
   const int64_t stretches = (p.steps + most - 1) / most;
   const int64_t look = look_of(p.x) / CACHE_LINE;
   const bool plain = count <= MOST_ROWS + FEW_MORE<Kind>;
@@ -226,18 +261,25 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, 
   };
   const uint32_t *header = p.panel(panel), *words = header + Kind::HEADER;
   alignas(64) float sums[MOST_TOGETHER * PANEL];
+  alignas(64) uint32_t opened[Kind::OPENS ? OPENED_WORDS : 1];
 
   for (int64_t stretch = 0; stretch < stretches; stretch++) {
     const int64_t first = p.steps * stretch / stretches, last = p.steps * (stretch + 1) / stretches;
     const bool ends = stretch + 1 == stretches, half = ends && p.half;
-    const Stretch part = {words + first * step, last - first - half, half, stretch ? nullptr : header};
+    Stretch part = {words + first * step, last - first - half, half, stretch ? nullptr : header};
+    if constexpr (Kind::OPENS) {
+      if (opens) {
+        p.x.open(part.words, part.steps, opened);
+        part.words = opened;
+      }
+    }
     const char* next = reinterpret_cast<const char*>(words + last * step);  // the next stretch, or the next panel
     for (int64_t group = 0; group < groups; group++) {
       const int64_t from = bound(group), rows = bound(group + 1) - from;
       float* own = sums + (stretches > 1 ? from * PANEL : 0);
       const int64_t share = (last - first) * step * sizeof(uint32_t) / groups / 64 * 64;
       const Prefetch ahead = {next + group * share, more || !ends ? lines : 0};
-      multiply_rows<Kind>(rows)(p.x.from(row + from, first), part, own, ahead);
+      multiply_group(p.x.from(row + from, first), opens, rows, part, own, ahead);
       if (ends) p.finish(own, row + from, rows, panel * PANEL, header);
     }
   }
