@@ -93,7 +93,9 @@ class Scheduler:
         self.adapters = AdapterSlots(max_adapters, max_adapters_per_step)
         # In the order of admission's checks: the cheapest first, since most plans admit no sequence.
         self.resources: tuple[Resource, ...] = (self.budget, self.rows, self.adapters, self.cache)
-        self.speculation = Speculation(self.cache, max_drafts, capacity.row_costs)
+        # Where chunks begin is computed from the host's lengths, which are upper bounds while drafts are in flight.
+        chunked = any(group.chunk is not None for group in capacity.layout.groups)
+        self.speculation = Speculation(self.cache, 0 if chunked else max_drafts, capacity.row_costs)
         self.preemptions = 0  # sequences preempted because pages ran out
         self.undone = 0  # steps rolled back
         self.prefix_queries = 0  # prompt tokens looked up in the cache
