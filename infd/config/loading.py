@@ -122,15 +122,16 @@ def _from_files(file: Path | None, directory: Path, problems: list[str]) -> Iter
     if file is not None:
         paths: Iterable[Path] = [file]
     else:
-        paths = [
-            path for path in (directory / "infd.toml", *sorted((directory / "conf.d").glob("*.toml"))) if path.exists()
-        ]
+        paths = [directory / "infd.toml", *sorted((directory / "conf.d").glob("*.toml"))]
     for path in paths:
         try:
             document = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            if file is not None:
+                problems.append(f"{path}: cannot be read: {error.strerror}")
         except OSError as error:
             problems.append(f"{path}: cannot be read: {error.strerror}")
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             problems.append(f"{path}: is not TOML: {error}")
         else:
             yield from _flatten(document, str(path))
@@ -185,7 +186,7 @@ def _items(text: str) -> list[object]:
         return [item.strip() for item in text.split(",")]
     try:
         return list(tomllib.loads(f"items = {text.strip()}")["items"])
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"not a list: {error}") from None
 
 
@@ -207,7 +208,10 @@ def _size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError("expected a size such as 1048576, 512M or 2G")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    try:
+        return int(float(match[1]) * _UNITS[match[2].upper()])
+    except OverflowError:
+        raise ValueError("it is too large") from None
 
 
 def _unknown(assignment: Assignment) -> str:

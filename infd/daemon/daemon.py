@@ -272,7 +272,9 @@ class Daemon:
             except ConfigError as error:
                 for line in str(error).splitlines():
                     log.error("not reloaded: %s", line)
-            if announced:
+            except Exception:
+                log.exception("not reloaded: this is a bug in infd, or a limit of the system")
+            if announced and not self._stopping.is_set():
                 self.notifier.ready(status_line(self.engine))
 
     async def _apply(self, replacement: Replacement) -> None:
@@ -282,6 +284,7 @@ class Daemon:
             self._tls = replacement.tls is not None
         self.live.now = replacement.config
         self.http.keys = replacement.keys
+        self._start = replacement  # sockets of systemd are served from when the model is loaded
         set_levels(replacement.config.log)
         self._warn_unless_sleep_works()
 

@@ -22,7 +22,7 @@ from infd.http.proxies import networks
 from infd.sockets import tls
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
     from ssl import SSLContext
 
     from infd.config import Config, Environment, LiveConfig
@@ -108,8 +108,9 @@ class Reloader:
             if fixed := [key for key in values if key in SETTINGS and not SETTINGS[key].live]:
                 raise ConfigError(f"{', '.join(fixed)}: changes at a start only; set it in a file, and restart infd")
             assigned = {key: Assignment(key, value, SET) for key, value in values.items()}
-            done = await self._change(self._set | assigned)
+            done = await self._change(self._set | assigned, only=assigned)
             for change in done.applied:
+                log.info("setting changed", extra=msgspec.structs.asdict(change))
                 self._events.publish("config", "set", key=change.key, old=change.old, new=change.new)
             return done
 
@@ -120,18 +121,21 @@ class Reloader:
             for key, setting in SETTINGS.items()
         ]
 
-    async def _change(self, assigned: dict[str, Assignment]) -> protocol.Reloaded:
+    async def _change(
+        self, assigned: dict[str, Assignment], only: Collection[str] = SETTINGS.keys()
+    ) -> protocol.Reloaded:
+        """Read the settings with `assigned` on top; apply and report changes of the settings `only`."""
         if self._sources is None:
             raise ConfigError("this daemon's settings come from a program, not from files: there is nothing to reload")
         loaded = await self._offload(self._sources.load, *assigned.values())
         now = self._live.now
-        changed = [key for key in SETTINGS if loaded.value(key) != value_of(now, key)]
+        changed = [key for key in only if key in SETTINGS and loaded.value(key) != value_of(now, key)]
         applied = [key for key in changed if SETTINGS[key].live]
         config = _merged(now, loaded, applied)
         replacement = await self._offload(Replacement.read, config, self._environment)
         await self._apply(replacement)
         self._set = assigned
-        self._origins = {**self._origins, **{key: loaded.origins[key] for key in SETTINGS if SETTINGS[key].live}}
+        self._origins = {**self._origins, **{key: loaded.origins[key] for key in only if SETTINGS[key].live}}
         changes = {key: protocol.SettingChange(key, value_of(now, key), loaded.value(key)) for key in changed}
         return protocol.Reloaded(
             applied=[changes[key] for key in applied],

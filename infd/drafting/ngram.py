@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from infd.drafting.occurrences import Occurrences, continued
+from infd.drafting.occurrences import MOST_INDEXED, Occurrences, continued
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +20,8 @@ LENGTHS: Final = (4, 2)
 class NgramDrafter:
     """Implements Drafter."""
 
-    def __init__(self) -> None:
-        self._seen = Occurrences(LENGTHS)
+    def __init__(self, prompt_tokens: int = 0) -> None:
+        self._seen = Occurrences(LENGTHS, since=prompt_tokens - MOST_INDEXED)
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
         self._seen.extend(tokens, len(tokens) - 1)  # the last run has no continuation yet
@@ -39,4 +39,4 @@ class NgramDrafting:
         self.most = most
 
     def drafter(self, request: Request, root: bytes) -> NgramDrafter:
-        return NgramDrafter()
+        return NgramDrafter(len(request.prompt))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final
 
-from infd.drafting.occurrences import ENTRY_BYTES, Occurrences, continued
+from infd.drafting.occurrences import ENTRY_BYTES, MOST_INDEXED, Occurrences, continued
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,52 +21,50 @@ if TYPE_CHECKING:
 LENGTHS: Final = (16, 8, 4, 2)
 FACTOR: Final = 2  # drafts per token of the run that occurred before
 LONGEST: Final = 4096  # most tokens of a remembered answer
+ROOT_BYTES: Final = 2048  # approximate memory of a root without tokens
 
 
 class Answers:
     """The answers to requests of one prefix root, one after another."""
 
-    def __init__(self) -> None:
-        self.tokens = array("i")
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = array("i", tokens)
         self.seen = Occurrences(LENGTHS)
-
-    def add(self, answer: Sequence[int]) -> None:
-        self.tokens.extend(answer[:LONGEST])
 
     @property
     def bytes(self) -> int:
         """Return the approximate memory, once all tokens are read."""
-        return (4 + ENTRY_BYTES * len(LENGTHS)) * len(self.tokens)
+        return ROOT_BYTES + (4 + ENTRY_BYTES * len(LENGTHS)) * len(self.tokens)
 
 
 class SuffixDrafter:
     """Implements Drafter."""
 
-    def __init__(self, answers: Answers, drafting: SuffixDrafting, prompt_tokens: int) -> None:
-        self._seen = Occurrences(LENGTHS)
-        self._answers = answers
+    def __init__(self, drafting: SuffixDrafting, root: bytes, prompt_tokens: int) -> None:
+        self._seen = Occurrences(LENGTHS, since=prompt_tokens - MOST_INDEXED)
         self._drafting = drafting
+        self._root = root
         self._prompt_tokens = prompt_tokens
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
         self._seen.extend(tokens, len(tokens) - 1)
-        earlier = self._answers
-        earlier.seen.extend(earlier.tokens, len(earlier.tokens) - 1)
-        own, other = self._seen.find(tokens), earlier.seen.find(tokens)
+        own, other, earlier = self._seen.find(tokens), None, self._drafting.answers(self._root)
+        if earlier is not None:
+            earlier.seen.extend(earlier.tokens, len(earlier.tokens) - 1)
+            other = earlier.seen.find(tokens)
         if own is not None and (other is None or own[0] >= other[0]):
             return continued(tokens, own[1], min(most, FACTOR * own[0]))
-        if other is not None:
+        if earlier is not None and other is not None:
             return earlier.tokens[other[1] : other[1] + min(most, FACTOR * other[0])].tolist()
         return []
 
     def finish(self, tokens: Sequence[int]) -> None:
         """Remember the answer for later requests of the root."""
-        self._answers.add(tokens[self._prompt_tokens :])
-        self._drafting.evict()
+        self._drafting.remember(self._root, tokens[self._prompt_tokens :])
 
 
 class SuffixDrafting:
-    """Implements Drafting. The answers of the root that was used least recently are forgotten first.
+    """Implements Drafting. The answers of the root whose last answer is oldest are forgotten first.
 
     limit  most bytes of remembered answers, see Answers.bytes
     """
@@ -74,14 +72,33 @@ class SuffixDrafting:
     def __init__(self, most: int, limit: int) -> None:
         self.most = most
         self._limit = limit
-        self._answers: dict[bytes, Answers] = {}  # in the order of use
+        self._bytes = 0
+        self._answers: dict[bytes, Answers] = {}  # in the order in which answers came
 
     def drafter(self, request: Request, root: bytes) -> SuffixDrafter:
-        answers = self._answers.pop(root, None) or Answers()
-        self._answers[root] = answers
-        return SuffixDrafter(answers, self, len(request.prompt))
+        return SuffixDrafter(self, root, len(request.prompt))
 
-    def evict(self) -> None:
-        """Forget answers until the limit holds."""
-        while self._answers and sum(each.bytes for each in self._answers.values()) > self._limit:
-            del self._answers[next(iter(self._answers))]
+    def answers(self, root: bytes) -> Answers | None:
+        """Return the answers of a root; None if none is remembered."""
+        return self._answers.get(root)
+
+    def remember(self, root: bytes, answer: Sequence[int]) -> None:
+        """Remember an answer, and forget others until the limit holds."""
+        if not answer:
+            return
+        held = self._answers.pop(root, None)
+        if held is None:
+            held = Answers(answer[:LONGEST])
+        else:
+            self._bytes -= held.bytes
+            held.tokens.extend(answer[:LONGEST])
+        self._answers[root] = held
+        self._bytes += held.bytes
+        while self._bytes > self._limit:
+            first = next(iter(self._answers))
+            oldest = self._answers.pop(first)
+            self._bytes -= oldest.bytes
+            if not self._answers and len(oldest.tokens) > 1:  # the only root: the newer half stays
+                kept = Answers(oldest.tokens[len(oldest.tokens) // 2 :])
+                self._answers[first] = kept
+                self._bytes += kept.bytes

@@ -143,8 +143,9 @@ class BudgetMatcher:
 
     def copy(self) -> BudgetMatcher:
         copied = BudgetMatcher(self._grammar, None if self.inner is None else self.inner.copy())
-        for token in self._read:
-            copied._advance(token)
+        copied._read = list(self._read)
+        copied._place, copied._tail, copied._spelled = self._place, self._tail, self._spelled
+        copied._thought_tokens, copied._ending = self._thought_tokens, self._ending
         return copied
 
     def _advance(self, token: int) -> None:

@@ -59,6 +59,13 @@ def write(grammar: str, limits: Limits, syntax: CallSyntax, marks: Mapping[str, 
 
     marks  mark -> token id, for those marks of the syntax that a single token spells
     """
+    try:
+        return _write(grammar, limits, syntax, marks)
+    except RecursionError:
+        raise GrammarFailed("the grammar nests too deep", code="grammar_too_large") from None
+
+
+def _write(grammar: str, limits: Limits, syntax: CallSyntax, marks: Mapping[str, int]) -> str:
     parsed = lark_syntax.parse(grammar, limits)
     rules = _with_ignored(parsed)
     if not syntax.parameter or syntax.quoted:

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 _TOKEN: Final = re.compile(
     r"""
     (?P<space>\s++|//[^\n]*+|\#[^\n]*+)
-  | (?P<rule>[?!]*+[A-Za-z_]\w*+)(?=\s*+:)
-  | (?P<priority>[?!]*+[A-Za-z_]\w*+\.-?\d+)(?=\s*+:)
-  | (?P<template>[A-Za-z_]\w*+\{[^}"\n]*[A-Za-z_][^}"\n]*\})
+  | (?P<rule>[?!]{0,2}+[A-Za-z_]\w*+)(?=\s*+:)
+  | (?P<priority>[?!]{0,2}+[A-Za-z_]\w*+\.-?\d+)(?=\s*+:)
+  | (?P<template>[A-Za-z_]\w*+\{[^}"\nA-Za-z_]*+[A-Za-z_][^}"\n]*+\})
   | (?P<directive>%\w++)
   | (?P<name>[A-Za-z_]\w*+)
   | "(?P<string>(?:\\.|[^"\\\n])*+)"(?P<any_case>i?+)

@@ -193,7 +193,15 @@ class HttpServer:
             await self._listen(tls)
 
     async def _listen(self, tls: ssl.SSLContext | None) -> None:
-        replaced, self._listeners = self._listeners, [await self._listen_at(each, tls) for each in self._sockets]
+        made: list[asyncio.Server] = []
+        try:
+            for bound in self._sockets:
+                made.append(await self._listen_at(bound, tls))  # noqa: PERF401 (those made are closed on an error)
+        except BaseException:
+            for listener in made:
+                listener.close()
+            raise
+        replaced, self._listeners = self._listeners, made
         for listener in replaced:
             listener.close()
 

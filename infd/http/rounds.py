@@ -82,6 +82,12 @@ class Asked(Struct, frozen=True, kw_only=True):
         generation(replace(request, tools=others, tool_choice=None), history, size, service.config)
         items = [*history, *input_items(request)]
         approved = _approved(items, len(history), {one.label for one in servers})
+        configured = service.config.mcp.calls
+        most = configured if request.max_tool_calls is None else min(configured, request.max_tool_calls)
+        if len(approved) > most:
+            raise InvalidRequest(
+                f"{len(approved)} calls are approved, and one response makes at most {most}", param="input"
+            )
         return cls(request=request, items=items, size=size, wanted=servers, approved=approved, generation=None)
 
     async def answer(
@@ -108,8 +114,12 @@ def _approved(items: Sequence[InputItem], earlier: int, labels: set[str]) -> lis
     labels   labels of the servers that the request names
     """
     approvals = Approvals(items)
-    asked = {item.id: item for item in items if item.type == "mcp_approval_request"}
+    asked: dict[str, InputItem] = {}
     for number, item in enumerate(items, -earlier):
+        if item.type == "mcp_approval_request":
+            if item.id is None or item.id in asked:
+                raise InvalidRequest("an mcp_approval_request has an id of its own", param=f"input[{number}]")
+            asked[item.id] = item
         if item.type != "mcp_approval_response":
             continue
         if item.approval_request_id not in asked or item.approve is None:

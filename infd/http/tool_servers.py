@@ -50,9 +50,9 @@ class Wanted(Struct, frozen=True):
         rule = self.given.require_approval
         if not isinstance(rule, ApprovalFilter):
             return rule != "never"
-        if rule.never is not None:
+        if rule.never is not None and (rule.never.tool_names is not None or rule.never.read_only is not None):
             return not _meets(tool, rule.never)
-        return rule.always is None or _meets(tool, rule.always)
+        return rule.never is not None or rule.always is None or _meets(tool, rule.always)
 
 
 def wanted(request: ResponsesFields, servers: Servers) -> list[Wanted]:

@@ -108,7 +108,7 @@ class Servers:
     def session(self, server: Server) -> Session:
         if self._http is None:
             self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._config.connections),
+                connector=aiohttp.TCPConnector(limit=0, limit_per_host=self._config.connections),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,

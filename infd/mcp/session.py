@@ -209,7 +209,8 @@ class _Reader:
 
 
 def _unreached(error: Exception) -> ToolServerFailed:
-    reason = str(error) or type(error).__name__
+    # aiohttp's messages name the URL, whose query may hold a key, and hosts of the operator's network.
+    reason = "no valid HTTP answer" if isinstance(error, aiohttp.ClientResponseError) else type(error).__name__
     return ToolServerFailed(f"the server is not reached: {reason}", kind="http_error", number=_BAD_GATEWAY)
 
 

@@ -30,7 +30,9 @@ class Ernie4_5Moe(Decoder):
             least_sum=settings.number("moe_norm_min", 1e-12),
         )
         end = settings.integer("moe_layer_end_index", least=-1)
-        sparse = range(settings.integer("moe_layer_start_index", least=0), dims.layers if end == -1 else end + 1)
+        sparse = range(
+            settings.integer("moe_layer_start_index", least=0), dims.layers if end == -1 else min(end + 1, dims.layers)
+        )
         interval = settings.integer("moe_layer_interval", 1)
         count = settings.integer("moe_num_shared_experts", least=0)
 

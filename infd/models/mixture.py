@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -51,10 +51,15 @@ class Mixture(Struct, frozen=True, kw_only=True):
         return Experts(blueprint, name, dims.hidden, self.design, shared)
 
 
+MOST_EXPERTS: Final = 2**18  # in all layers together; published models have up to 2**15
+
+
 def experts(settings: Settings) -> int:
     """Return the number of experts, under any of the names that configs have for it. Raises CheckpointError."""
     key = next((key for key in COUNTS if key in settings), COUNTS[0])
-    return settings.integer(key, most=2**15 - 1)
+    layers = settings.integer("num_hidden_layers", most=2**12)
+    # A blueprint has sources for each expert of each layer, before any tensor of the checkpoint is looked at.
+    return settings.integer(key, most=min(2**15 - 1, MOST_EXPERTS // layers))
 
 
 def chosen(settings: Settings, key: str = "num_experts_per_tok") -> int:

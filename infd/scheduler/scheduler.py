@@ -294,6 +294,8 @@ class Scheduler:
         if not count or seq.row is None:
             return 0  # the last token is in flight, or an earlier sequence of this step preempted `seq`
         if seq.computed >= seq.regime_limit:
+            if seq.in_flight and len(seq.tokens) <= seq.regime_limit:
+                return 0  # drafts in flight may be rejected, and the sequence remain in its regime
             self._requeue(seq)  # in its next regime the angles of all its tokens differ
             return 0
         cost = count * seq.token_cost

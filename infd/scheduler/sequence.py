@@ -97,9 +97,8 @@ class Sequence:
                     self.seed = sampling.seed + choice
                     self.min_tokens = sampling.min_tokens
                     self.end_ids = end_ids
-                    if (
-                        sampling.mirostat is not None
-                    ):  # each token changes its state, so drafts are not verified at once
+                    # Each token changes mirostat's state, so one step cannot sample several positions.
+                    if sampling.mirostat is not None:
                         self.drafter = NO_DRAFTS
                     self.limit += sampling.max_tokens  # the sequence ends at this many known tokens
                 case Score():  # only the first choice scores the prompt that all choices share

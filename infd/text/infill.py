@@ -172,4 +172,6 @@ class Infill:
         if self._newline is None:
             return self._encode(text, add_special_tokens=False)
         ids = self._encode("\n" + text, add_special_tokens=False)
+        if self._newline not in ids:
+            return self._encode(text, add_special_tokens=False)
         return ids[ids.index(self._newline) + 1 :]

@@ -121,6 +121,27 @@ async def test_a_setting_of_the_start_is_not_set(server: Server) -> None:
     assert server.live.now.limits.choices == 128
 
 
+async def test_setting_one_leaves_edited_files_for_the_reload(server: Server) -> None:
+    server.file.write_text("[server]\nidle_timeout_s = 5\n")
+
+    done = await server.reloader.set({"limits.choices": "3"})
+
+    assert [change.key for change in done.applied] == ["limits.choices"]
+    assert server.live.now.server.idle_timeout_s == 75.0
+    assert [change.key for change in (await server.reloader.reload()).applied] == [
+        "server.idle_timeout_s",
+        "limits.choices",
+    ]
+
+
+@pytest.mark.parametrize("text", ["[cache]\nbytes = '" + "9" * 400 + "'\n", "[server]\nhost = " + "[" * 5000 + "\n"])
+async def test_absurd_values_are_bad_settings(server: Server, text: str) -> None:
+    server.file.write_text(text)
+
+    with pytest.raises(ConfigError):
+        await server.reloader.reload()
+
+
 async def test_a_value_that_is_refused_is_not_kept_for_the_next_change(server: Server) -> None:
     with pytest.raises(ConfigError, match=r"limits\.choices"):
         await server.reloader.set({"limits.choices": "0"})

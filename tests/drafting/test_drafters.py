@@ -7,7 +7,7 @@ import pytest
 from infd.config import SchedulerConfig
 from infd.drafting.drafter import NO_DRAFTS
 from infd.drafting.ngram import NgramDrafter
-from infd.drafting.occurrences import AT_ONCE, Occurrences
+from infd.drafting.occurrences import AT_ONCE, MOST_INDEXED, Occurrences
 from infd.drafting.select import drafting
 from infd.drafting.suffix import SuffixDrafting
 from infd.request import Request
@@ -79,6 +79,33 @@ def test_answers_are_forgotten_beyond_the_limit_of_bytes():
     assert sum(each.bytes for each in suffixes._answers.values()) <= 2**20
     assert list(suffixes._answers)[-1] == bytes([39])
     assert bytes([0]) not in suffixes._answers
+
+
+def test_a_root_without_an_answer_takes_no_memory():
+    suffixes = SuffixDrafting(most=7, limit=2**20)
+    for number in range(100):
+        suffixes.drafter(request([1]), bytes([number])).finish([1])
+    assert not suffixes._answers
+
+
+def test_the_only_root_keeps_its_newer_answers():
+    suffixes = SuffixDrafting(most=7, limit=2**20)
+    for number in range(8):
+        suffixes.drafter(request([]), b"").finish([1000 * number + i for i in range(500)])
+    (held,) = suffixes._answers.values()
+    assert held.bytes <= 2**20
+    assert held.tokens[-1] == 7499
+    assert 0 not in held.tokens
+
+
+def test_only_the_end_of_a_long_prompt_is_read():
+    prompt = [1, 2, 3, 4, *range(10, MOST_INDEXED + 10)]
+    drafter = NgramDrafter(len(prompt))
+    tokens = [*prompt, 1, 2, 3, 4]
+    for _ in range(MOST_INDEXED // 128 + 1):
+        drafts = drafter.draft(tokens, 2)
+    assert drafts == []
+    assert drafter.draft([*tokens, 100, 101], 2) == [102, 103]
 
 
 def test_the_settings_choose_how_tokens_are_drafted():

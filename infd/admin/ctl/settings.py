@@ -62,7 +62,10 @@ def get(client: AdminClient, keys: tuple[str, ...], as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def set_(client: AdminClient, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Change settings until the next reload or start, all or none. Values are written as after `infd start --set`."""
+    """Change settings until the next reload or start, all or none. Values are written as after `infd start --set`.
+
+    Files of API keys and certificates are read again too.
+    """
     values = {}
     for assignment in assignments:
         key, separator, value = assignment.partition("=")

@@ -81,12 +81,15 @@ class ConstrainedChoice:
         return self.complete or self.failure is not None
 
     def states(self, drafts: list[int]) -> list[Matcher]:
-        """Return the matcher, and a copy of it behind each of the drafts, up to a draft that it does not allow."""
+        """Return the matcher, and a copy of it behind each of the drafts, up to a draft that its copy cannot read."""
         assert self.matcher is not None
         states = [self.matcher]
-        for draft in drafts[: self.matcher.validate(drafts)] if drafts else ():
-            ahead = states[-1].copy()
-            ahead.advance([draft])
+        for draft in drafts:
+            try:
+                ahead = states[-1].copy()
+                ahead.advance([draft])
+            except Exception:  # the choice fails only if its answer comes to contain this token
+                break
             states.append(ahead)
         return states
 

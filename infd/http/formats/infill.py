@@ -39,7 +39,7 @@ class InfillFormat(OpenAIErrors):
     def events(self, delta: ChoiceDelta) -> Pieces:
         if delta.finish is not None:
             self._last = delta
-        if not delta.text:
+        if not delta.text and not delta.token_ids:
             return []
         chunk = InfillChunk(
             content=delta.text,

@@ -311,8 +311,8 @@ class ResponsesFormat(DraftErrors):
         if (tool := self._remote.called(name)) is not None:
             label, remote_name = tool.label, tool.tool.name
             if tool.approval:
-                id = self._draft.new_id("mcpr")
-                return McpApprovalItem(id=id, server_label=label, name=remote_name, arguments="")
+                # Its id, which counts the items before it, is set when the item is complete.
+                return McpApprovalItem(id="", server_label=label, name=remote_name, arguments="")
             id = self._draft.new_id("mcp")
             return McpCallItem(id=id, status="in_progress", server_label=label, name=remote_name, arguments="")
         if name in self._custom:
@@ -402,6 +402,7 @@ class ResponsesFormat(DraftErrors):
     def _request_approval(self, item: McpApprovalItem, status: str) -> Iterator[bytes]:
         """Ask the client for its approval of a call; omit a call whose arguments are incomplete."""
         if status == _END:
+            item.id = self._draft.new_id("mcpr")
             yield self._draft.add(item)
             yield self._event("response.output_item.done", item=item)
         self._item, self._texts, self._arguments = None, [], []

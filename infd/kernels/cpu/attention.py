@@ -135,7 +135,7 @@ class Plan:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        if sinks is not None:  # unsupported by the native kernel: no model of infd uses sinks yet
+        if sinks is not None:  # the native kernel has none: torch computes gpt-oss's attention
             plan = reference.PagedAttention().prepare(self._batch)
             return plan.run(q, pages, scale=scale, softcap=softcap, sinks=sinks)
         q = _packed_heads(q)

@@ -107,9 +107,13 @@ class Experts:
         return y
 
 
+MOST_GROUPS: Final = 2**10  # of a router, see drop_groups in native/experts.cpp
+
+
 def router_of(recipe: RouterRecipe) -> Router:
     """Describe a router; the recipe's tensors must outlive the structure."""
     design = recipe.design
+    assert design.groups <= MOST_GROUPS
     return Router(
         weight=recipe.weight.data_ptr(),
         bias=None if recipe.bias is None else recipe.bias.data_ptr(),

@@ -1,4 +1,4 @@
-"""The checkpoint from which a model's weights were read, and where other checkpoints may lie."""
+"""The checkpoint from which a model's weights were read, and the directory that other checkpoints must be in."""
 
 from __future__ import annotations
 

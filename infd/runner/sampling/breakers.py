@@ -27,7 +27,7 @@ class Table(NamedTuple):
 
 
 class BreakerTables:
-    """Makes tables, and keeps those used last."""
+    """Creates tables, and caches the MOST most recently used."""
 
     def __init__(self, vocab_size: int, upload: Callable[[npt.NDArray[Any]], Tensor]) -> None:
         self._vocab_size = vocab_size
@@ -46,7 +46,8 @@ class BreakerTables:
     def _make(self, breakers: Breakers) -> Table:
         heads = np.zeros(self._vocab_size, np.uint32)
         for bit, ids in enumerate(breakers.heads):
-            heads[np.frombuffer(ids, "<i4")] |= np.uint32(1 << bit)
+            known = np.frombuffer(ids, "<i4")
+            heads[known[known < self._vocab_size]] |= np.uint32(1 << bit)  # the tokenizer may have more than the logits
         tails = np.full((len(breakers.tails), max(map(len, breakers.tails), default=1)), -1, np.int32)
         for row, tail in zip(tails, breakers.tails, strict=True):
             row[: len(tail)] = tail

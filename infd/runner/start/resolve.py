@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from infd.errors import CheckpointError, ConfigError
-from infd.kernels.select import CACHED, EXACT, preferring, quantized, why_none
+from infd.kernels.select import CACHED, CANDIDATES, EXACT, preferring, quantized, why_none
 from infd.models import registry
 from infd.models.config import (
     context_length,
@@ -87,7 +87,15 @@ def resolve(
 def candidates(config: Config) -> Mapping[str, Sequence[Candidate]]:
     """Return each family's candidate kernels under the settings."""
     weights = quantized(config.model.quantization, config.model.quantize_vocabulary)
-    chosen = {**weights, **CACHED.get(config.cache.dtype, {}), **(EXACT if config.model.exact_activations else {})}
+    chosen: dict[str, Sequence[Candidate]] = {
+        **weights,
+        **CACHED.get(config.cache.dtype, {}),
+        **(EXACT if config.model.exact_activations else {}),
+    }
+    if config.scheduler.speculative != "off" and config.device.depth != 1:
+        # FlashInfer plans with the host's lengths, which are upper bounds while drafts are in flight.
+        attention = chosen.get("attention", CANDIDATES["attention"])
+        chosen["attention"] = tuple(each for each in attention if not each.called("flashinfer"))
     return preferring("flashinfer", chosen) if config.device.flashinfer else chosen
 
 

@@ -167,12 +167,15 @@ def _encode(module: Module, written: str, weights: Weights, scheme: InputScheme 
     return replace(_ENCODE[written](module, weights), inputs=stored_inputs(module, scheme))
 
 
-def stored_inputs(module: Module, scheme: InputScheme | None) -> StoredInputs | None:
-    """Return how the module's inputs are quantized. Raises CheckpointError if a stored scale is missing."""
+def stored_inputs(module: Module, scheme: InputScheme | None, scale: str = ".input_scale") -> StoredInputs | None:
+    """Return how the module's inputs are quantized. Raises CheckpointError if a stored scale is missing.
+
+    scale  suffix of the tensor with a static scale
+    """
     if scheme is None or not scheme.static or scheme.inputs:
         return None if scheme is None else StoredInputs(scheme)
     zeros = module.take(".input_zero_point", ("I8",), (1,), ()) if scheme.zeros else None
-    return StoredInputs(scheme, module.take(".input_scale", FLOATS, (1,), ()), zeros)
+    return StoredInputs(scheme, module.take(scale, FLOATS, (1,), ()), zeros)
 
 
 def _format(group: Group, config: Config) -> str:

@@ -58,12 +58,14 @@ class Float8:
         name = (
             ".weight_scale" if ".weight_scale" in module and ".weight_scale_inv" not in module else ".weight_scale_inv"
         )
+        # transformers' own writer names a static scale activation_scale.
+        inputs = ".activation_scale" if ".activation_scale" in module else ".input_scale"
         scales = scale_grid(module, self._block, words.shape, (*FLOATS, "F8_E8M0"), name)
         return Scaled(
             label=label("fp8", scales, None, None),
             shape=words.shape,
             numbers=Numbers(stored=words, type="e4m3" if words.dtype == "F8_E4M3" else "e5m2"),
             scales=scales,
-            inputs=stored_inputs(module, self._inputs),
+            inputs=stored_inputs(module, self._inputs, inputs),
             unused=module.present(".input_scale", ".activation_scale"),
         )

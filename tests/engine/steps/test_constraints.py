@@ -12,9 +12,11 @@ import pytest
 from infd.config import Config, LiveConfig
 from infd.drafting.drafter import NO_DRAFTS
 from infd.engine.engine import Engine
+from infd.engine.steps.constraints import ConstrainedChoice
 from infd.errors import GrammarFailed, Unsupported
 from infd.request import FinishReason, Generate, Request, SamplingParams
 from infd.runner.runner import Runner
+from infd.scheduler.sequence import Sequence
 from infd.telemetry.metrics import Metrics
 from tests.drafters import Guesses
 from tests.engine.driving import ask, collect, nothing_is_left, running, until_steps
@@ -25,6 +27,7 @@ from tests.runner.fake_model import FakeModel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Sequence as Many
 
     from infd.drafting.drafter import Drafting
     from infd.scheduler.plan import StepPlan
@@ -363,3 +366,23 @@ async def test_on_a_device_thread_a_fault_ahead_of_an_unsampled_step_ends_no_cho
     assert await asyncio.wait_for(answers(faulty), 20) == undisturbed
     assert steps > 8
     assert all(answer[0][1] is FinishReason.STOP for answer in undisturbed[:3])
+
+
+class Unreadable(CountedMatcher):
+    """A matcher that cannot read token 7, and whose copies cannot."""
+
+    def copy(self) -> Unreadable:
+        return Unreadable(self.constraint)
+
+    def advance(self, tokens: Many[int]) -> None:
+        if 7 in tokens:
+            raise GrammarFailed("too many items")
+
+
+async def test_a_draft_that_a_matcher_cannot_read_ends_the_states_and_fails_nothing():
+    constraint = Counted(3, 5)
+    choice = ConstrainedChoice(Sequence(request([1])), CountedGrammar(constraint))
+    choice.matcher = Unreadable(constraint)
+
+    assert [len(choice.states(drafts)) for drafts in ([], [5, 6], [5, 7, 6], [7])] == [1, 3, 2, 1]
+    assert choice.failure is None
