@@ -202,6 +202,28 @@ async def test_an_approval_is_asked_for_and_the_approved_call_is_made_first():
         assert talk.prompted[-1].count("<tool_response>") == 1
 
 
+async def test_of_two_calls_only_the_approved_one_is_made():
+    async with conversing(MULTIPLY + "\n" + MULTIPLY, "Done.") as talk:
+        asking = await talk.both(tools=[ASKING])
+        first, second = (item["id"] for item in asking["output"] if item["type"] == "mcp_approval_request")
+        assert first != second
+
+        answers = [
+            {"type": "mcp_approval_response", "approval_request_id": first, "approve": True},
+            {"type": "mcp_approval_response", "approval_request_id": second, "approve": False},
+        ]
+        answered = await talk.whole(tools=[ASKING], input=answers, previous_response_id=asking["id"])
+
+        assert [item["approval_request_id"] for item in answered["output"] if item["type"] == "mcp_call"] == [first]
+        assert talk.tools.heard.count("tools/call") == 1
+        for answer in answers:
+            answer["approve"] = True
+        body = await talk.whole(
+            status=400, tools=[ASKING], input=answers, max_tool_calls=1, previous_response_id=asking["id"]
+        )
+        assert "2 calls are approved, and one response makes at most 1" in body["error"]["message"]
+
+
 async def test_a_refused_call_is_not_made_and_the_model_reads_why():
     async with conversing(MULTIPLY, "As you wish.") as talk:
         asking = await talk.whole(tools=[ASKING])
@@ -426,6 +448,7 @@ async def test_the_operator_and_the_request_choose_among_a_servers_tools(tmp_pat
         ({"never": {"tool_names": ["add"]}}, True),
         ({"always": {"tool_names": ["multiply"]}}, True),
         ({"always": {"read_only": True}}, False),
+        ({"never": {}}, True),
     ],
 )
 async def test_the_request_says_which_calls_need_an_approval(rule: Any, asks: bool):
