@@ -14,17 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import aiohttp
 from msgspec import Struct
 
 from infd.errors import ConfigError, ToolServerFailed
-from infd.mcp.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    import aiohttp
+
     from infd.config import McpConfig
     from infd.mcp.messages import CallResult, Tool
+    from infd.mcp.session import Session
 
 TOOLS: Final = 256  # most tools of one server
 _TIMED_OUT: Final = 504
@@ -106,6 +107,11 @@ class Servers:
         return Calls(self, self._config.timeout_s)
 
     def session(self, server: Server) -> Session:
+        # Imported here: `infd config check` reads the settings of servers without aiohttp.
+        import aiohttp
+
+        from infd.mcp.session import Session
+
         if self._http is None:
             self._http = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, limit_per_host=self._config.connections),

@@ -65,7 +65,7 @@ class Speculation:
         self._most = most
         self._costs = StepCosts(costs)
         self._agreement = FIRST  # with which sequences begin
-        self._chosen: dict[tuple[int, int, bool], int] = {}  # see `_best`
+        self._chosen: dict[tuple[int, int, bool], int] = {}  # see `best`
 
     def room(self, decoding: int, budget: int) -> int:
         """Return the most drafts of each sequence in a step.
@@ -75,7 +75,7 @@ class Speculation:
         """
         if not self._most or not decoding:
             return 0
-        return max(0, min(self._best(decoding, LEVELS, drafting=True), budget // decoding - 1))
+        return max(0, min(self.best(decoding, LEVELS, drafting=True), budget // decoding - 1))
 
     def draft(self, plan: StepPlan, seq: Sequence, end: int, most: int, decoding: int) -> int:
         """Draft tokens behind a span that ends at `end` with the last planned token of `seq`; return their number.
@@ -86,7 +86,7 @@ class Speculation:
         decoding  number of sequences that decode in this step
         """
         self._observe(seq)
-        wanted = self._best(decoding, round(LEVELS * seq.agreement), drafting=seq.drafting)
+        wanted = self.best(decoding, round(LEVELS * seq.agreement), drafting=seq.drafting)
         seq.drafting = wanted > 0
         most = min(most, wanted, seq.limit - end - 1, seq.regime_limit - end)
         guess = seq.drafter.draft(seq.tokens, seq.in_flight + max(most, 1))
@@ -127,7 +127,7 @@ class Speculation:
             if not agrees:
                 return
 
-    def _best(self, decoding: int, level: int, *, drafting: bool) -> int:
+    def best(self, decoding: int, level: int, *, drafting: bool) -> int:
         """Return the number of drafts with the most expected tokens per second.
 
         level     agreement, in LEVELS

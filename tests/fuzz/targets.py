@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 import uvloop
@@ -58,7 +58,14 @@ SILENCE_S = 0.03
 MARGIN_S, START_S = 3.0, 3.0  # above a cap, and to start a process, on a busy machine
 ATTEMPTS = 3
 MOST_KIB = 2**19  # by which one input may raise the peak memory of this process
-NESTED = (*Tool.__struct_fields__, *Function.__struct_fields__, *Called.__struct_fields__, "arguments")
+
+
+def fields(kind: Any) -> tuple[str, ...]:
+    """The names of the fields of a Struct, or of the Structs of a union."""
+    return tuple(name for each in get_args(kind) or (kind,) for name in each.__struct_fields__)
+
+
+NESTED = (*fields(Tool), *fields(Function), *fields(Called), "arguments")
 
 
 class Target(ABC):
@@ -85,8 +92,7 @@ class RequestTarget(Target):
     def __init__(self) -> None:
         kinds = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
         self._kinds = [
-            (msgspec.json.Decoder(kind), (*kind.__struct_fields__, *Message.__struct_fields__, *NESTED, "5", "-3", "x"))
-            for kind in kinds
+            (msgspec.json.Decoder(kind), (*fields(kind), *fields(Message), *NESTED, "5", "-3", "x")) for kind in kinds
         ]
         self._limits = LimitsConfig()
 

@@ -32,6 +32,8 @@ QWEN = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "head_dim": 4}
 class Floats:
     """A tensor that the checkpoint stores unencoded."""
 
+    inputs = None
+
     def packed(self):
         return None
 

@@ -210,13 +210,11 @@ def test_pages_have_the_shape_of_the_keys(foreign):
         ("doge", {"num_key_value_heads": 1}, "layer 0 has a mask that transformers did not build"),
         ("diffllama", {}, "attends 4 times in 2 layers"),
         ("granite_swa", {"head_dim": 8, "num_key_value_heads": 1}, "'s_aux', which infd's attention does not support"),
-        ("llama4_text", {"head_dim": 8, "num_key_value_heads": 1}, "layers of type chunked_attention"),
         ("gemma4_text", {"head_dim": 8, "global_head_dim": 16, "num_key_value_heads": 1}, "keys of different shapes"),
         ("phi4_multimodal", {}, r"reads more than text \(vision_config\)"),
         ("olmo", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
         ("olmo", {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_theta": 1e4}, "'dynamic'"),
         ("olmo", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, **FACTORS}}, "'longrope'"),
-        ("phimoe", {"rope_scaling": {"type": "longrope", **FACTORS}}, "'longrope'"),
         (
             "modernbert-decoder",
             {
@@ -355,11 +353,11 @@ def test_every_weight_is_in_the_arena_once(foreign, variant):
         model = build(checkpoint.config)
         arena = Arena(required_bytes(model), CPU, "weights")
         load(model, checkpoint, arena)
-        stored = sum(tensor.bytes for tensor in checkpoint.tensors.values())
+        stored = sorted(checkpoint.tensors)
     first = arena.content.data_ptr()
     held = {tensor.data_ptr(): tensor for part in (model._decoder, model._head) for tensor in part.parameters()}
     assert all(first <= address < first + arena.size for address in held)
-    assert sum(tensor.nbytes for tensor in held.values()) == stored
+    assert sorted(source.name for parameter in model.parameters for source in parameter.sources) == stored
 
 
 def test_experts_are_read_one_by_one_into_one_tensor(foreign):
@@ -408,7 +406,7 @@ def test_tied_weights_are_found_under_either_name(foreign):
 def test_experts_that_are_stored_as_one_tensor_are_read_as_one(foreign):
     with Checkpoint(foreign("flex-olmo")) as checkpoint:
         joined = "model.layers.0.mlp.experts.gate_up_proj"
-        model = build(checkpoint.config, stored={*checkpoint.tensors, joined})
+        model = build(checkpoint.config, stored={**checkpoint.tensors, joined: next(iter(checkpoint.tensors.values()))})
     (source,) = next(p.sources for p in model.parameters if p.sources[0].name == joined)
     assert source.shape == (5, 48, 48)
 

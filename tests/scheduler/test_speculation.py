@@ -54,14 +54,14 @@ def test_a_steps_cost_is_interpolated_and_extrapolated():
     ],
 )
 def test_drafts_maximise_the_expected_tokens_per_second(costs, decoding, agreement, expected):
-    assert control(costs)._best(decoding, round(32 * agreement), drafting=True) == expected
+    assert control(costs).best(decoding, round(32 * agreement), drafting=True) == expected
 
 
 def test_a_small_gain_starts_no_drafts_and_a_small_loss_ends_them():
     costs = ((1, 1.0), (2, 1.48))
-    assert control(costs, 1)._best(1, 16, drafting=True) == 1
-    assert control(costs, 1)._best(1, 16, drafting=False) == 0
-    assert control(costs, 1)._best(1, 15, drafting=True) == 0
+    assert control(costs, 1).best(1, 16, drafting=True) == 1
+    assert control(costs, 1).best(1, 16, drafting=False) == 0
+    assert control(costs, 1).best(1, 15, drafting=True) == 0
 
 
 def test_right_guesses_begin_drafts_and_wrong_guesses_end_them():

@@ -298,10 +298,10 @@ async def test_other_weights_lie_beside_the_first_unless_a_root_is_set(tiny, tmp
         (str(tmp_path / "elsewhere"), elsewhere, True),
         (str(tmp_path / "elsewhere"), served, True),
     ):
-        async with running(served, weights_root=root) as (runs, _):
+        async with running(served) as (runs, _):
             if allowed:
-                await runs.load_weights(str(path))
+                await runs.load_weights(str(path), root)
                 continue
             with pytest.raises(CheckpointError, match="weights_root"):
-                await runs.load_weights(str(path))
+                await runs.load_weights(str(path), root)
             assert runs.memory == Memory()
