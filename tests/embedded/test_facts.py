@@ -38,13 +38,14 @@ def routes() -> set[tuple[str, str]]:
     from infd.http.app import application
     from infd.http.service import Service
     from infd.http.store.memory import MemoryStore
+    from infd.mcp.servers import Servers
 
     config = Config()
     metrics = Metrics("m")
     live = LiveConfig(config)
     store = MemoryStore(live)
     engine = Engine(live, FakeExecutor(), metrics)
-    app = application(Service(engine, live, metrics, Keys(), Offload(), store))
+    app = application(Service(engine, live, metrics, Keys(), Offload(), store, Servers.read(config.mcp)))
     return {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource is not None}
 
 
