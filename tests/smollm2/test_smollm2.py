@@ -78,6 +78,7 @@ def test_perplexity_and_distributions_are_the_references(
     windows = [tokens[first : first + WINDOW] for first in range(0, len(tokens), WINDOW)]
     apart: list[Tensor] = []  # of each token's loss from the reference's
     divergences: list[Tensor] = []
+    losses: list[Tensor] = []  # the reference's
     with torch.inference_mode():
         for window in windows:
             driver, said = Driver(model, ops=ops), torch.tensor(window[1:])
@@ -85,8 +86,10 @@ def test_perplexity_and_distributions_are_the_references(
             ours, theirs = logits.float().log_softmax(-1), reference(torch.tensor([window])).logits[0].log_softmax(-1)
             apart.append((theirs - ours)[:-1].gather(1, said[:, None]).flatten())
             divergences.append((theirs.exp() * (theirs - ours)).sum(1))
+            losses.append(-theirs[:-1].gather(1, said[:, None]).flatten())
     change, error = torch.cat(apart).mean().item(), (torch.cat(apart).std() / len(torch.cat(apart)) ** 0.5).item()
     divergence = torch.cat(divergences).mean().item()
+    assert 5 < torch.cat(losses).mean().exp().item() < 40
     assert abs(change) < 0.005 + (2 * error if activations == "int8" else 0)
     assert divergence < (0.0015 if activations == "exact" else 1.2 * 0.0031)
 
