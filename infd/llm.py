@@ -80,8 +80,7 @@ class LLM:
         """
         limit_thread_spinning(os.environ)
         loaded = load(
-            file=None if config is None else Path(config),
-            directory=Path(os.devnull),
+            file=Path(os.devnull if config is None else config),
             command_line=[_assignment(name, value) for name, value in {"model": model, **settings}.items()],
         )
         found = Environment.read(os.environ, pid=os.getpid(), uid=os.geteuid())
