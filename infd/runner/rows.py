@@ -149,6 +149,7 @@ class Rows:
     floats    [R + 1, len(Float)] float32: sampling parameters
     integers  [R + 1, len(Integer)] int32: sampling parameters
     stages    [R + 1] uint16, on the host: Stage flags of each row
+    least     [R + 1] int64, on the host: lower bound of `length`; equal to it if the row never had drafts
     sampling  on the host: by row, the sampling parameters that `floats` and `integers` do not contain
     """
 
@@ -185,6 +186,7 @@ class Rows:
         self.stages = np.zeros(rows + 1, dtype=np.uint16)
         self.slots = np.zeros(rows + 1, dtype=np.uint16)
         self.regimes = np.zeros(rows + 1, dtype=np.int64)
+        self.least = np.zeros(rows + 1, dtype=np.int64)
         self.sampling: list[RowSampling] = [_NOTHING] * (rows + 1)
 
     def stage(self, joins: Sequence[Join], grants: Sequence[Grant], drafts: Sequence[Draft] = ()) -> None:
@@ -197,6 +199,7 @@ class Rows:
             self.stages[join.row] = sampling.stages
             self.slots[join.row] = join.slot
             self.regimes[join.row] = join.regime
+            self.least[join.row] = len(join.tokens)
         if joins:
             self._join([(join, self._check(join)) for join in joins])
         if grants:
@@ -249,6 +252,8 @@ class Rows:
 
     def _draft(self, drafts: Sequence[Draft]) -> None:
         """Write drafts behind the known tokens of their rows."""
+        for each in drafts:
+            self.least[each.row] = max(self.least[each.row], each.start)
         row, place, draft = self.upload(
             np.array([(d.row, at, token) for d in drafts for at, token in enumerate(d.tokens, d.start)]).T
         )

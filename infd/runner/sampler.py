@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 SOUND, NOT_FINITE, NOTHING_ALLOWED = range(3)
 _NONE: Final = np.empty(0, dtype=np.int64)
-# Positions are upper bounds while drafts are in flight, by at most this number of tokens.
-IN_DOUBT: Final = 64
 SHAPING = Stage.REPETITION | Stage.FREQUENCY | Stage.DRY | Stage.BIAS | Stage.FLOOR | Stage.WORDS | Stage.NARROW
 
 
@@ -219,6 +217,7 @@ class Sampler:
             scoring = np.concatenate((scoring, np.flatnonzero(processed)))
         if raw is not None:
             scored, values = self._score(raw, tokens, at, scoring)
+        self._rows.least[at.row_ids] += 1  # once for each row: of a span's samples at least the first is kept
         return Sampled(tokens, verdict, kept, scored, values, adapted)
 
     def _score(
@@ -265,7 +264,7 @@ class Sampler:
         """Return the Stage flags of each position's row. FLOOR is cleared if min_tokens are surely generated."""
         stages = self._rows.stages[at.row_ids]
         for i in np.flatnonzero(stages & Stage.FLOOR):
-            if at.positions[i] - IN_DOUBT >= self._rows.sampling[at.row_ids[i]].floor:
+            if self._rows.least[at.row_ids[i]] >= self._rows.sampling[at.row_ids[i]].floor:
                 stages[i] &= ~Stage.FLOOR
         return stages
 

@@ -34,7 +34,7 @@ class TokenBudget(Resource):
     def mixed(self, decoding: int, starting: int) -> int:
         """Return how many prompt tokens a step may compute in addition to its decoding tokens.
 
-        decoding  number of sequences that decode in this step
+        decoding  tokens of the decoding sequences in this step, drafts included
         starting  number of requests that wait for their first token and could be computed
 
         The caller applies `limit` too. Prompts fill the step up to a size: mixed_tokens, or crowded_tokens if

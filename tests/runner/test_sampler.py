@@ -8,10 +8,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from infd.kernels.reference.drawing import draw as module
 from infd.request import SamplingParams
 from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, Sampled, SampledPositions, Sampler
+from infd.scheduler.plan import Draft
 from tests.runner.driving import join, make_rows
 
 VOCAB = 600
@@ -217,6 +219,27 @@ def test_an_answer_below_min_tokens_cannot_end_and_one_that_has_them_can():
     logits[4], logits[2], logits[50] = 9.0, 8.0, 7.0
     assert sample_one(logits, params(min_tokens=len(ANSWER) + 1)).tokens.item() == 50
     assert sample_one(logits, params(min_tokens=len(ANSWER))).tokens.item() == 4
+
+
+def test_min_tokens_hold_while_many_drafts_are_in_flight():
+    logits = torch.zeros((2, VOCAB))
+    logits[:, 4], logits[:, 50] = 9.0, 7.0
+    rows, sampler, asking = ready([params(min_tokens=len(ANSWER) + 2)])
+    rows.stage([], [], [Draft(0, len(PROMPT + ANSWER), [8] * 15)])
+    for _ in range(2):  # the host plans 7 steps of 15 wrong drafts ahead; each sample adds one known token
+        at = replace(asking, ends=rows.length[:1].clone(), positions=asking.positions + 7 * 15)
+        assert sampler(logits[:1].clone(), at, None).tokens.item() == 50
+    at = replace(asking, ends=rows.length[:1].clone())
+    assert sampler(logits[:1].clone(), at, None).tokens.item() == 4
+
+
+def test_a_row_that_has_min_tokens_is_not_shaped():
+    drawing = Watched()
+    rows, _, asking = ready([params(min_tokens=len(ANSWER) + 1)])
+    sampler = Sampler(rows, drawing)
+    for _ in range(2):
+        sampler(logits_of(1).to(torch.bfloat16), replace(asking, ends=rows.length[:1].clone()), None)
+    assert drawing.sought == [(torch.bfloat16, 1), (torch.float32, 1), (torch.bfloat16, 1)]
 
 
 def test_logprobs_are_those_of_the_raw_logits():

@@ -1,7 +1,7 @@
 """Keep the samples of a span up to the first that a draft did not anticipate.
 
-The token that follows a sampled position depends on the tokens before the position alone, its noise included. So a
-sample is a token of the answer if all drafts before it are tokens of the answer.
+A sample depends only on the tokens before it and on the noise of its position. So a sample is a token of the answer if
+all drafts before it are tokens of the answer.
 """
 
 from __future__ import annotations
