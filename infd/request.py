@@ -344,6 +344,7 @@ class Request(Struct, frozen=True, kw_only=True):
     adapter: str | None = None  # name; None: the base model
     tenant: str = ""  # cached prefixes are shared only between requests of one tenant
     speculative: bool = True  # whether tokens may be drafted; drafts change no answer
+    prediction: tuple[int, ...] = ()  # the answer that the client expects; it is drafted
     cache_salt: str = ""  # cached prefixes are shared only between requests of one tenant with equal salts
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from infd.drafting.drafter import NO_DRAFTS
 from infd.drafting.ngram import NgramDrafting
+from infd.drafting.prediction import WithPredictions
 from infd.drafting.suffix import SuffixDrafting
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def drafting(settings: SchedulerConfig) -> Drafting:
     """Return what the settings select."""
     match settings.speculative:
         case "ngram":
-            return NgramDrafting(settings.speculative_tokens)
+            return WithPredictions(NgramDrafting(settings.speculative_tokens))
         case "suffix":
-            return SuffixDrafting(settings.speculative_tokens, settings.speculative_bytes)
+            return WithPredictions(SuffixDrafting(settings.speculative_tokens, settings.speculative_bytes))
     return NO_DRAFTS

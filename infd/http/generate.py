@@ -17,7 +17,7 @@ from infd.http.answer import Answer, PromptReport
 from infd.http.formats.base import ENTRY_BYTES, Accepted
 from infd.http.gathering import Gathering
 from infd.http.generation import Conversation
-from infd.http.prompt import bad_word_ids, read_prompts, text_of
+from infd.http.prompt import bad_word_ids, predicted_ids, read_prompts, text_of
 from infd.request import AfterThought, Calls, Continuation, Generate, Headed, Request, Score
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
@@ -227,6 +227,10 @@ async def _queue(
         _check_no_spaces(served)
     bad_words = await bad_word_ids(fields.bad_words or (), served, backend.offload)
     breakers = await samplers.breakers(fields, served, backend.offload)
+    prediction: tuple[int, ...] = ()
+    if generation.prediction is not None:
+        drafted = backend.config.scheduler.speculative != "off" and fields.speculative is not False
+        prediction = await predicted_ids(generation.prediction, served, backend.offload, drafted=drafted)
     adapter = served.adapter(fields.model)
     continues = not isinstance(generation.input, Conversation) or generation.input.continued is not None
 
@@ -251,6 +255,7 @@ async def _queue(
             tenant=exchange.tenant,
             cache_salt=fields.cache_salt or "",
             speculative=fields.speculative is not False,
+            prediction=prediction,
             constraint=constraint(prompt),
         )
         for number, prompt in enumerate(prompts)

@@ -70,6 +70,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     prompt_repeats      number of a prompt's choices that repeat the prompt's log-probabilities
     constrained         the constraint of the answers' content; None: any text
     echo                whether each choice begins with its prompt
+    prediction          text that much of each answer is expected to repeat; None: none is given
     """
 
     fields: GenerationFields
@@ -87,6 +88,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     prompt_repeats: int = 1
     constrained: Constrained | None = None
     echo: bool = False
+    prediction: str | None = None
 
     @property
     def total_choices(self) -> int:

@@ -174,6 +174,18 @@ async def bad_word_ids(words: Sequence[str], served: ServedModel, offload: Offlo
     return sequences
 
 
+async def predicted_ids(text: str, served: ServedModel, offload: Offload, *, drafted: bool) -> tuple[int, ...]:
+    """Return the tokens of a request's prediction, at most a context of them. Raises InvalidRequest.
+
+    drafted  whether predictions are drafted; if not, the text is only checked
+    """
+    check_length(text, served, param="prediction.content", must_fit=False)
+    if not drafted or not text:
+        return ()
+    ids = await encode(text, served, offload, add_special_tokens=False)
+    return ids[: served.max_model_len]
+
+
 async def render(
     conversation: Conversation,
     served: ServedModel,

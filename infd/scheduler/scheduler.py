@@ -177,7 +177,7 @@ class Scheduler:
                 seq.computed -= span.samples - accepted
             outcome, failure = None, result.failed[i].error() if i in result.failed else None
             if span.samples > 1 and accepted:
-                self.speculation.count(span.drafts, accepted - 1)
+                self.speculation.count(seq, span.drafts, accepted - 1)
             if seq.finish is not None or plan.number <= seq.dropped_through:
                 if failure is not None:
                     self.cache.unindex(seq)

@@ -33,6 +33,7 @@ class Sequence:
         "choice",
         "computed",
         "covered",
+        "drafted",
         "drafter",
         "drafting",
         "dropped_through",
@@ -43,6 +44,7 @@ class Sequence:
         "guess",
         "in_flight",
         "indexed",
+        "kept_drafts",
         "keys",
         "last_step",
         "limit",
@@ -85,6 +87,7 @@ class Sequence:
         self.guess: tuple[int, list[int]] = (0, [])  # the drafter's last guess of the tokens from a position on
         self.agreement = -1.0  # average agreement of guesses and tokens; negative: not known yet
         self.drafting = False  # whether guesses are verified
+        self.drafted = self.kept_drafts = 0  # drafts verified, and of these kept
         self.tokens = list(request.prompt)
         self.limit = self.prompt_tokens = len(self.tokens)
         self.prefix_root = prefix_root

@@ -100,10 +100,12 @@ class Speculation:
         plan.drafts.append(Draft(seq.row, len(seq.tokens), guess[: seq.in_flight + drafts]))
         return drafts
 
-    def count(self, drafts: int, kept: int) -> None:
+    def count(self, seq: Sequence, drafts: int, kept: int) -> None:
         """Count a committed span. kept: number of its drafts that were kept."""
         self.drafts += 1
         self.drafted += drafts
+        seq.drafted += drafts
+        seq.kept_drafts += kept
         for place in range(kept):
             self.accepted[place] += 1
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from infd.config import SchedulerConfig
 from infd.drafting.drafter import NO_DRAFTS
 from infd.drafting.ngram import NgramDrafter
 from infd.drafting.occurrences import AT_ONCE, MOST_INDEXED, Occurrences
+from infd.drafting.prediction import PredictionDrafter
 from infd.drafting.select import drafting
-from infd.drafting.suffix import SuffixDrafting
+from infd.drafting.suffix import SuffixDrafter, SuffixDrafting
 from infd.request import Request
 
 
@@ -114,4 +116,37 @@ def test_the_settings_choose_how_tokens_are_drafted():
     ngram = drafting(SchedulerConfig(speculative="ngram", speculative_tokens=4))
     assert ngram.most == 4
     assert isinstance(ngram.drafter(request([]), b""), NgramDrafter)
-    assert isinstance(drafting(SchedulerConfig(speculative="suffix")), SuffixDrafting)
+    suffix = drafting(SchedulerConfig(speculative="suffix"))
+    assert isinstance(suffix.drafter(request([]), b""), SuffixDrafter)
+    predicted = replace(request([1]), prediction=(2, 3))
+    assert isinstance(suffix.drafter(predicted, b""), PredictionDrafter)
+
+
+def followed(prediction: list[int], answer: list[int], most: int = 3) -> list[list[int]]:
+    """Return the draft behind each token of an answer to the prompt [90, 91]."""
+    drafter = PredictionDrafter(prediction, 2)
+    return [drafter.draft([90, 91, *answer[:end]], most) for end in range(len(answer) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ([1, 2], [[1, 2, 3], [2, 3, 4], [3, 4, 5]]),
+        ([1, 77], [[1, 2, 3], [2, 3, 4], [3, 4, 5]]),  # 77 replaces 2
+        ([1, 77, 78, 79, 2, 3], [[1, 2, 3], [2, 3, 4], [3, 4, 5], [], [], [], [4, 5, 1]]),  # inserted
+        ([1, 2, 1, 2], [[1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 1], [8, 9]]),  # 3, 4, 5 are left out
+        (
+            [1, 2, 3, 4, 5, 1, 2, 8, 9],
+            [[1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 1], [5, 1, 2], [1, 2, 8], [2, 8, 9], [8, 9], [9], []],
+        ),
+    ],
+)
+def test_a_prediction_is_followed_through_differences(answer, expected):
+    assert followed([1, 2, 3, 4, 5, 1, 2, 8, 9], answer) == expected
+
+
+def test_several_new_tokens_are_compared_with_a_prediction_at_once():
+    drafter = PredictionDrafter(list(range(20)), 1)
+    assert drafter.draft([90], 4) == [0, 1, 2, 3]
+    assert drafter.draft([90, 0, 1, 2, 3, 4], 4) == [5, 6, 7, 8]
+    assert drafter.draft([90, 0, 1, 2, 3, 4, 50, 51, 11, 12], 4) == [13, 14, 15, 16]

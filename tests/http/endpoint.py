@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from infd.config import Config, LiveConfig
+from infd.drafting.select import drafting
 from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.http.app import HttpServer
@@ -113,7 +114,7 @@ async def serving(
     executor = executor or FakeExecutor(capacity(pages=512, rows=16, step_tokens=64, max_model_len=256))
     metrics = Metrics()
     live = LiveConfig(config)
-    engine = Engine(live, executor, metrics, grammars=grammars)
+    engine = Engine(live, executor, metrics, grammars=grammars, drafting=drafting(config.scheduler))
     offload = Offload()
     store = SqliteStore(live, offload) if config.store.path else MemoryStore(live)
     await store.open()

@@ -32,7 +32,7 @@ class ScriptedDevice(FakeDevice):
     answers: tuple[str, ...] = ()
 
     def speak(self, span: Span, histories: list[list[int]]) -> int:
-        said = span.start + span.count - self.prompts[span.row]
+        said = len(self.tokens[span.row]) - self.prompts[span.row]
         ids = ids_of(self.answers[self.seeds[span.row]])
         return ids[said] if said < len(ids) else tokenizer().id_of("<|im_end|>") or 0
 

@@ -64,7 +64,6 @@ UNSUPPORTED = {
     "logits_processors": ["x"],
     "mm_processor_kwargs": {"a": 1},
     "modalities": ["text", "audio"],
-    "prediction": {"type": "content"},
     "use_beam_search": True,
     "web_search_options": {},
 }

@@ -129,6 +129,16 @@ class Ticket:
         return sum(choice.stream.delivered for choice in self.choices)
 
     @property
+    def drafted_tokens(self) -> int:
+        """Drafts that steps verified, see `drafting/`."""
+        return sum(choice.seq.drafted for choice in self.choices)
+
+    @property
+    def kept_drafts(self) -> int:
+        """Drafts that the answers contain."""
+        return sum(choice.seq.kept_drafts for choice in self.choices)
+
+    @property
     def times(self) -> Times:
         begun = [choice for choice in self.choices if choice.first is not None]
         return Times(

@@ -80,6 +80,7 @@ class ChatFormat(OpenAIErrors):
         self._fingerprint = accepted.fingerprint
         self._only_text = not (self._logprobs or self._show_ids or self._running_usage)
         self._empty_content = None if accepted.marked_up else ""  # content of a message without text
+        self._predicted = request.prediction is not None
         self._show_thoughts = request.include_reasoning is not False
         self._thought_tokens = 0
         self._choices_with_calls: set[int] = set()
@@ -111,7 +112,7 @@ class ChatFormat(OpenAIErrors):
         if not self._include_usage:
             return DONE
         chunk = self._chunk(None)
-        chunk.usage = usage(self._ticket, self._thought_tokens)
+        chunk.usage = self._usage()
         chunk.timings = timings(self._ticket)
         return event(msgspec.json.encode(chunk)) + DONE
 
@@ -128,7 +129,7 @@ class ChatFormat(OpenAIErrors):
             model=self._model,
             system_fingerprint=self._fingerprint,
             choices=placeholder("choices"),
-            usage=usage(self._ticket, self._thought_tokens),
+            usage=self._usage(),
             timings=timings(self._ticket),
             prompt_token_ids=list(self._prompt) if self._show_ids else UNSET,
             prompt_logprobs=_prompt_logprobs(encoded),
@@ -254,10 +255,13 @@ class ChatFormat(OpenAIErrors):
             if rest := self._inputs.pop(key).finish():
                 yield ReplyCallDelta(index=key[1], custom=CustomDelta(input=rest))
 
+    def _usage(self, unsent: int = 0) -> Usage:
+        return usage(self._ticket, self._thought_tokens, unsent, predicted=self._predicted)
+
     def _chunk(self, choice: ChatChunkChoice | None, unsent: int = 0) -> ChatChunk:
         chunk_usage: Usage | UnsetType | None = UNSET
         if self._running_usage:
-            chunk_usage = usage(self._ticket, self._thought_tokens, unsent)
+            chunk_usage = self._usage(unsent)
         elif self._include_usage:
             chunk_usage = None
         return ChatChunk(

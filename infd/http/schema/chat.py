@@ -40,6 +40,13 @@ class ContentPart(Struct, kw_only=True):
     text: str | None = None
 
 
+class PredictedPart(Struct, kw_only=True):
+    """A part of a prediction."""
+
+    type: Literal["text"]
+    text: str
+
+
 class Message(Struct, kw_only=True):
     """One message of a request."""
 
@@ -54,6 +61,13 @@ class Message(Struct, kw_only=True):
     audio: UnsupportedField = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+
+class Prediction(Struct, kw_only=True):
+    """Text that much of the answer is expected to repeat."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[PredictedPart], Meta(max_length=4096)]
 
 
 class ChatRequest(OpenAIRequest, kw_only=True):
@@ -74,6 +88,8 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     functions: Annotated[list[Function], Meta(min_length=1, max_length=TOOLS)] | None = None
     function_call: Literal["none", "auto"] | ChosenFunction | None = None
     include_reasoning: bool | None = None
+
+    prediction: Prediction | None = None
 
     # Thoughts, under OpenAI's and other servers' names; see http/thinking.py.
     reasoning_effort: Effort | None = None
@@ -96,7 +112,6 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     modalities: UnsupportedField = ABSENT
     moderation: UnsupportedField = ABSENT
     parse_tool_calls: UnsupportedField = ABSENT
-    prediction: UnsupportedField = ABSENT
     return_meta_info: UnsupportedField = ABSENT
     return_prompt_text: UnsupportedField = ABSENT
     return_prompt_token_ids: UnsupportedField = ABSENT

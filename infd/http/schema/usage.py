@@ -12,9 +12,16 @@ class PromptTokensDetails(Struct, kw_only=True):
 
 
 class CompletionTokensDetails(Struct, kw_only=True):
-    """Details of generated tokens: the number in thoughts, including the markers of thoughts."""
+    """Details of generated tokens.
+
+    reasoning_tokens            number in thoughts, including the markers of thoughts
+    accepted_prediction_tokens  tokens of the request's prediction that were drafted and are in the answer
+    rejected_prediction_tokens  tokens of the request's prediction that were drafted in vain
+    """
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct, kw_only=True):

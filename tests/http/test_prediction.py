@@ -1,0 +1,84 @@
+"""OpenAI's `prediction`: drafted where speculation is on, and no answer differs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from infd.config import Config, SchedulerConfig
+from tests.http.scripted import speaking
+
+if TYPE_CHECKING:
+    from tests.http.endpoint import Endpoint
+
+CHAT = "/v1/chat/completions"
+USER = [{"role": "user", "content": "Again, with Z for 5."}]
+NGRAM = Config(scheduler=SchedulerConfig(speculative="ngram", speculative_tokens=7))
+PREDICTED = "0123456789#@&~{}wqzjkxvQZXJKVW"
+ANSWER = PREDICTED.replace("5", "Z")
+
+
+def predicted(content: Any) -> dict[str, Any]:
+    return {"messages": USER, "seed": 0, "prediction": {"type": "content", "content": content}}
+
+
+def steps(endpoint: Endpoint) -> int:
+    return endpoint.executor.device.steps
+
+
+@pytest.mark.parametrize("content", [PREDICTED, [{"type": "text", "text": part} for part in PREDICTED]])
+async def test_a_prediction_saves_steps_and_its_tokens_are_counted(content: Any):
+    async with speaking(ANSWER, config=NGRAM) as endpoint:
+        status, body = await endpoint.post(CHAT, predicted(content))
+        assert status == 200, body
+        assert body["choices"][0]["message"]["content"] == ANSWER
+        used, counted = body["usage"], body["usage"]["completion_tokens_details"]
+        # Each step yields one token more than it accepts; the guesses behind the 5 are wrong, and behind the end.
+        assert used["completion_tokens"] == len(ANSWER) + 1 == counted["accepted_prediction_tokens"] + steps(endpoint)
+        assert steps(endpoint) <= 8
+        assert counted["reasoning_tokens"] == 0
+        assert 0 < counted["rejected_prediction_tokens"] <= 14
+
+
+async def test_streamed_usage_counts_the_prediction_too():
+    async with speaking(ANSWER, config=NGRAM) as endpoint:
+        asked = predicted(PREDICTED) | {"stream_options": {"include_usage": True}}
+        *_, last = await endpoint.events(CHAT, asked)
+        assert last["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 20
+
+
+@pytest.mark.parametrize("content", ["wrong from the start", "", []])
+async def test_a_wrong_prediction_changes_no_answer(content: Any):
+    async with speaking(ANSWER, config=NGRAM) as endpoint:
+        status, body = await endpoint.post(CHAT, predicted(content))
+        assert status == 200, body
+        assert body["choices"][0]["message"]["content"] == ANSWER
+        assert body["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
+
+
+@pytest.mark.parametrize(("config", "field"), [(Config(), {}), (NGRAM, {"speculative": False})])
+async def test_a_prediction_has_no_effect_without_speculation(config: Config, field: dict[str, Any]):
+    async with speaking(ANSWER, config=config) as endpoint:
+        status, body = await endpoint.post(CHAT, predicted(PREDICTED) | field)
+        assert status == 200, body
+        assert body["choices"][0]["message"]["content"] == ANSWER
+        assert steps(endpoint) == len(ANSWER) + 1
+        counted = body["usage"]["completion_tokens_details"]
+        assert (counted["accepted_prediction_tokens"], counted["rejected_prediction_tokens"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "param"),
+    [
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "text", "content": "a"}, "prediction.type"),
+        ({"type": "content", "content": 3}, "prediction.content"),
+        ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content[0].type"),
+    ],
+)
+async def test_a_malformed_prediction_is_refused_by_name(prediction: Any, param: str):
+    async with speaking(ANSWER) as endpoint:
+        status, body = await endpoint.post(CHAT, {"messages": USER, "prediction": prediction})
+        assert status == 400
+        assert body["error"]["param"] == param, body
