@@ -66,13 +66,13 @@ class Layer(ctypes.Structure):
 
 
 class Experts:
-    """Implements families.experts.Experts for bfloat16."""
+    """Implements families.experts.Experts for bfloat16 and float32."""
 
     def __init__(self, library: Library | None = None) -> None:
         library = library or Library()
-        self._route = library.kernel("route", POINTER, POINTER, INT, POINTER, POINTER)
-        self._compute = library.kernel("experts", POINTER, POINTER, INT, POINTER, POINTER, POINTER)
-        self._add = library.kernel("add_shared", POINTER, POINTER, POINTER, INT, INT)
+        self._route = library.kernel("route", INT, POINTER, POINTER, INT, POINTER, POINTER)
+        self._compute = library.kernel("experts", INT, POINTER, POINTER, INT, POINTER, POINTER, POINTER)
+        self._add = library.kernel("add_shared", INT, POINTER, POINTER, POINTER, INT, INT)
         self._reference = reference.Experts()
 
     def route(self, x: Tensor, router: RouterRecipe) -> Routes:
@@ -81,6 +81,7 @@ class Experts:
         routes = Routes(torch.empty(shape, dtype=torch.int64), torch.empty(shape))
         described = router_of(router)
         self._route(
+            x.dtype is torch.bfloat16,
             ctypes.addressof(described),
             x.data_ptr(),
             len(x),
@@ -96,14 +97,21 @@ class Experts:
         x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
         experts, weights = routes.experts.contiguous(), routes.weights.contiguous()
         self._compute(
-            ctypes.addressof(described), x.data_ptr(), len(x), experts.data_ptr(), weights.data_ptr(), out.data_ptr()
+            x.dtype is torch.bfloat16,
+            ctypes.addressof(described),
+            x.data_ptr(),
+            len(x),
+            experts.data_ptr(),
+            weights.data_ptr(),
+            out.data_ptr(),
         )
         return out
 
     def add_shared(self, y: Tensor, shared: Tensor, gate: Tensor | None) -> Tensor:
         y, shared = y.contiguous(), shared.contiguous()
         gate = None if gate is None else gate.contiguous()
-        self._add(y.data_ptr(), shared.data_ptr(), None if gate is None else gate.data_ptr(), *y.shape)
+        half = y.dtype is torch.bfloat16
+        self._add(half, y.data_ptr(), shared.data_ptr(), None if gate is None else gate.data_ptr(), *y.shape)
         return y
 
 

@@ -98,7 +98,7 @@ class Stack:
     """Implements families.stack.Stack."""
 
     def __init__(self, library: Library | None = None) -> None:
-        self._compute = (library or Library()).kernel("stack", POINTER, INT, POINTER, POINTER, POINTER, INT, INT)
+        self._compute = (library or Library()).kernel("stack", INT, POINTER, INT, POINTER, POINTER, POINTER, INT, INT)
 
     def build(self, layers: Sequence[LayerRecipe]) -> Stacked | None:
         try:
@@ -139,8 +139,16 @@ class Stacked:
             batch.beat()
             count = min(SLICE, len(self._layers) - first)
             layers = ctypes.addressof(self._layers) + first * ctypes.sizeof(Layer)
-            ends = first + count == len(self._layers)
-            self._compute(layers, count, ctypes.addressof(step), x.data_ptr(), stream.data_ptr(), first == 0, ends)
+            self._compute(
+                x.dtype is torch.bfloat16,
+                layers,
+                count,
+                ctypes.addressof(step),
+                x.data_ptr(),
+                stream.data_ptr(),
+                first == 0,
+                first + count == len(self._layers),
+            )
         return x[rest], stream[rest]
 
     def _point_to(self, cache: Sequence[KeyValuePages]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -62,21 +64,21 @@ def test_a_token_of_nan_chooses_distinct_experts(library):
         assert found.weights.isnan().all()
 
 
-def stack(matrices, outputs, inputs, seed, *, bias):
-    form = matrices.form(outputs, inputs, torch.bfloat16)
+def stack(matrices, outputs, inputs, seed, *, bias, dtype):
+    form = matrices.form(outputs, inputs, dtype)
     storage = torch.empty((COUNT, *form.shape), dtype=form.dtype)
     storage.view(torch.uint8).fill_(255)  # memory is arbitrary before it is placed
     for expert in range(COUNT):
         form.place(storage[expert], 0, draw(outputs, inputs, seed=seed + expert) * inputs**-0.5)
-    return StackRecipe(form, storage, draw(COUNT, outputs, seed=seed - 1) if bias else None)
+    return StackRecipe(form, storage, draw(COUNT, outputs, seed=seed - 1, dtype=dtype) if bias else None)
 
 
-def layer(matrices, hidden, inner, *, design=None, gating=None, bias=False):
+def layer(matrices, hidden, inner, *, design=None, gating=None, bias=False, dtype=torch.bfloat16):
     return ExpertsRecipe(
         router=router(design or {}, hidden),
-        gate_up=stack(matrices, 2 * inner, hidden, 100, bias=bias),
+        gate_up=stack(matrices, 2 * inner, hidden, 100, bias=bias, dtype=dtype),
         gating=gating or Gating(),
-        down=stack(matrices, hidden, inner, 200, bias=bias),
+        down=stack(matrices, hidden, inner, 200, bias=bias, dtype=dtype),
     )
 
 
@@ -111,6 +113,20 @@ def test_outputs_in_every_form_are_those_of_the_reference(library, form):
     routes = plain.route(x, recipe.router)
     expected = plain.compute(x, routes, recipe).float()
     torch.testing.assert_close(native.compute(x, routes, recipe).float(), expected, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_in_float32_are_those_of_the_reference(library, kind):
+    recipe = layer(Int4(library), 160, 96, **KINDS[kind], dtype=torch.float32)
+    assert layer_of(recipe) is not None
+    native, plain = Experts(library), reference.Experts()
+    for tokens in (1, 33):
+        x = draw(tokens, 160, seed=tokens, dtype=torch.float32)
+        routes, expected = native.route(x, recipe.router), plain.route(x, recipe.router)
+        assert routes.experts.equal(expected.experts)
+        torch.testing.assert_close(routes.weights, expected.weights)
+        computed = plain.compute(x, routes, recipe)
+        torch.testing.assert_close(native.compute(x, routes, recipe), computed, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -150,7 +166,8 @@ def test_experts_whose_inputs_are_reordered_run_in_torch(library):
 
 @pytest.mark.parametrize("size", [16, 50])
 def test_shared_experts_are_added(library, size):
-    y, shared, gate = draw(5, size), draw(5, size, seed=1), draw(5, 1, seed=2)
-    for each in (None, gate):
+    for dtype, gated in itertools.product((torch.bfloat16, torch.float32), (False, True)):
+        y, shared, gate = (draw(5, width, seed=width, dtype=dtype) for width in (size, size, 1))
+        each = gate if gated else None
         expected = reference.Experts().add_shared(y.clone(), shared, each)
         torch.testing.assert_close(Experts(library).add_shared(y.clone(), shared, each), expected)

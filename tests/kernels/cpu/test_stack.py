@@ -15,8 +15,8 @@ from tests.models.test_parity import text
 from tests.tiny import FURTHER, VARIANTS
 
 
-def compute(directory, ops):
-    driver = Driver(load_model(directory, ops=ops, dtype=torch.bfloat16), ops=ops, seed=3)
+def compute(directory, ops, dtype=torch.bfloat16):
+    driver = Driver(load_model(directory, ops=ops, dtype=dtype), ops=ops, seed=3)
     sequence, other, third, fourth = (driver.start(text(seed)) for seed in (1, 2, 3, 4))
     logits = driver.step((sequence, 20))
     logits += driver.step((sequence, 1), (other, 30))
@@ -69,6 +69,17 @@ def test_with_quantized_weights(library, tiny, matrices):
     ops = select(CPU, torch.bfloat16).replace(linear=matrices(library))
     assert load_model(tiny("qwen3"), ops=ops, dtype=torch.bfloat16).stacked is not None
     assert compute(tiny("qwen3"), ops).equal(compute(tiny("qwen3"), one_by_one(ops)))
+
+
+@pytest.mark.parametrize("cached", [attention.PagedAttention, attention.Int8PagedAttention])
+@pytest.mark.parametrize("variant", ["qwen3", "gemma2", "granite", "olmo2", "qwen2-moe", "glm4-moe"])
+def test_in_float32(library, tiny, variant, cached):
+    ops = select(CPU, torch.float32).replace(
+        attention=cached(library), linear=groups.Int4(library), stack=Stack(library)
+    )
+    assert load_model(tiny(variant), ops=ops, dtype=torch.float32).stacked is not None
+    expected = compute(tiny(variant), one_by_one(ops), torch.float32)
+    assert compute(tiny(variant), ops, torch.float32).equal(expected)
 
 
 def test_a_stack_beats_between_layers_and_can_be_stopped_there(built, tiny):

@@ -23,8 +23,8 @@ enum Scores { SOFTMAX, CHOSEN, SIGMOID, MARGIN };
 thread_local Scratch scratch, own_scratch;
 
 // out[i] = the logits of an expert for COUNT tokens, without bias. A token's sum is the same for every COUNT.
-template <int COUNT>
-void logits_of(const bf16* x, int64_t size, const float* weight, float* out, int64_t stride) {
+template <int COUNT, class Number>
+void logits_of(const Number* x, int64_t size, const float* weight, float* out, int64_t stride) {
   Vec sum[COUNT][2];
   for (int i = 0; i < COUNT; i++) sum[i][0] = sum[i][1] = set(0.0f);
   int64_t at = 0;
@@ -146,8 +146,8 @@ struct Sorted {
 };
 
 // Multiply the rows x of each expert with the expert's matrix.
-template <class Number>
-void multiply_each(const ExpertProducts& products, const Sorted& sorted, const bf16* x, Number* out) {
+template <class Number, class Result>
+void multiply_each(const ExpertProducts& products, const Sorted& sorted, const Number* x, Result* out) {
   const StackProduct& first = products.first;
   const int64_t panels = panels_of(first.outputs), threads = omp_get_max_threads();
   const auto work = [&](int64_t expert) {
@@ -176,17 +176,18 @@ void multiply_each(const ExpertProducts& products, const Sorted& sorted, const b
     const Tile& tile = tiles[i];
     const int64_t row = sorted.offsets[tile.expert], rows = sorted.offsets[tile.expert + 1] - row;
     const int64_t output = tile.first * PANEL, left = first.outputs - output;
-    const bf16* bias = static_cast<const bf16*>(first.bias);
+    const Number* bias = static_cast<const Number*>(first.bias);
     first.multiply(x + row * first.inputs, first.inputs, rows,
                    static_cast<const char*>(first.weights) + tile.expert * products.stride + tile.first * products.panel,
                    left < tile.panels * PANEL ? left : tile.panels * PANEL, first.inputs,
                    bias ? bias + tile.expert * first.outputs + output : nullptr, out + row * first.outputs + output,
-                   first.outputs, sizeof(Number) == sizeof(float), first.layout);
+                   first.outputs, sizeof(Result) == sizeof(float), first.layout);
   }
 }
 
 // out = activation(gated) * (up + offset), with limits.
-void gate_row(const Experts& layer, const bf16* gated, const bf16* up, bf16* out, int64_t size) {
+template <class Number>
+void gate_row(const Experts& layer, const Number* gated, const Number* up, Number* out, int64_t size) {
   if (layer.alpha == 1 && layer.offset == 0 && layer.limit == INFINITY)
     return layer.gelu ? gate<Gelu>(gated, up, out, size) : gate<Silu>(gated, up, out, size);
   const Vec most = set(layer.limit), least = set(-layer.limit);
@@ -198,31 +199,33 @@ void gate_row(const Experts& layer, const bf16* gated, const bf16* up, bf16* out
   int64_t i = 0;
   for (; i + WIDTH <= size; i += WIDTH) store(out + i, compute(load(gated + i), load(up + i)));
   if (i < size) {
-    bf16 last[WIDTH];
+    Number last[WIDTH];
     store(last, compute(load_first(gated + i, size - i), load_first(up + i, size - i)));
-    memcpy(out + i, last, (size - i) * sizeof(bf16));
+    memcpy(out + i, last, (size - i) * sizeof(Number));
   }
 }
 
 // The intermediate results of a pass, in scratch memory.
+template <class Number>
 struct Pass {
-  bf16 *rows, *gate_up, *gated;
+  Number *rows, *gate_up, *gated;
   float* outputs;
   int64_t *place, *offsets;  // the sorted row of each choice; see Sorted
 
   Pass(Carver& carver, const Experts& layer, int64_t tokens) {
     const int64_t count = tokens * layer.router.chosen;
-    rows = carver.take<bf16>(count * layer.router.hidden);
-    gate_up = carver.take<bf16>(count * layer.gate_up.first.outputs);
-    gated = carver.take<bf16>(count * layer.down.first.inputs);
+    rows = carver.take<Number>(count * layer.router.hidden);
+    gate_up = carver.take<Number>(count * layer.gate_up.first.outputs);
+    gated = carver.take<Number>(count * layer.down.first.inputs);
     outputs = carver.take<float>(count * layer.router.hidden);
     place = carver.take<int64_t>(count);
     offsets = carver.take<int64_t>(layer.router.experts + 1);
   }
 };
 
-void compute(const Experts& layer, const Pass& pass, const bf16* x, int64_t tokens, const int64_t* experts,
-             const float* weights, bf16* out) {
+template <class Number>
+void compute(const Experts& layer, const Pass<Number>& pass, const Number* x, int64_t tokens, const int64_t* experts,
+             const float* weights, Number* out) {
   const Router& router = layer.router;
   const int64_t chosen = router.chosen, size = router.hidden, count = tokens * chosen;
   memset(pass.offsets, 0, (router.experts + 1) * sizeof(int64_t));
@@ -235,15 +238,15 @@ void compute(const Experts& layer, const Pass& pass, const bf16* x, int64_t toke
   const Sorted sorted{pass.offsets, router.experts};
 #pragma omp parallel for if (count * size > ENOUGH)
   for (int64_t i = 0; i < count; i++) {
-    bf16* row = pass.rows + pass.place[i] * size;
-    memcpy(row, x + i / chosen * size, size * sizeof(bf16));
+    Number* row = pass.rows + pass.place[i] * size;
+    memcpy(row, x + i / chosen * size, size * sizeof(Number));
     if (router.on_input) scale(row, weights[i], size);
   }
   multiply_each(layer.gate_up, sorted, pass.rows, pass.gate_up);
   const int64_t inner = layer.down.first.inputs;
 #pragma omp parallel for if (count * inner > ENOUGH)
   for (int64_t i = 0; i < count; i++) {
-    const bf16* gated = pass.gate_up + i * layer.gate_up.first.outputs;
+    const Number* gated = pass.gate_up + i * layer.gate_up.first.outputs;
     gate_row(layer, gated, gated + inner, pass.gated + i * inner, inner);
   }
   multiply_each(layer.down, sorted, pass.gated, pass.outputs);
@@ -258,16 +261,14 @@ void compute(const Experts& layer, const Pass& pass, const bf16* x, int64_t toke
     };
     int64_t at = 0;
     for (; at + WIDTH <= size; at += WIDTH)
-      add(at, [](const float* p, float w) { return load(p) * set(w); }, [](bf16* p, Vec x) { store(p, x); });
-    for (; at < size; at++) add(at, [](const float* p, float w) { return *p * w; }, [](bf16* p, float x) { set(p, x); });
+      add(at, [](const float* p, float w) { return load(p) * set(w); }, [](Number* p, Vec x) { store(p, x); });
+    for (; at < size; at++) add(at, [](const float* p, float w) { return *p * w; }, [](Number* p, float x) { set(p, x); });
   }
 }
 
-}  // namespace
-
-// Choose experts [tokens, chosen], and their weights, for tokens x [tokens, hidden].
-INFD_KERNEL(route)(const Router* router, const bf16* x, int64_t tokens, int64_t* experts, float* weights) {
-  const int64_t count = router->experts, size = router->hidden;
+template <class Number>
+void route_all(const Router& router, const Number* x, int64_t tokens, int64_t* experts, float* weights) {
+  const int64_t count = router.experts, size = router.hidden;
   Carver sizes(nullptr);
   sizes.take<float>(tokens * count);
   float* logits = Carver(scratch.at_least(sizes.used)).take<float>(tokens * count);
@@ -278,7 +279,7 @@ INFD_KERNEL(route)(const Router* router, const bf16* x, int64_t tokens, int64_t*
     for (int64_t block = 0; block < (tokens + BLOCK - 1) / BLOCK; block++)
       for (int64_t e = 0; e < count; e++) {
         const int64_t t = block * BLOCK;
-        const float* weight = router->weight + e * size;
+        const float* weight = router.weight + e * size;
         if (tokens - t >= BLOCK)
           logits_of<BLOCK>(x + t * size, size, weight, logits + t * count + e, count);
         else
@@ -293,41 +294,77 @@ INFD_KERNEL(route)(const Router* router, const bf16* x, int64_t tokens, int64_t*
     carve(carver, scores, ranked, taken);
     Carver own(own_scratch.at_least(carver.used));
     carve(own, scores, ranked, taken);
-    const Chooser choose{*router, scores, ranked, taken};
+    const Chooser choose{router, scores, ranked, taken};
 #pragma omp for
     for (int64_t t = 0; t < tokens; t++) {
       float* row = logits + t * count;
-      if (router->bias)
-        for (int64_t e = 0; e < count; e++) row[e] += router->bias[e];
-      choose(row, experts + t * router->chosen, weights + t * router->chosen);
+      if (router.bias)
+        for (int64_t e = 0; e < count; e++) row[e] += router.bias[e];
+      choose(row, experts + t * router.chosen, weights + t * router.chosen);
     }
   }
 }
 
-// out [tokens, hidden] = the weighted sums of the outputs of the experts chosen [tokens, k] for x [tokens, hidden].
-INFD_KERNEL(experts)
-(const Experts* layer, const bf16* x, int64_t tokens, const int64_t* chosen, const float* weights, bf16* out) {
-  const int64_t k = layer->router.chosen, size = layer->router.hidden, most = MOST_ROWS / k;
+template <class Number>
+void compute_all(const Experts& layer, const Number* x, int64_t tokens, const int64_t* chosen, const float* weights,
+                 Number* out) {
+  const int64_t k = layer.router.chosen, size = layer.router.hidden, most = MOST_ROWS / k;
   const int64_t passes = (tokens + most - 1) / most;
   for (int64_t i = 0; i < passes; i++) {
     const int64_t from = tokens * i / passes, count = tokens * (i + 1) / passes - from;
     Carver sizes(nullptr);
-    Pass(sizes, *layer, count);
+    Pass<Number>(sizes, layer, count);
     Carver carver(scratch.at_least(sizes.used));
-    compute(*layer, Pass(carver, *layer, count), x + from * size, count, chosen + from * k, weights + from * k,
+    compute(layer, Pass<Number>(carver, layer, count), x + from * size, count, chosen + from * k, weights + from * k,
             out + from * size);
   }
 }
 
-// y += shared * sigmoid(gate); y and shared [tokens, size], gate [tokens], or null: y += shared.
-INFD_KERNEL(add_shared)(bf16* y, const bf16* shared, const bf16* gate, int64_t tokens, int64_t size) {
+template <class Number>
+void add_rows(Number* y, const Number* shared, const Number* gate, int64_t tokens, int64_t size) {
 #pragma omp parallel for if (tokens * size > ENOUGH)
   for (int64_t t = 0; t < tokens; t++) {
     const float factor = gate ? 1 / (1 + expf(-to_float(gate[t]))) : 1;
-    bf16* sum = y + t * size;
-    const bf16* added = shared + t * size;
+    Number* sum = y + t * size;
+    const Number* added = shared + t * size;
     int64_t i = 0;
     for (; i + WIDTH <= size; i += WIDTH) store(sum + i, fma(load(added + i), set(factor), load(sum + i)));
     for (; i < size; i++) set(sum + i, fmaf(to_float(added[i]), factor, to_float(sum[i])));
   }
+}
+
+template <class Number>
+const Number* typed(const void* p) { return static_cast<const Number*>(p); }
+template <class Number>
+Number* typed(void* p) { return static_cast<Number*>(p); }
+
+}  // namespace
+
+// Choose experts [tokens, chosen], and their weights, for tokens x [tokens, hidden]. half, here and below: x, y, shared,
+// gate and out are bfloat16, else float.
+INFD_KERNEL(route)
+(int64_t half, const Router* router, const void* x, int64_t tokens, int64_t* experts, float* weights) {
+  if (half)
+    route_all(*router, typed<bf16>(x), tokens, experts, weights);
+  else
+    route_all(*router, typed<float>(x), tokens, experts, weights);
+}
+
+// out [tokens, hidden] = the weighted sums of the outputs of the experts chosen [tokens, k] for x [tokens, hidden].
+INFD_KERNEL(experts)
+(int64_t half, const Experts* layer, const void* x, int64_t tokens, const int64_t* chosen, const float* weights,
+ void* out) {
+  if (half)
+    compute_all(*layer, typed<bf16>(x), tokens, chosen, weights, typed<bf16>(out));
+  else
+    compute_all(*layer, typed<float>(x), tokens, chosen, weights, typed<float>(out));
+}
+
+// y += shared * sigmoid(gate); y and shared [tokens, size], gate [tokens], or null: y += shared.
+INFD_KERNEL(add_shared)
+(int64_t half, void* y, const void* shared, const void* gate, int64_t tokens, int64_t size) {
+  if (half)
+    add_rows(typed<bf16>(y), typed<bf16>(shared), typed<bf16>(gate), tokens, size);
+  else
+    add_rows(typed<float>(y), typed<float>(shared), typed<float>(gate), tokens, size);
 }

@@ -1,5 +1,5 @@
-// The arguments of `route` and `experts`: one layer's router and experts. Activations and biases of experts are
-// bfloat16; routers are float.
+// The arguments of `route` and `experts`: one layer's router and experts. Activations and biases of experts are all
+// bfloat16 or all float; routers are float.
 //
 // infd/kernels/recipe.py defines a layer; experts.cpp fills in these structures.
 

@@ -91,13 +91,26 @@ struct Layout {
   Vec load_minima(const uint32_t* step, int64_t set, int64_t column) const {
     return load_set(step + PANEL / 2, step + to_minima() + set * this->set(), column);
   }
+  // The scales, or the minima, of all outputs of a panel, stored in `room` unless they are floats in memory.
+  const float* scales_of(const uint32_t* step, int64_t set, float* room) const {
+    return floats_of(step, step + to_scales() + set * this->set(), room);
+  }
+  const float* minima_of(const uint32_t* step, int64_t set, float* room) const {
+    return floats_of(step + PANEL / 2, step + to_minima() + set * this->set(), room);
+  }
   // Zero points of a set.
   const int8_t* zero_points(const uint32_t* step, int64_t set) const {
     return reinterpret_cast<const int8_t*>(step + to_zeros() + set * ZEROS);
   }
 
  private:
-  // shared: what int8 numbers are multiplied by
+  const float* floats_of(const uint32_t* shared, const uint32_t* numbers, float* room) const {
+    if (scales == FLOAT32) return reinterpret_cast<const float*>(numbers);
+    for (int64_t column = 0; column < PANEL; column += WIDTH) store(room + column, load_set(shared, numbers, column));
+    return room;
+  }
+
+  // shared: the numbers by which int8 numbers are multiplied
   Vec load_set(const uint32_t* shared, const uint32_t* numbers, int64_t column) const {
     switch (scales) {
       case BFLOAT16:

@@ -165,30 +165,36 @@ struct Grouped {
   Grouped from(int64_t row, int64_t at) const { return {inputs + row * stride + at * layout.groups, stride, layout}; }
   Vec value(Vec sums, int64_t, const uint32_t*) const { return sums; }
 
-  // Of a group of a step: WIDTH outputs' scales, minima and zero points of a part; the weights that multiply a quad.
+  // Of a part of a group of a step: the outputs' scales and minima, stored in `room` unless they are floats in memory.
+  const float* scales(const uint32_t* step, int64_t group, int64_t part, float* room) const {
+    if constexpr (is_open(STORED)) return reinterpret_cast<const float*>(set_at(step, group, part));
+    return layout.scales_of(step, layout.set_of(group, part), room);
+  }
+  const float* minima(const uint32_t* step, int64_t group, int64_t part, float* room) const {
+    if constexpr (is_open(STORED)) return reinterpret_cast<const float*>(set_at(step, group, PARTS + part));
+    return layout.minima_of(step, layout.set_of(group, part), room);
+  }
   const uint32_t* set_at(const uint32_t* step, int64_t group, int64_t set) const { return step + group * group_words() + set * PANEL; }
-  Vec scales(const uint32_t* step, int64_t group, int64_t part, int64_t column) const {
-    if constexpr (is_open(STORED)) return load(reinterpret_cast<const float*>(set_at(step, group, part)) + column);
-    return layout.load_scales(step, layout.set_of(group, part), column);
-  }
-  Vec minima(const uint32_t* step, int64_t group, int64_t part, int64_t column) const {
-    if constexpr (is_open(STORED)) return load(reinterpret_cast<const float*>(set_at(step, group, PARTS + part)) + column);
-    return layout.load_minima(step, layout.set_of(group, part), column);
-  }
   // Minus the least weight, which stored numbers leave out.
   Ints zeros(const uint32_t* step, int64_t group, int64_t part, int64_t column) const {
     if constexpr (is_open(STORED)) return words_at(set_at(step, group, PARTS * (1 + layout.minima) + part) + column);
     return plus(widened(layout.zero_points(step, layout.set_of(group, part)) + column), ints(-layout.least()));
   }
-  Weights weights(const uint32_t* step, int64_t group, int64_t quad, int64_t column) const {
-    const uint32_t* lines = (is_open(STORED) ? set_at(step, group, sets()) : step + layout.to_lines() + group * group_words()) + column;
+  // The lines of a group, and the weights that the first and the second quad of a pair multiply.
+  const uint32_t* lines(const uint32_t* step, int64_t group) const {
+    return is_open(STORED) ? set_at(step, group, sets()) : step + layout.to_lines() + group * group_words();
+  }
+  template <int SECOND>
+  Weights weights(const uint32_t* lines, int64_t pair, int64_t column) const {
+    lines += column;
     if constexpr (STORED == OPENED_WIDE && SPLITS) {
+      const int64_t quad = 2 * pair + SECOND;
       return {words_at(lines + 2 * quad * PANEL), words_at(lines + (2 * quad + 1) * PANEL)};
     } else if constexpr (STORED == BYTES || is_open(STORED)) {
-      return Choose<WIDE>::weights(words_at(lines + quad * PANEL));
+      return Choose<WIDE>::weights(words_at(lines + (2 * pair + SECOND) * PANEL));
     } else {
-      const Ints words = words_at(lines + quad / 2 * PANEL);
-      const Ints numbers = quad % 2 ? upper(words) : lower(words);
+      const Ints words = words_at(lines + pair * PANEL);
+      const Ints numbers = SECOND ? upper(words) : lower(words);
       if constexpr (STORED == NIBBLES)
         return numbers;
       else
@@ -200,30 +206,59 @@ struct Grouped {
   void open(const uint32_t* words, int64_t steps, uint32_t* to) const {
     const Opened form = opened();
     for (int64_t at = 0; at < steps; at++, words += step())
-      for (int64_t group = 0; group < layout.groups; group++, to += form.group_words())
-        for (int64_t column = 0; column < PANEL; column += WIDTH) {
-          uint32_t* set = to + column;
-          for (int part = 0; part < PARTS; part++, set += PANEL)
-            store(reinterpret_cast<float*>(set), scales(words, group, part, column));
-          for (int part = 0; part < PARTS && layout.minima; part++, set += PANEL)
-            store(reinterpret_cast<float*>(set), minima(words, group, part, column));
-          for (int part = 0; part < PARTS && layout.zeros; part++, set += PANEL) put_words(set, zeros(words, group, part, column));
-          for (int64_t quad = 0; quad < GROUP / 4; quad++, set += PANEL) {
-            const Weights w = weights(words, group, quad, column);
-            if constexpr (WIDE) {
-              put_words(set, w.even);
-              put_words(set += PANEL, w.odd);
-            } else {
-              put_words(set, w);
-            }
+      for (int64_t group = 0; group < layout.groups; group++, to += form.group_words()) {
+        float room[PANEL];
+        uint32_t* set = to;
+        for (int part = 0; part < PARTS; part++, set += PANEL)
+          memcpy(set, scales(words, group, part, room), sizeof room);
+        for (int part = 0; part < PARTS && layout.minima; part++, set += PANEL)
+          memcpy(set, minima(words, group, part, room), sizeof room);
+        for (int part = 0; part < PARTS && layout.zeros; part++, set += PANEL)
+          for (int64_t column = 0; column < PANEL; column += WIDTH) put_words(set + column, zeros(words, group, part, column));
+        const uint32_t* from = lines(words, group);
+        constexpr int64_t QUAD = Opened::OPENED_LINES / (GROUP / 4) * PANEL;
+        for (int64_t pair = 0; pair < GROUP / 8; pair++, set += 2 * QUAD)
+          for (int64_t column = 0; column < PANEL; column += WIDTH) {
+            put_opened(set + column, weights<0>(from, pair, column));
+            put_opened(set + QUAD + column, weights<1>(from, pair, column));
           }
-        }
+      }
+  }
+
+ private:
+  static void put_opened(uint32_t* set, Ints weights) { put_words(set, weights); }
+  static void put_opened(uint32_t* set, const Halves& weights) {
+    put_words(set, weights.even);
+    put_words(set + PANEL, weights.odd);
   }
 };
 
 template <Stored STORED, int PARTS, int ROWS>
 struct Group<Grouped<STORED, PARTS>, ROWS> {
   using Kind = Grouped<STORED, PARTS>;
+
+  // Add the products of a quad of a pair.
+  template <int SECOND, int VECTORS>
+  static void add_quad(const Kind& x, const uint32_t* lines, int64_t pair, int64_t first, const Inputs<Kind::WIDE>* inputs,
+                       Ints (&in)[ROWS][VECTORS]) {
+    const int64_t quad = 2 * pair + SECOND;
+    if constexpr (ROWS == 1) {
+      const auto input = inputs[0].quad(quad);
+#pragma GCC unroll 8
+      for (int j = 0; j < VECTORS; j++)
+        in[0][j] = add_products(in[0][j], x.template weights<SECOND>(lines, pair, first + j * WIDTH), input);
+    } else {
+      typename Kind::Weights w[VECTORS];
+#pragma GCC unroll 8
+      for (int j = 0; j < VECTORS; j++) w[j] = x.template weights<SECOND>(lines, pair, first + j * WIDTH);
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; i++) {
+        const auto input = inputs[i * x.stride].quad(quad);
+#pragma GCC unroll 8
+        for (int j = 0; j < VECTORS; j++) in[i][j] = add_products(in[i][j], w[j], input);
+      }
+    }
+  }
 
   static void multiply(const Kind& x, const Stretch& stretch, float* sums, Prefetch ahead) {
     constexpr int VECTORS = ROWS > 4 ? 2 : WIDTH == 8 && ROWS == 1 ? 8 : 4;  // weights and sums together fit the vector registers
@@ -237,6 +272,13 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
       for (int64_t group = 0; group < layout.groups; group++) {
         ahead.fetch();
         const Inputs<Kind::WIDE>* inputs = x.inputs + at * layout.groups + group;
+        const uint32_t* lines = x.lines(step, group);
+        const float *scales[PARTS], *minima[PARTS];
+        float room[2 * PARTS][PANEL];
+        for (int part = 0; part < PARTS; part++) {
+          scales[part] = x.scales(step, group, part, room[part]);
+          minima[part] = layout.minima ? x.minima(step, group, part, room[PARTS + part]) : nullptr;
+        }
         for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
           for (int64_t part = 0; part < PARTS; part++) {
             const auto total = [&](int64_t i) {
@@ -275,23 +317,9 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
                   for (int j = 0; j < VECTORS; j++) in[i][j] = no_ints();
               }
 #pragma GCC unroll 1  // unrolled, its loads would move ahead and spill sums
-              for (int64_t quad = begin; quad < begin + TOGETHER; quad++) {
-                if constexpr (ROWS == 1) {
-                  const auto input = inputs[0].quad(quad);
-#pragma GCC unroll 8
-                  for (int j = 0; j < VECTORS; j++)
-                    in[0][j] = add_products(in[0][j], x.weights(step, group, quad, first + j * WIDTH), input);
-                } else {
-                  typename Kind::Weights w[VECTORS];
-#pragma GCC unroll 8
-                  for (int j = 0; j < VECTORS; j++) w[j] = x.weights(step, group, quad, first + j * WIDTH);
-#pragma GCC unroll 8
-                  for (int i = 0; i < ROWS; i++) {
-                    const auto input = inputs[i * x.stride].quad(quad);
-#pragma GCC unroll 8
-                    for (int j = 0; j < VECTORS; j++) in[i][j] = add_products(in[i][j], w[j], input);
-                  }
-                }
+              for (int64_t pair = begin / 2; pair < (begin + TOGETHER) / 2; pair++) {
+                add_quad<0>(x, lines, pair, first, inputs, in);
+                add_quad<1>(x, lines, pair, first, inputs, in);
               }
               if constexpr (NARROW) {
 #pragma GCC unroll 8
@@ -303,8 +331,8 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
             const bool begins = stretch.header != nullptr && at == 0 && group == 0 && part == 0;
 #pragma GCC unroll 8
             for (int j = 0; j < VECTORS; j++) {
-              const Vec scale = x.scales(step, group, part, first + j * WIDTH);
-              const Vec minimum = layout.minima ? x.minima(step, group, part, first + j * WIDTH) : set(0.0f);
+              const Vec scale = load(scales[part] + first + j * WIDTH);
+              const Vec minimum = layout.minima ? load(minima[part] + first + j * WIDTH) : set(0.0f);
 #pragma GCC unroll 8
               for (int i = 0; i < ROWS; i++) {
                 float* own = sums + i * PANEL + first + j * WIDTH;

@@ -22,10 +22,13 @@ INFD_KERNEL(round_inputs)
 (int64_t half, const void* x, int64_t stride, void* out, int64_t rows, int64_t inputs, const InputRounding* rounding);
 INFD_KERNEL(silu_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size);
 INFD_KERNEL(gelu_tanh_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size);
-INFD_KERNEL(route)(const Router* router, const void* x, int64_t tokens, int64_t* experts, float* weights);
+INFD_KERNEL(route)
+(int64_t half, const Router* router, const void* x, int64_t tokens, int64_t* experts, float* weights);
 INFD_KERNEL(experts)
-(const Experts* layer, const void* x, int64_t tokens, const int64_t* chosen, const float* weights, void* out);
-INFD_KERNEL(add_shared)(void* y, const void* shared, const void* gate, int64_t tokens, int64_t size);
+(int64_t half, const Experts* layer, const void* x, int64_t tokens, const int64_t* chosen, const float* weights,
+ void* out);
+INFD_KERNEL(add_shared)
+(int64_t half, void* y, const void* shared, const void* gate, int64_t tokens, int64_t size);
 
 #define INFD_HERE(name) INFD_JOIN(INFD_ISA, name)
 
@@ -33,10 +36,17 @@ namespace {
 
 constexpr int64_t ENOUGH = 1 << 14;  // with more elements than this, waking other threads saves time
 
+// The argument `half` of kernels: whether activations are bfloat16.
+template <class Number>
+constexpr int64_t HALF = 0;
+template <>
+constexpr int64_t HALF<bf16> = 1;
+
 // The intermediate results of a layer, in scratch memory.
+template <class Number>
 struct Workspace {
-  bf16 *normed, *rounded, *qkv, *attended, *gate_up, *gated;
-  bf16 *shared, *shared_gate;  // results of shared experts
+  Number *normed, *rounded, *qkv, *attended, *gate_up, *gated;
+  Number *shared, *shared_gate;  // results of shared experts
   int64_t* chosen;             // experts of the tokens
   float* weights;
 
@@ -49,14 +59,14 @@ struct Workspace {
       gated_size = larger(gated_size, layer->down.inputs);
       if (layer->experts) most_chosen = larger(most_chosen, layer->experts->router.chosen);
     }
-    normed = carver.take<bf16>(step.tokens * step.hidden);
-    rounded = carver.take<bf16>(step.tokens * step.hidden);
-    qkv = carver.take<bf16>(step.tokens * qkv_size);
-    attended = carver.take<bf16>(step.tokens * attended_size);
-    gate_up = carver.take<bf16>(step.tokens * gate_up_size);
-    gated = carver.take<bf16>(step.tokens * gated_size);
-    shared = carver.take<bf16>(most_chosen ? step.tokens * step.hidden : 0);
-    shared_gate = carver.take<bf16>(most_chosen ? step.tokens : 0);
+    normed = carver.take<Number>(step.tokens * step.hidden);
+    rounded = carver.take<Number>(step.tokens * step.hidden);
+    qkv = carver.take<Number>(step.tokens * qkv_size);
+    attended = carver.take<Number>(step.tokens * attended_size);
+    gate_up = carver.take<Number>(step.tokens * gate_up_size);
+    gated = carver.take<Number>(step.tokens * gated_size);
+    shared = carver.take<Number>(most_chosen ? step.tokens * step.hidden : 0);
+    shared_gate = carver.take<Number>(most_chosen ? step.tokens : 0);
     chosen = carver.take<int64_t>(step.tokens * most_chosen);
     weights = carver.take<float>(step.tokens * most_chosen);
   }
@@ -65,23 +75,26 @@ struct Workspace {
 };
 
 // Multiply x [tokens, inputs]. If the product rounds its inputs, they are stored in `rounded`, which may be x.
-void multiply(const StackProduct& product, const bf16* x, bf16* rounded, bf16* out, int64_t tokens) {
+template <class Number>
+void multiply(const StackProduct& product, const Number* x, Number* rounded, Number* out, int64_t tokens) {
   if (product.rounding != nullptr) {
-    INFD_HERE(round_inputs)(1, x, product.inputs, rounded, tokens, product.inputs, product.rounding);
+    INFD_HERE(round_inputs)(HALF<Number>, x, product.inputs, rounded, tokens, product.inputs, product.rounding);
     x = rounded;
   }
   product.multiply(x, product.inputs, tokens, product.weights, product.outputs, product.inputs, product.bias, out,
-                   product.outputs, 0, product.layout);
+                   product.outputs, !HALF<Number>, product.layout);
 }
 
 // Add x to `stream`, or copy x to `stream` if `starts`. Return the norm of `stream`, stored in `normed`; if `norm`
 // has no weight, return `stream`.
-const bf16* enter(const StackNorm& norm, const bf16* x, bf16* stream, bool starts, bf16* normed, const StackStep& step) {
+template <class Number>
+const Number* enter(const StackNorm& norm, const Number* x, Number* stream, bool starts, Number* normed,
+                    const StackStep& step) {
   const int64_t tokens = step.tokens, size = step.hidden;
   if (starts) {
-    memcpy(stream, x, tokens * size * sizeof(bf16));
+    memcpy(stream, x, tokens * size * sizeof(Number));
     if (norm.weight == nullptr) return stream;
-    INFD_HERE(rms_norm)(1, stream, size, normed, tokens, 1, size, norm.weight, norm.eps, norm.offset);
+    INFD_HERE(rms_norm)(HALF<Number>, stream, size, normed, tokens, 1, size, norm.weight, norm.eps, norm.offset);
     return normed;
   }
   if (norm.weight == nullptr) {
@@ -89,14 +102,16 @@ const bf16* enter(const StackNorm& norm, const bf16* x, bf16* stream, bool start
     for (int64_t t = 0; t < tokens; t++) add(x + t * size, stream + t * size, stream + t * size, size);
     return stream;
   }
-  INFD_HERE(add_rms_norm)(1, x, stream, stream, normed, tokens, size, norm.weight, norm.eps, norm.offset);
+  INFD_HERE(add_rms_norm)(HALF<Number>, x, stream, stream, normed, tokens, size, norm.weight, norm.eps, norm.offset);
   return normed;
 }
 
-void finish(const StackTransform& transform, bf16* x, const StackStep& step) {
+template <class Number>
+void finish(const StackTransform& transform, Number* x, const StackStep& step) {
   const int64_t size = step.hidden;
   if (transform.norm.weight != nullptr)
-    INFD_HERE(rms_norm)(1, x, size, x, step.tokens, 1, size, transform.norm.weight, transform.norm.eps, transform.norm.offset);
+    INFD_HERE(rms_norm)(HALF<Number>, x, size, x, step.tokens, 1, size, transform.norm.weight, transform.norm.eps,
+                        transform.norm.offset);
   if (transform.factor != 1) {
 #pragma omp parallel for if (step.tokens * size > ENOUGH)
     for (int64_t t = 0; t < step.tokens; t++) scale(x + t * size, transform.factor, size);
@@ -104,24 +119,25 @@ void finish(const StackTransform& transform, bf16* x, const StackStep& step) {
 }
 
 // Norm the `count` heads of a token in place: each head alone if the weight has `size` elements, else all together.
-void norm_heads(const StackNorm& norm, bf16* heads, int64_t count, int64_t size) {
+template <class Number>
+void norm_heads(const StackNorm& norm, Number* heads, int64_t count, int64_t size) {
   if (norm.weight == nullptr) return;
-  const Norm<bf16> apply{static_cast<const bf16*>(norm.weight), norm.eps, norm.offset};
+  const Norm<Number> apply{static_cast<const Number*>(norm.weight), norm.eps, norm.offset};
   const int64_t width = norm.size == size ? size : count * size;
-  for (bf16* head = heads; head < heads + count * size; head += width) apply(head, head, width);
+  for (Number* head = heads; head < heads + count * size; head += width) apply(head, head, width);
 }
 
 // Norm and rotate q and k in place, and write k and v to the cache.
-template <class Cached>
-void place_heads(const StackLayer& layer, const StackStep& step, bf16* qkv) {
+template <class Cached, class Number>
+void place_heads(const StackLayer& layer, const StackStep& step, Number* qkv) {
   const int64_t size = layer.size, page_tokens = step.groups[layer.group]->page_tokens, width = row_size<Cached>(size);
   const int64_t* slots = step.slots[layer.group];
   const Rotation rotate{layer.turned, layer.interleaved != 0};
 #pragma omp parallel for if (step.tokens * layer.qkv.outputs > ENOUGH)
   for (int64_t t = 0; t < step.tokens; t++) {
-    bf16* q = qkv + t * layer.qkv.outputs;
-    bf16* k = q + layer.heads * size;
-    const bf16* v = k + layer.kv_heads * size;
+    Number* q = qkv + t * layer.qkv.outputs;
+    Number* k = q + layer.heads * size;
+    const Number* v = k + layer.kv_heads * size;
     const float* angles = layer.rope + step.positions[t] * layer.turned;
     norm_heads(layer.q_norm, q, layer.heads, size);
     norm_heads(layer.k_norm, k, layer.kv_heads, size);
@@ -138,33 +154,39 @@ void place_heads(const StackLayer& layer, const StackStep& step, bf16* qkv) {
 
 // Copy the sampled rows to the front. Indices ascend, so no row is overwritten before it is copied; a repeated last
 // index copies the same row again.
-void keep_sampled(bf16* rows, int64_t stride, int64_t size, const StackStep& step) {
+template <class Number>
+void keep_sampled(Number* rows, int64_t stride, int64_t size, const StackStep& step) {
   for (int64_t t = 0; t < step.sampled; t++)
-    memmove(rows + t * stride, rows + step.sampled_tokens[t] * stride, size * sizeof(bf16));
+    memmove(rows + t * stride, rows + step.sampled_tokens[t] * stride, size * sizeof(Number));
 }
 
-void feed(const StackLayer& layer, const bf16* input, bf16* out, const Workspace& space, const StackStep& step) {
+template <class Number>
+void feed(const StackLayer& layer, const Number* input, Number* out, const Workspace<Number>& space,
+          const StackStep& step) {
   multiply(layer.gate_up, input, space.rounded, space.gate_up, step.tokens);
   const auto gate = layer.gelu ? INFD_HERE(gelu_tanh_mul) : INFD_HERE(silu_mul);
-  gate(1, space.gate_up, layer.gate_up.outputs, space.gated, step.tokens, layer.gate_up.outputs / 2);
+  gate(HALF<Number>, space.gate_up, layer.gate_up.outputs, space.gated, step.tokens, layer.gate_up.outputs / 2);
   multiply(layer.down, space.gated, space.gated, out, step.tokens);
 }
 
-void mix(const StackLayer& layer, const bf16* input, bf16* out, const Workspace& space, const StackStep& step) {
-  INFD_HERE(route)(&layer.experts->router, input, step.tokens, space.chosen, space.weights);
-  INFD_HERE(experts)(layer.experts, input, step.tokens, space.chosen, space.weights, out);
+template <class Number>
+void mix(const StackLayer& layer, const Number* input, Number* out, const Workspace<Number>& space,
+         const StackStep& step) {
+  INFD_HERE(route)(HALF<Number>, &layer.experts->router, input, step.tokens, space.chosen, space.weights);
+  INFD_HERE(experts)(HALF<Number>, layer.experts, input, step.tokens, space.chosen, space.weights, out);
   if (layer.gate_up.multiply == nullptr) return;
   feed(layer, input, space.shared, space, step);
   const bool gated = layer.shared_gate.multiply != nullptr;
   if (gated) multiply(layer.shared_gate, input, space.rounded, space.shared_gate, step.tokens);
-  INFD_HERE(add_shared)(out, space.shared, gated ? space.shared_gate : nullptr, step.tokens, step.hidden);
+  INFD_HERE(add_shared)(HALF<Number>, out, space.shared, gated ? space.shared_gate : nullptr, step.tokens, step.hidden);
 }
 
-void compute(const StackLayer& layer, const StackStep& all, const Workspace& space, bf16* x, bf16* stream, bool starts,
-             bool ends) {
-  const bf16* input = enter(layer.input_norm, x, stream, starts, space.normed, all);
+template <class Number>
+void compute(const StackLayer& layer, const StackStep& all, const Workspace<Number>& space, Number* x, Number* stream,
+             bool starts, bool ends) {
+  const Number* input = enter(layer.input_norm, x, stream, starts, space.normed, all);
   multiply(layer.qkv, input, space.rounded, space.qkv, all.tokens);
-  (layer.quantized ? place_heads<int8_t> : place_heads<bf16>)(layer, all, space.qkv);
+  (layer.quantized ? place_heads<int8_t, Number> : place_heads<Number, Number>)(layer, all, space.qkv);
   StackStep step = all;
   const AttentionStep* attended = all.groups[layer.group];
   if (ends && all.sampled > 0) {
@@ -173,8 +195,9 @@ void compute(const StackLayer& layer, const StackStep& all, const Workspace& spa
     step.tokens = all.sampled, attended = all.sampled_attention;
   }
   const bool awake = worth_sharing(all.tokens, layer.qkv.outputs, layer.qkv.inputs);
-  const AttentionLayer attention{1,         layer.quantized,   layer.heads, layer.kv_heads, layer.size,     space.qkv,
-                                 layer.qkv.outputs, layer.k, layer.v,     space.attended, layer.scale, layer.softcap,
+  const AttentionLayer attention{HALF<Number>, layer.quantized, layer.heads,    layer.kv_heads,
+                                 layer.size,   space.qkv,       layer.qkv.outputs, layer.k,
+                                 layer.v,      space.attended,  layer.scale,    layer.softcap,
                                  awake};
   INFD_HERE(attention)(attended, &attention);
   multiply(layer.output, space.attended, space.attended, x, step.tokens);
@@ -188,19 +211,29 @@ void compute(const StackLayer& layer, const StackStep& all, const Workspace& spa
   finish(layer.mlp_transform, x, step);
 }
 
+template <class Number>
+void compute_all(const StackLayer* layers, int64_t count, const StackStep& step, Number* x, Number* stream, bool starts,
+                 bool ends) {
+  static thread_local Scratch scratch;
+  Carver sizes(nullptr);
+  Workspace<Number>(sizes, layers, count, step);
+  Carver carver(scratch.at_least(sizes.used));
+  const Workspace<Number> space(carver, layers, count, step);
+  for (int64_t i = 0; i < count; i++)
+    compute(layers[i], step, space, x, stream, starts && i == 0, ends && i == count - 1);
+}
+
 }  // namespace
 
 // Compute `count` layers. On entry and on return, x [tokens, hidden] is the pending addition to the residual stream.
-// starts: the first layer copies x to `stream` instead of adding x. ends: if step->sampled > 0, the last layer computes
-// outputs for the sampled tokens alone, which become the first rows of x and `stream`.
+// half: activations are bfloat16, else float. starts: the first layer copies x to `stream` instead of adding x. ends: if
+// step->sampled > 0, the last layer computes outputs for the sampled tokens alone, which become the first rows of x and
+// `stream`.
 INFD_KERNEL(stack)
-(const StackLayer* layers, int64_t count, const StackStep* step, void* x, void* stream, int64_t starts, int64_t ends) {
-  static thread_local Scratch scratch;
-  Carver sizes(nullptr);
-  Workspace(sizes, layers, count, *step);
-  Carver carver(scratch.at_least(sizes.used));
-  const Workspace space(carver, layers, count, *step);
-  for (int64_t i = 0; i < count; i++)
-    compute(layers[i], *step, space, static_cast<bf16*>(x), static_cast<bf16*>(stream), starts && i == 0,
-            ends && i == count - 1);
+(int64_t half, const StackLayer* layers, int64_t count, const StackStep* step, void* x, void* stream, int64_t starts,
+ int64_t ends) {
+  if (half)
+    compute_all(layers, count, *step, static_cast<bf16*>(x), static_cast<bf16*>(stream), starts, ends);
+  else
+    compute_all(layers, count, *step, static_cast<float*>(x), static_cast<float*>(stream), starts, ends);
 }

@@ -1,5 +1,5 @@
-// The arguments of `stack`: decoder layers, described once, and a step. Activations, weights of norms, and biases are
-// bfloat16.
+// The arguments of `stack`: decoder layers, described once, and a step. Activations, weights of norms, and biases are all
+// bfloat16 or all float.
 //
 // infd/kernels/recipe.py defines a layer; stack.py fills in these structures.
 
