@@ -24,6 +24,8 @@ class Oracle:
     answer  all tokens that the model generates after the prompt
     """
 
+    sure = False
+
     def __init__(
         self,
         prompt: Sequence[int],

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 class Drafter(Protocol):
     """Guesses the continuation of one choice. Used on the event loop, so `draft` takes microseconds."""
 
+    @property
+    def sure(self) -> bool:
+        """Whether the last draft is almost certainly right, however often earlier drafts were wrong."""
+
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
         """Return a guess of at most `most` tokens that follow `tokens`; none if there is no good guess.
 
@@ -46,6 +50,7 @@ class NoDrafts:
     """Implements Drafter and Drafting: choices are decoded one token a step."""
 
     most = 0
+    sure = False
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
         return []

@@ -20,6 +20,8 @@ LENGTHS: Final = (4, 2)
 class NgramDrafter:
     """Implements Drafter."""
 
+    sure = False
+
     def __init__(self, prompt_tokens: int = 0) -> None:
         self._seen = Occurrences(LENGTHS, since=prompt_tokens - MOST_INDEXED)
 

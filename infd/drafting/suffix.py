@@ -40,6 +40,8 @@ class Answers:
 class SuffixDrafter:
     """Implements Drafter."""
 
+    sure = False
+
     def __init__(self, drafting: SuffixDrafting, root: bytes, prompt_tokens: int) -> None:
         self._seen = Occurrences(LENGTHS, since=prompt_tokens - MOST_INDEXED)
         self._drafting = drafting

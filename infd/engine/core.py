@@ -77,7 +77,7 @@ class EngineCore:
             max_adapters_per_step=config.lora.max_adapters_per_step,
             max_drafts=self._drafting.most,
         )
-        constraints = Constraints(capacity.vocab_size, self._grammars, telemetry)
+        constraints = Constraints(capacity.vocab_size, self._grammars, telemetry, self._drafting.most)
         self.in_flight = InFlight(
             self.scheduler,
             self._roots,

@@ -124,6 +124,9 @@ class Grammars(Protocol):
     def fill(self, matchers: Sequence[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
         """Fill rows of a mask, see Compiler.fill."""
 
+    def forced(self, matcher: Matcher, row: NDArray[np.int32], most: int) -> list[int]:
+        """Return tokens that probably follow because the grammar leaves no choice, see `forcing.forced`."""
+
 
 class Compiler(Protocol):
     """Compiles constraints for one vocabulary. Any thread may call it."""

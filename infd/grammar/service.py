@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 import msgspec
 
 from infd.errors import ConfigError, GrammarFailed, InfdError, TooSlow, Unsupported
-from infd.grammar import budget
+from infd.grammar import budget, forcing
 from infd.grammar.budget import BudgetGrammar
 from infd.grammar.protocol import Limits
 from infd.grammar.recent import Recent
@@ -165,6 +165,10 @@ class GrammarService:
     def fill(self, matchers: Sequence[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
         assert self._selecting is not None
         return budget.fill(self._selecting.result().compiler, matchers, rows)
+
+    def forced(self, matcher: Matcher, row: NDArray[np.int32], most: int) -> list[int]:
+        assert self._selecting is not None
+        return forcing.forced(self.fill, self._selecting.result().compiler.vocabulary, matcher, row, most)
 
     async def _selected(self) -> Selection:
         if self._selecting is None:

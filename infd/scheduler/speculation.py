@@ -86,11 +86,16 @@ class Speculation:
         decoding  number of sequences that decode in this step
         """
         self._observe(seq)
-        wanted = self.best(decoding, round(LEVELS * seq.agreement), drafting=seq.drafting)
-        seq.drafting = wanted > 0
-        most = min(most, wanted, seq.limit - end - 1, seq.regime_limit - end)
+        most = min(most, seq.limit - end - 1, seq.regime_limit - end)
         guess = seq.drafter.draft(seq.tokens, seq.in_flight + max(most, 1))
-        seq.guess = len(seq.tokens), guess
+        if seq.drafter.sure:
+            most = min(most, self.best(decoding, LEVELS, drafting=True))
+            seq.guess = 0, []  # says nothing of other guesses
+        else:
+            most = min(most, self.best(decoding, round(LEVELS * seq.agreement), drafting=seq.drafting))
+            seq.drafting = most > 0
+            guess = guess[: seq.in_flight + max(most, 1)]
+            seq.guess = len(seq.tokens), guess
         drafts = min(len(guess) - seq.in_flight, most)
         if drafts > 0 and end + drafts > seq.covered:
             drafts = self._cover(plan, seq, end, drafts)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from infd.config import SchedulerConfig
 from infd.drafting.drafter import NO_DRAFTS
+from infd.drafting.forced import ForcedDrafter
 from infd.drafting.ngram import NgramDrafter
 from infd.drafting.occurrences import AT_ONCE, MOST_INDEXED, Occurrences
 from infd.drafting.prediction import PredictionDrafter
@@ -150,3 +151,16 @@ def test_several_new_tokens_are_compared_with_a_prediction_at_once():
     assert drafter.draft([90], 4) == [0, 1, 2, 3]
     assert drafter.draft([90, 0, 1, 2, 3, 4], 4) == [5, 6, 7, 8]
     assert drafter.draft([90, 0, 1, 2, 3, 4, 50, 51, 11, 12], 4) == [13, 14, 15, 16]
+
+
+def test_forced_tokens_are_drafted_where_the_choice_has_come_as_far_and_others_elsewhere():
+    drafter = ForcedDrafter(NgramDrafter())
+    drafter.force(3, [4, 5, 6, 7])
+    seen = [1, 2, 3]
+    assert (drafter.draft([*seen, 4], 2), drafter.sure) == ([5, 6], True)
+    assert (drafter.draft([*seen, 4, 5, 6, 7], 2), drafter.sure) == ([], False)
+    drafter.force(5, [1, 2, 9])
+    assert (drafter.draft([*seen, 4, 8, 1, 2], 1), drafter.sure) == ([9], True)
+    drafter.force(5, [1, 9])
+    assert (drafter.draft([*seen, 4, 8, 1, 2], 2), drafter.sure) == ([9], True), "an older run agrees"
+    assert (drafter.draft([*seen, 4, 8, 2, 3], 2), drafter.sure) == ([4, 8], False)

@@ -9,6 +9,8 @@ import numpy as np
 from msgspec import Struct
 
 from infd.errors import GrammarFailed
+from infd.grammar import forcing
+from infd.grammar.protocol import Vocabulary
 from tests.fakes import FULL, VOCAB, choose, history, nearest
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 R = TypeVar("R")
+WORDS = Vocabulary(  # of tokens none of which begins another
+    [token.to_bytes(2) for token in range(VOCAB)], frozenset(), frozenset(), VOCAB, lambda text: []
+)
 
 
 class Counted(Struct, frozen=True):
@@ -143,6 +148,9 @@ class FakeGrammars:
         for matcher, row in zip(matchers, rows, strict=True):
             row[:] = matcher.row()[: row.size]  # of a model with fewer tokens
         return [None] * len(matchers)
+
+    def forced(self, matcher: CountedMatcher, row: NDArray[np.int32], most: int) -> list[int]:
+        return forcing.forced(self.fill, WORDS, matcher, row, most)
 
 
 def constrained(prompt: list[int], constraint: Counted, *, seed: int = 0) -> list[int]:

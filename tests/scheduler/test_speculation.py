@@ -78,6 +78,25 @@ def test_right_guesses_begin_drafts_and_wrong_guesses_end_them():
     driver.check_answers()
 
 
+class Certain(Oracle):
+    sure = True
+
+
+def test_a_sure_draft_is_verified_although_other_guesses_were_wrong():
+    driver = Driver(replace(capacity(rows=1), row_costs=FREE_TO_6), drafts=7)
+    seq = add(driver, [1, 2, 3], wrong=1.0, max_tokens=39)
+    for _ in range(30):
+        driver.step()
+    assert drafted(driver)[-3:] == [0, 0, 0]
+    seq.drafter = Certain.of([1, 2, 3], 60)
+    driver.step()
+    assert drafted(driver)[-1] == 5
+    agreement = seq.agreement
+    driver.finish()
+    assert seq.agreement == agreement, "sure drafts say nothing of other guesses"
+    driver.check_answers()
+
+
 def test_a_draft_takes_no_page_that_a_running_sequence_needs_next():
     layout = CacheLayout((PageGroup(layers=(0,), page_tokens=2),))
     driver = Driver(capacity(layout, pages=20, rows=2, step_tokens=16), drafts=4)

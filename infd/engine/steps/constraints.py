@@ -10,11 +10,12 @@ of the matcher read drafts, for the masks of the positions behind them.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
 from infd.errors import InfdError, RequestFailed
+from infd.grammar.forcing import narrow
 from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
@@ -25,12 +26,15 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from infd.drafting.forced import ForcedDrafter
     from infd.engine.telemetry import Telemetry
     from infd.grammar.protocol import Grammar, Grammars, Matcher
     from infd.scheduler.scheduler import Scheduled
     from infd.scheduler.sequence import Sequence
 
 log = logging.getLogger("infd.engine")
+
+ENOUGH: Final = 3  # forced tokens known to follow a position from which on no more are sought there
 
 
 class Ended(Struct, frozen=True):
@@ -48,11 +52,27 @@ class Filled(Struct, frozen=True):
             grammar does not allow
     ended   choices that need no further token; their rows allow all tokens
     fill_s  seconds that matchers took to read tokens and to fill rows
+    narrow  positions where few tokens are allowed, of choices whose forced tokens are drafted
     """
 
     mask: npt.NDArray[Any] | None
     ended: list[Ended]
     fill_s: float
+    narrow: list[Narrow]
+
+
+class Narrow(Struct, frozen=True):
+    """A position where few tokens are allowed.
+
+    start    number of the choice's tokens before the position
+    matcher  at the position, if the tokens that it has read are kept
+    row      the mask there
+    """
+
+    drafter: ForcedDrafter
+    start: int
+    matcher: Matcher
+    row: npt.NDArray[np.int32]
 
 
 class ConstrainedChoice:
@@ -62,12 +82,14 @@ class ConstrainedChoice:
     unmasked  see Matcher.unmasked; copied here to be read on the event loop
     complete  whether no further token of the answer may follow
     failure   why the matcher failed; a failed matcher reads no more tokens
+    drafter   drafts the tokens that the grammar forces; None: they are not drafted
     """
 
-    __slots__ = ("_grammar", "complete", "failure", "matcher", "read", "seq", "unmasked")
+    __slots__ = ("_grammar", "complete", "drafter", "failure", "matcher", "read", "seq", "unmasked")
 
-    def __init__(self, seq: Sequence, grammar: Grammar) -> None:
+    def __init__(self, seq: Sequence, grammar: Grammar, drafter: ForcedDrafter | None = None) -> None:
         self.seq = seq
+        self.drafter = drafter
         self.matcher: Matcher | None = None
         self.read = 0
         self.unmasked = grammar.unmasked
@@ -143,8 +165,13 @@ class Position(Struct):
 class Constraints:
     """The matchers of the constrained choices in flight; len() counts the choices."""
 
-    def __init__(self, vocab_size: int, grammars: Grammars | None, telemetry: Telemetry) -> None:
-        """grammars: fill the masks; None: no choice is constrained."""
+    def __init__(self, vocab_size: int, grammars: Grammars | None, telemetry: Telemetry, most_drafts: int = 0) -> None:
+        """Set up.
+
+        grammars     fill the masks; None: no choice is constrained
+        most_drafts  most drafts that a step verifies for a choice
+        """
+        self._most_drafts = most_drafts
         self._words = ceil_div(vocab_size, 32)
         self._grammars = grammars
         self._telemetry = telemetry
@@ -153,9 +180,12 @@ class Constraints:
     def __len__(self) -> int:
         return len(self._constrained)
 
-    def add(self, seq: Sequence, grammar: Grammar) -> None:
-        """Constrain a choice that has generated no token yet."""
-        self._constrained[seq] = ConstrainedChoice(seq, grammar)
+    def add(self, seq: Sequence, grammar: Grammar, drafter: ForcedDrafter | None = None) -> None:
+        """Constrain a choice that has generated no token yet.
+
+        drafter  learns the tokens that the grammar forces; None: they are not drafted
+        """
+        self._constrained[seq] = ConstrainedChoice(seq, grammar, drafter)
 
     def remove(self, seq: Sequence) -> None:
         """Remove the matcher of a choice that has ended. Does nothing if the choice has no matcher."""
@@ -180,8 +210,12 @@ class Constraints:
         return filling
 
     def _observe(self, done: asyncio.Future[Filled]) -> None:
-        if not done.cancelled():
-            self._telemetry.metrics.grammar_masks.observe(done.result().fill_s)
+        if done.cancelled():
+            return
+        filled = done.result()
+        self._telemetry.metrics.grammar_masks.observe(filled.fill_s)
+        if filled.narrow and self._grammars is not None:  # behind the mask, which its step waits for
+            self._grammars.run(_force, self._grammars, filled.narrow, self._most_drafts).add_done_callback(_tell)
 
     def _sampled(self, step: Scheduled) -> Iterator[Sampled]:
         """Iterate over the constrained choices that a step samples, once all earlier steps are committed."""
@@ -227,7 +261,44 @@ class Constraints:
             if each.choice.over:
                 mask[each.row] = -1
         ended = [Ended(each.choice.seq, each.choice.failure) for each in work if each.choice.over]
-        return Filled(mask if going else None, ended, self._telemetry.now() - began)
+        return Filled(mask if going else None, ended, self._telemetry.now() - began, _narrow(work, going, filled))
+
+
+def _narrow(work: list[Sampled], going: list[Position], rows: npt.NDArray[np.int32]) -> list[Narrow]:
+    """Return the positions where tokens may be forced: of each choice the first, and the one behind all its drafts."""
+    filled = {position.row: (position, row) for position, row in zip(going, rows, strict=True)}
+    found = []
+    for each in work:
+        drafter = each.choice.drafter
+        if drafter is None or each.choice.over:
+            continue
+        for place in sorted({0, len(each.drafts)}):
+            position, row = filled.get(each.row + place, (None, None))
+            if position is None or row is None or position.failure is not None or not narrow(row):
+                continue
+            tokens = [*each.choice.seq.tokens, *each.drafts[:place]]
+            if len(drafter.forced(tokens)) < ENOUGH:
+                found.append(Narrow(drafter, len(tokens), position.matcher, row))
+    return found
+
+
+def _force(grammars: Grammars, positions: list[Narrow], most: int) -> list[tuple[Narrow, list[int]]]:
+    """Return the tokens that grammars force at positions. Runs on the thread for masks."""
+    forced = []
+    for each in positions:
+        try:  # the token sampled there is known by now, and is the first of these
+            forced.append((each, grammars.forced(each.matcher, each.row, most + 1)))
+        except Exception:  # the matcher's next mask fails the choice, if its answer comes so far
+            log.debug("no forced tokens", exc_info=True)
+    return forced
+
+
+def _tell(done: asyncio.Future[list[tuple[Narrow, list[int]]]]) -> None:
+    if done.cancelled():
+        return
+    for each, tokens in done.result():
+        if len(tokens) > 1:
+            each.drafter.force(each.start, tokens)
 
 
 def _fill_rows(grammars: Grammars, rows: npt.NDArray[np.int32], going: list[Position]) -> None:

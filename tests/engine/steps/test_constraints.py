@@ -21,7 +21,7 @@ from infd.telemetry.metrics import Metrics
 from tests.drafters import Guesses
 from tests.engine.driving import ask, collect, nothing_is_left, running, until_steps
 from tests.engine.fake_grammars import Counted, CountedGrammar, CountedMatcher, FakeGrammars, constrained
-from tests.fakes import FakeExecutor, capacity, continuation
+from tests.fakes import VOCAB, FakeExecutor, capacity, continuation
 from tests.runner.driving import config, executor
 from tests.runner.fake_model import FakeModel
 
@@ -386,3 +386,42 @@ async def test_a_draft_that_a_matcher_cannot_read_ends_the_states_and_fails_noth
 
     assert [len(choice.states(drafts)) for drafts in ([], [5, 6], [5, 7, 6], [7])] == [1, 3, 2, 1]
     assert choice.failure is None
+
+
+class Silent:
+    """A drafter that guesses nothing."""
+
+    most = 4
+    sure = False
+
+    def drafter(self, request: Request, root: bytes) -> Silent:
+        return self
+
+    def draft(self, tokens: Many[int], most: int) -> list[int]:
+        return []
+
+    def finish(self, tokens: Many[int]) -> None:
+        """No-op."""
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_tokens_that_a_grammar_forces_are_drafted(depth: int):
+    wanted, free = Counted(VOCAB, 21), Counted(2, 21)  # one token may follow; every second
+    steps = {}
+    for constraint in (wanted, free):
+        runs = FakeExecutor(depth=depth)
+        engine = Engine(LiveConfig(Config()), runs, Metrics(), grammars=FakeGrammars(), drafting=Silent())
+        async with running(engine):
+            answer = await ask(engine, request([3, 7], constraint))
+        assert answer == {0: (constrained([3, 7], constraint), FinishReason.STOP)}
+        steps[constraint] = runs.device.steps
+        nothing_is_left(engine)
+    assert steps[free] >= 21
+    assert steps[wanted] <= 21 / 5 + 3 * depth
+
+
+async def test_no_forced_token_is_sought_without_drafts():
+    grammars = FakeGrammars()
+    async with serving(FakeExecutor(), grammars) as engine:
+        await ask(engine, request([3, 7], Counted(VOCAB, 5)))
+    assert grammars.filled == 6, "one call for each mask, and the one that finds the end"

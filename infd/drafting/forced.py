@@ -1,0 +1,42 @@
+"""Draft the tokens that a choice's grammar leaves no choice about; elsewhere what another drafter guesses."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infd.drafting.drafter import Drafter
+
+KEPT: Final = 4  # places whose forced tokens are remembered: masks are filled ahead of the tokens that are kept
+
+
+class ForcedDrafter:
+    """Implements Drafter."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.sure = False
+        self._drafter = drafter
+        self._forced: deque[tuple[int, list[int]]] = deque(maxlen=KEPT)  # the latest first
+
+    def force(self, start: int, tokens: list[int]) -> None:
+        """Remember that `tokens` follow the choice's first `start` tokens, if these are those that the grammar read."""
+        self._forced.appendleft((start, tokens))
+
+    def forced(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens that are known to follow `tokens`."""
+        for start, forced in self._forced:
+            known = len(tokens) - start
+            if 0 <= known < len(forced) and forced[:known] == tokens[start:]:
+                return forced[known:]
+        return []
+
+    def draft(self, tokens: Sequence[int], most: int) -> list[int]:
+        forced = self.forced(tokens)
+        self.sure = bool(forced)
+        return forced[:most] or self._drafter.draft(tokens, most)
+
+    def finish(self, tokens: Sequence[int]) -> None:
+        self._drafter.finish(tokens)

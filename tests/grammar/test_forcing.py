@@ -1,0 +1,88 @@
+"""Forced tokens are those in which the tokenizer writes the text that a grammar leaves no choice about."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from infd import embedded
+from infd.grammar import budget, forcing
+from infd.grammar.budget import BudgetGrammar
+from infd.grammar.protocol import Limits, Matcher, Vocabulary
+from infd.request import Choice, Constraint, JsonSchema, Lark, Regex, ThoughtBudget
+from infd.text.tokenizer import Tokenizer
+from tests.grammar import engines
+
+pytestmark = pytest.mark.usefixtures("engine")
+SCHEMA = """{"type": "object",
+"properties": {"surname": {"type": "string"}, "place_of_birth": {"enum": ["Lyon", "Paris"]}},
+"required": ["surname", "place_of_birth"], "additionalProperties": false}"""
+TOKENIZER = Tokenizer.load(embedded.path())
+
+
+@engines.each
+def compiler():
+    spellings = TOKENIZER.spellings()
+    assert spellings is not None
+    special, ends = TOKENIZER.special_ids, TOKENIZER.end_ids
+    return engines.compiler(Vocabulary(spellings, special, ends, len(spellings), encode))
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def forced(matcher: Matcher, most: int = 16) -> list[int]:
+    row = np.empty((1, compiler().vocabulary.words), dtype=np.int32)
+    fill = lambda matchers, rows: budget.fill(compiler(), matchers, rows)  # noqa: E731
+    assert fill([matcher], row) == [None]
+    return forcing.forced(fill, compiler().vocabulary, matcher, row[0], most)
+
+
+def at(constraint: Constraint, text: str) -> Matcher:
+    """Return a matcher that has read a text."""
+    matcher = compiler().compile(constraint, Limits()).matcher()
+    matcher.advance(encode(text))
+    return matcher
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text", "expected"),
+    [
+        (JsonSchema(SCHEMA, whitespace=False), "", '{"surname":'),  # `""` is a token
+        (JsonSchema(SCHEMA, whitespace=False), '{"surname":"', ""),
+        (JsonSchema(SCHEMA, whitespace=False), '{"surname":"Ann"', ',"place_of_birth":"'),
+        (JsonSchema(SCHEMA, whitespace=False), '{"surname":"Ann","place_of_birth":"L', 'yon"}'),
+        (JsonSchema(SCHEMA), '{"s', "urname"),  # white space may follow the quote, which may merge with a colon
+        (Choice(("maybe tomorrow", "maybe today")), "", "maybe"),  # "today" is a token here
+        (Choice(("maybe tomorrow", "maybe today")), "maybe tom", "orrow"),
+        (Regex("[ab]+"), "a", ""),
+        (Regex("(nine|none|no)[a-z]"), "", ""),
+        (Lark('start: "the fixed text" /[0-9]/'), "", "the fixed text"),
+    ],
+)
+def test_forced_text_ends_where_there_is_a_choice(constraint: Constraint, text: str, expected: str):
+    matcher = at(constraint, text)
+    tokens = forced(matcher)
+    assert TOKENIZER.decode(tokens) == expected
+    assert tokens == encode(expected)
+    assert matcher.validate(tokens) == len(tokens)
+
+
+def test_forced_tokens_are_those_that_the_tokenizer_writes():
+    text = "the quick brown fox jumps over the lazy dog"
+    matcher = at(Lark(f'start: "{text}" /[0-9]/'), "")
+    assert forced(matcher) == encode(text)[:16]
+    assert forced(matcher, 2) == encode(text)[:2]
+
+
+def test_a_forced_end_of_a_thought_is_drafted():
+    words = TOKENIZER.spellings()
+    assert words is not None
+    closing = encode("</think>\n")
+    thought = ThoughtBudget(
+        tokens=3, openings=("<think>",), closings=("</think>",), forced=("</think>\n",), inside=True
+    )
+    matcher = BudgetGrammar(thought, compiler().vocabulary, [tuple(closing)], None).matcher()
+    matcher.advance(encode("one two three four")[:3])
+    assert forced(matcher)[: len(closing)] == closing
