@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--take", type=int, default=40, help="requests of a kind")
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
     parser.add_argument("--streams", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no request of a kind later")
     parser.add_argument("--replay", action="store_true")
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--threads", type=int, default=2)
@@ -194,7 +195,10 @@ def main() -> None:
     turn = 0
     for kind in kinds:
         of_kind = [body for entry, body in zip(taken, bodies, strict=True) if entry["kind"] == kind]
+        began = time.monotonic()
         for at in range(0, len(of_kind), arguments.streams):
+            if time.monotonic() - began > arguments.seconds:
+                break
             together = of_kind[at : at + arguments.streams]
             turn += 1
             found = {way.name: way.answer(together) for way in ways[:: 1 if turn % 2 else -1]}

@@ -36,6 +36,7 @@ from infd.config import (
     SchedulerConfig,
     ServerConfig,
 )
+from infd.drafting.select import drafting
 from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.errors import (
@@ -62,8 +63,11 @@ from tests.tiny import continuation, oracle
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
+    from typing import Literal
 
     from infd.engine.lifecycle.target import Mode, Transition
+
+    Speculative = Literal["off", "ngram", "suffix"]
 
 RACES = 10_000 if os.environ.get("INFD_SOAK") else 100
 SEED = int(os.environ.get("INFD_TEST_SEED", "1"))
@@ -123,7 +127,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(checkpoints, prompts, {key: tokens[:clear] for key, (tokens, clear) in answers.items()})
 
 
-def engine_over(world: World, depth: int, host_bytes: int) -> Engine:
+def engine_over(world: World, depth: int, host_bytes: int, speculative: Speculative) -> Engine:
     """Return an engine whose cache is too small for all concurrent requests.
 
     host_bytes  for adapters, each of which takes some 700,000
@@ -137,11 +141,17 @@ def engine_over(world: World, depth: int, host_bytes: int) -> Engine:
         ),
         server=ServerConfig(hold_timeout_s=3600.0),
         device=DeviceConfig(kind="cpu", threads=1, depth=depth),
-        scheduler=SchedulerConfig(step_tokens=64, max_num_seqs=6),
+        scheduler=SchedulerConfig(step_tokens=64, max_num_seqs=6, speculative=speculative),
         cache=CacheConfig(bytes=2**20, page_tokens=16),
         lora=LoraConfig(max_adapters=2, max_adapters_per_step=depth, host_bytes=host_bytes),
     )
-    return Engine(LiveConfig(config), LocalExecutor(config), Metrics(), names=("embedded",))
+    return Engine(
+        LiveConfig(config),
+        LocalExecutor(config),
+        Metrics(),
+        names=("embedded",),
+        drafting=drafting(config.scheduler),
+    )
 
 
 class History:
@@ -417,12 +427,19 @@ def resident_kib() -> Iterator[int]:
         yield from (int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
-@pytest.mark.parametrize(("depth", "host_bytes"), [(1, 10_000_000), (2, 1_000_000)])
+@pytest.mark.parametrize(
+    ("depth", "host_bytes", "speculative"),
+    [
+        (1, 10_000_000, "suffix"),
+        (2, 1_000_000, "off"),
+        pytest.param(2, 1_000_000, "ngram", marks=pytest.mark.exhaustive),
+    ],
+)
 async def test_verbs_racing_requests_on_the_embedded_model_spoil_no_answer_and_leak_nothing(
-    world: World, depth: int, host_bytes: int
+    world: World, depth: int, host_bytes: int, speculative: Speculative
 ):
     assert len({tuple(world.answers[key, name, 0]) for key, name in product(world.checkpoints, (None, *ADAPTERS))}) == 6
-    engine = engine_over(world, depth, host_bytes)
+    engine = engine_over(world, depth, host_bytes, speculative)
     async with running(engine):
         history = History(engine, world, random.Random(SEED))
         await history.run(10)
@@ -435,6 +452,7 @@ async def test_verbs_racing_requests_on_the_embedded_model_spoil_no_answer_and_l
             print(f"seed {SEED}, depth {depth}: {history.verbs.total()} verbs, {next(resident_kib())} KiB")
     print(f"{dict(history.outcomes)}\n{dict(history.verbs)}\n{dict(history.answered)}\nresident at first {first} KiB")
     assert history.outcomes["answered"] > RACES // 8
+    assert bool(engine.status().drafts) == (speculative != "off")
     if RACES > 100:
         assert all(history.answered[key] for key in product(world.checkpoints, (None, *ADAPTERS)))
     assert not [thread for thread in threading.enumerate() if thread.name == "infd-device"]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from infd.kernels.reference.drawing.draw import Draw
 from infd.request import SamplingParams
-from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND
+from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, SampledPositions, Sampler
 from infd.runner.sampling.acceptance import kept
 from infd.scheduler.plan import Draft, StepPlan
 from tests.drafters import Oracle
@@ -112,3 +113,33 @@ def test_samples_are_kept_up_to_the_first_that_is_not_anticipated(tokens, inputs
     sound = torch.tensor(verdicts) == SOUND
     count = kept(torch.tensor(inputs), torch.tensor(tokens), sound, first, torch.tensor(samples), max(samples))
     assert count.tolist() == expected
+
+
+BOUND = 37.7  # of chi-square with 15 degrees of freedom, exceeded with a chance of 0.001
+
+
+@pytest.mark.exhaustive
+def test_kept_samples_have_the_law_of_the_model():
+    """20,000 draws of one token and the next; half of the drafts of the first token are right, as their law says."""
+    vocab, each, rounds = 16, 2000, 10
+    noise = torch.Generator().manual_seed(3)
+    logits = torch.randn((2, vocab), generator=noise) * 1.5
+    law = logits.double().softmax(-1)
+    sampling = SamplingParams(max_tokens=9, temperature=1.0)
+    counts, kept_first = torch.zeros((2, vocab)), 0
+    for number in range(rounds):
+        rows = make_rows(rows=each, vocab_size=vocab)
+        rows.stage([join(row, [1, 2, 3], [[1]], sampling, seed=each * number + row) for row in range(each)], [])
+        drafts = torch.multinomial(law[0], each, replacement=True, generator=noise).tolist()
+        rows.stage([], [], [Draft(row, 3, [draft]) for row, draft in enumerate(drafts)])
+        of, ends = np.repeat(np.arange(each), 2), np.tile([3, 4], each)
+        at = SampledPositions(torch.from_numpy(of), torch.from_numpy(ends), of, ends)
+        sampled = Sampler(rows, Draw())(logits.repeat(each, 1), at, None, samples=np.full(each, 2))
+        tokens, right = sampled.tokens.view(each, 2), sampled.kept == 2
+        assert (tokens[:, 0] == torch.tensor(drafts)).equal(right)
+        counts[0] += tokens[:, 0].bincount(minlength=vocab)
+        counts[1] += tokens[right, 1].bincount(minlength=vocab)
+        kept_first += int(right.sum())
+    assert kept_first / each / rounds == pytest.approx(float((law[0] ** 2).sum()), abs=0.01)
+    expected = law * counts.sum(1, keepdim=True)
+    assert ((counts - expected) ** 2 / expected).sum(1).max() < BOUND

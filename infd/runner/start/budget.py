@@ -39,6 +39,7 @@ class Footprint(Struct, frozen=True):
     decoding    peak of a step in which every row decodes
     persistent  allocated between steps too: rows, workspaces, kernels
     graph       allocated by CUDA for one graph, without the tensors in the graph's pool
+    verifying   peak of a step in which every row verifies the most drafts; 0: none are drafted
     """
 
     tokens: int
@@ -46,6 +47,12 @@ class Footprint(Struct, frozen=True):
     decoding: int
     persistent: int
     graph: int
+    verifying: int = 0
+
+    @property
+    def peak(self) -> int:
+        """Return the peak of any step."""
+        return max(self.step, self.decoding, self.verifying)
 
 
 class Budget(Struct, frozen=True, kw_only=True):
@@ -66,9 +73,8 @@ class Budget(Struct, frozen=True, kw_only=True):
     @property
     def room(self) -> Room:
         """Return the bytes available to the cache."""
-        peak = max(self.footprint.step, self.footprint.decoding)
         allowed = int((self.total - self.others) * self.share)
-        remaining = allowed - self.weights - self.footprint.persistent - peak - self.graphs
+        remaining = allowed - self.weights - self.footprint.persistent - self.footprint.peak - self.graphs
         return Room(max(0, remaining), f"{self.share:.0%} of the GPU, less weights and steps")
 
     def explain(self, cache: int) -> str:
@@ -77,7 +83,7 @@ class Budget(Struct, frozen=True, kw_only=True):
             (self.others, "allocated before infd started, by other processes and by CUDA"),
             (self.weights, "weights"),
             (self.footprint.persistent, "rows, workspaces and kernels"),
-            (max(self.footprint.step, self.footprint.decoding), f"steps of at most {self.footprint.tokens:,} tokens"),
+            (self.footprint.peak, f"steps of at most {self.footprint.tokens:,} tokens"),
             (self.graphs, "CUDA graphs, estimated"),
             (cache, "cache"),
         ]
@@ -125,22 +131,27 @@ def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs
     layout, rows, longest = runners.spec.layout, runners.rows, runners.setup.max_len
     length = min(longest - 1, tokens)
     prompts = ceil_div(tokens, length) * sum(ceil_div(length, group.page_tokens) for group in layout.groups)
-    pages = max(prompts, rows * len(layout.groups))
+    scheduling = runners.config.scheduler
+    most = 0 if scheduling.speculative == "off" else scheduling.speculative_tokens
+    sampled = 1 + max(0, min(most, tokens // rows - 1, longest - 2))  # positions of a row
+    pages = max(prompts, rows * sum(ceil_div(sampled, group.page_tokens) for group in layout.groups))
     cache = None
     try:
         runner, cache = runners.build(pages, longest, purpose="the cache of a first step", graphs=graphs)
         long = TrialPlans(layout, pages=pages, rows=rows, max_model_len=longest)
-        wide = TrialPlans(layout, pages=pages, rows=rows, max_model_len=2)  # one prompt token and one sampled token
+        # A row of the first has one prompt token and one sampled token.
+        wide, drafted = (TrialPlans(layout, pages=pages, rows=rows, max_model_len=n + 1) for n in (1, sampled))
         scored = LIKELIEST if layout.divisible else None  # logits of scored tokens need memory
         plan = long.plan(min(tokens, long.room), scored)
         run(runner, plan)  # run once unmeasured: libraries allocate workspaces that stay allocated
         step = bank.peak(partial(run, runner, plan))
         decoding = bank.peak(partial(run, runner, wide.plan(rows)))
+        verifying = bank.peak(partial(run, runner, drafted.verifying(rows * sampled))) if sampled > 1 else 0
         graph = bank.retained(runner.idle)
         bank.trim()
         # Measured while this runner exists, because the serving runner has as many rows, of this length or shorter.
         persistent = bank.held() - bank.others - weights.size - cache.size
-        return Footprint(tokens, step, decoding, max(0, persistent), graph)
+        return Footprint(tokens, step, decoding, max(0, persistent), graph, verifying)
     except Exception as error:
         if not lacks_memory(error):
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import torch
@@ -38,6 +38,7 @@ def start(
     graphs: bool = False,
     keeps: int = 0,
     adapters: str = "",
+    speculative: Literal["off", "ngram"] = "off",
 ) -> tuple[Loaded, Bank]:
     """Start on a device.
 
@@ -55,7 +56,7 @@ def start(
     settings = Config(
         lora=LoraConfig(root=adapters),
         device=DeviceConfig(kind="cpu", threads=1, memory_utilization=share, graphs=graphs),
-        scheduler=SchedulerConfig(max_num_seqs=40, step_tokens=step_tokens),
+        scheduler=SchedulerConfig(max_num_seqs=40, step_tokens=step_tokens, speculative=speculative),
         cache=CacheConfig(bytes=wanted, page_tokens=4),
     )
     return load(FakeModel(fault=full), settings, Pulse(), bank=bank, max_len=2000), bank
@@ -99,6 +100,14 @@ def test_a_start_tries_the_largest_step_and_leaves_only_weights_and_cache(caplog
     assert "steps of at most 64 tokens" in caplog.text
     assert "50% of the GPU, less weights and steps" in caplog.text
     assert loaded.capacity.step_tokens == 64
+
+
+def test_the_largest_step_that_verifies_drafts_is_tried_too():
+    loaded, bank = start(FakeDriver(capacity=TOTAL), step_tokens=130, speculative="ngram")
+    assert bank.tried == [130, 40, 120], "of 7 drafts 2 have room"
+    assert loaded.capacity.row_costs
+    _, bank = start(FakeDriver(capacity=TOTAL), step_tokens=64, speculative="ngram")
+    assert bank.tried == [64, 40], "none has room"
 
 
 def test_memory_is_reserved_for_captured_steps():
