@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 
+from infd.drafting.drafter import NO_DRAFTS, Drafting
+from infd.drafting.ngram import NgramDrafting
 from infd.request import Generate, Request, SamplingParams
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepPlan, StepResult
@@ -15,13 +17,15 @@ _PROMPT = 32
 _PAGE_TOKENS = 16
 
 
-def plan_commit_us(sequences: int = 256, *, steps: int = 128, repeats: int = 5) -> list[float]:
-    """Return microseconds per decoding sequence and step, one figure per repeat; includes page grants."""
-    return [_once(sequences, steps) for _ in range(repeats)]
+def plan_commit_us(
+    sequences: int = 256, *, steps: int = 128, repeats: int = 5, drafting: Drafting = NO_DRAFTS
+) -> list[float]:
+    """Return microseconds per decoding sequence and step, one figure per repeat; includes page grants and drafting."""
+    return [_once(sequences, steps, drafting) for _ in range(repeats)]
 
 
-def _once(sequences: int, steps: int) -> float:
-    tokens = _PROMPT + steps + 4
+def _once(sequences: int, steps: int, drafting: Drafting) -> float:
+    tokens = _PROMPT + steps * (1 + drafting.most) + 4
     capacity = Capacity(
         layout=CacheLayout((PageGroup(layers=(0,), page_tokens=_PAGE_TOKENS),)),
         pages=sequences * (tokens // _PAGE_TOKENS + 2),
@@ -30,11 +34,12 @@ def _once(sequences: int, steps: int) -> float:
         max_model_len=2 * tokens,
         vocab_size=1 << 15,
     )
-    scheduler = Scheduler(capacity)
+    scheduler = Scheduler(capacity, max_drafts=drafting.most)
     for number in range(sequences):
         prompt = tuple((number + position) % capacity.vocab_size for position in range(_PROMPT))
         wants = (Generate(SamplingParams(max_tokens=tokens)),)
-        scheduler.add(Sequence(Request(id=str(number), prompt=prompt, wants=wants)))
+        request = Request(id=str(number), prompt=prompt, wants=wants)
+        scheduler.add(Sequence(request, drafter=drafting.drafter(request, b"")))
     first = scheduler.plan()
     assert first is not None
     scheduler.commit(first, _result(first.plan))
@@ -59,5 +64,7 @@ def _result(plan: StepPlan) -> StepResult:
 
 
 if __name__ == "__main__":
-    figures = plan_commit_us()
-    print(f"plan + commit: {statistics.median(figures):.2f} us per running sequence ({min(figures):.2f} at best)")
+    for name, drafting in (("", NO_DRAFTS), (", drafts that are kept", NgramDrafting(3))):
+        figures = plan_commit_us(drafting=drafting)
+        us = f"{statistics.median(figures):.2f} us per running sequence ({min(figures):.2f} at best)"
+        print(f"plan + commit{name}: {us}")
