@@ -194,6 +194,7 @@ HUBS = {
     "models/blueprint.py": "what a model under construction declares",
     "models/config.py": "config.json, every value checked",
     "request.py": "a request, and what is wanted of its prompt",
+    "grammar/protocol.py": "what a library that compiles grammars offers, and what it is given",
     "rounding.py": "quotients and multiples, rounded up",
 }
 
