@@ -239,7 +239,7 @@ class UnknownExpectation(RequestError):
 
 
 class ToolServerFailed(RequestError):
-    """An MCP server is not reached, does not answer in time, or answers with an error or what is no answer.
+    """An MCP server cannot be reached, answers too late, reports an error, or violates the protocol.
 
     kind    kind of the error in an `mcp_call` item
     number  HTTP status, or JSON-RPC error code

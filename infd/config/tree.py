@@ -301,7 +301,7 @@ class McpConfig(Section, frozen=True, kw_only=True):
     ] = 2**20
     list_age_s: Annotated[NotNegative, about("time for which a server's list of tools is kept")] = 300.0
     calls: Annotated[Count, about("most calls of servers' tools in one response")] = 32
-    connections: Annotated[Count, about("most connections to servers; further calls wait")] = 32
+    connections: Annotated[Count, about("most requests in progress at one server; further ones wait")] = 32
 
 
 class DeviceConfig(Section, frozen=True, kw_only=True):

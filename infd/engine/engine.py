@@ -148,7 +148,7 @@ class Engine:
 
     def fail_all(self, error: Exception) -> None:
         """End every stream with one error event, refuse requests not queued yet, and stop lifecycle transitions."""
-        self.admission.close()
+        self.admission.close(error)
         self.control.stop()
         self.core.in_flight.fail_all(error)
 
@@ -164,19 +164,36 @@ class Engine:
     # Requests
 
     @asynccontextmanager
-    async def admit(self, choices: int, body_bytes: int) -> AsyncIterator[Ticket]:
+    async def admit(self, choices: int, body_bytes: int, within: Ticket | None = None) -> AsyncIterator[Ticket]:
         """Reserve places in the queue. Leaving the block for any reason ends the request's unfinished choices.
 
-        Raises NotReady or Overloaded before any work is done. May wake a sleeping engine. Waits while the gate holds
-        new requests; the wait may raise NotReady, QueueTimeout, RequestTimeout or Aborted.
+        within  the ticket of `admit_rounds`, if the request is a round; it is admitted while the engine drains too
+
+        Raises NotReady or Overloaded before any work is done, or the error that ended `within`. May wake a sleeping
+        engine. Waits while the gate holds new requests; the wait may raise NotReady, QueueTimeout, RequestTimeout or
+        Aborted.
         """
-        ticket = self.admission.reserve(choices, body_bytes)
+        ticket = self.admission.reserve(choices, body_bytes, within)
         try:
             self.control.on_request()
             await self.admission.enter(ticket)
             yield ticket
         finally:
             self.admission.retire(ticket)
+
+    @asynccontextmanager
+    async def admit_rounds(self) -> AsyncIterator[Ticket]:
+        """Admit a request that is computed in rounds, between which it waits for others, such as servers of tools.
+
+        The ticket takes no place in the queue, but until it is left, a drain waits, and the engine is not idle. Each
+        round is admitted by `admit(..., within=ticket)`. Between rounds, wait within `ticket.interrupt_if_expired`.
+
+        Raises and waits as `admit`.
+        """
+        async with self.admit(0, 0) as ticket:
+            ticket.in_rounds = True
+            ticket.deadlines.started()
+            yield ticket
 
     def require_room(self) -> None:
         """Raise NotReady or Overloaded if a request would be refused now."""
@@ -220,7 +237,7 @@ class Engine:
 
     def requests(self) -> list[RequestRow]:
         """Return every request whose reader has not left, oldest first."""
-        return [RequestRow.of(ticket) for ticket in self.admission]
+        return [RequestRow.of(ticket) for ticket in self.admission if ticket.round is None]
 
     def describe(self) -> dict[str, Any]:
         """Return the executor's facts: device, dtype, memory, kernels."""

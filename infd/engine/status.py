@@ -109,7 +109,7 @@ class RequestRow(Struct, kw_only=True):
     """One line of `infdctl ps`."""
 
     id: str
-    state: str  # admitted, waiting, running, or done: finished, but the reader has not left
+    state: str  # admitted, waiting, running, between rounds, or done: finished, but the reader has not left
     client: str
     prompt_tokens: int
     cached_tokens: int
@@ -137,7 +137,7 @@ class RequestRow(Struct, kw_only=True):
 
 def _stage(ticket: Ticket) -> str:
     if not ticket.choices:
-        return "admitted"
+        return "between rounds" if ticket.in_rounds else "admitted"
     if any(choice.seq.row is not None for choice in ticket.choices):
         return "running"
     return "waiting" if any(choice.stream.finish is None for choice in ticket.choices) else "done"

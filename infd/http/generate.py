@@ -55,15 +55,17 @@ async def generate(
     events: Events | None = None,
     *,
     before_end: Callable[[], Awaitable[None]] | None = None,
+    within: Ticket | None = None,
 ) -> Pieces:
     """Return the body of the answer; with `events`, stream the answer to `events` and return an empty list.
 
     before_end  awaited before the last event of a stream; its error fails the request
+    within      the ticket of `Engine.admit_rounds`, if the answer is one round of a request
 
     Raises RequestError, and the error of a failed choice. Returning, raising and cancellation all end the engine's work
     on the generation.
     """
-    async with backend.engine.admit(generation.total_choices, generation.body_bytes) as ticket:
+    async with backend.engine.admit(generation.total_choices, generation.body_bytes, within) as ticket:
         exchange.begin(ticket, generation.fields.request_id)
         served = backend.model()
         model = served.name(generation.fields.model)

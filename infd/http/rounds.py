@@ -1,7 +1,9 @@
 """Answer a responses request in rounds: the model answers, infd makes the answer's calls of MCP servers' tools, and the
 model answers again, until an answer makes none.
 
-Between two rounds the request holds no place in the queue, so that a slow server holds up no other request.
+Between two rounds the request holds no place in the queue, so that a slow server holds up no other request. Each round
+is queued anew. If the queue is full or the engine is paused by then, the response fails with the error of a refused
+request (429 or 503), as an event if its stream has begun. A drain admits the rounds of responses that it waits for.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from infd.request import FinishReason
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from infd.engine.admission.ticket import Ticket
     from infd.http.exchange import Events, Exchange
     from infd.http.formats.responses import Draft
     from infd.http.generation import Generation
@@ -103,8 +106,8 @@ class Asked(Struct, frozen=True, kw_only=True):
         if self.generation is not None:
             format_of = partial(ResponsesFormat, self.request, draft, NO_REMOTE_TOOLS)
             return await generate(self.generation, format_of, exchange, service, events, before_end=before_end)
-        async with service.tool_servers.calls() as calls:
-            return await _Rounds(self, draft, exchange, service, events, before_end, calls).answer()
+        async with service.engine.admit_rounds() as ticket, service.tool_servers.calls() as calls:
+            return await _Rounds(self, draft, exchange, service, events, before_end, ticket, calls).answer()
 
 
 def _approved(items: Sequence[InputItem], earlier: int, labels: set[str]) -> list[InputItem]:
@@ -149,6 +152,7 @@ class _Rounds:
         service: Service,
         events: Events | None,
         before_end: Callable[[], Awaitable[None]] | None,
+        ticket: Ticket,
         calls: Calls,
     ) -> None:
         self._asked = asked
@@ -157,6 +161,7 @@ class _Rounds:
         self._service = service
         self._events = events
         self._before_end = before_end
+        self._ticket = ticket
         self._calls = calls
         self._remote = NO_REMOTE_TOOLS
         most, wished = service.config.mcp.calls, asked.request.max_tool_calls
@@ -197,7 +202,13 @@ class _Rounds:
         following = generation(request, [*asked.items, *made], size, self._service.config, self._remote)
         format_of = partial(ResponsesFormat, asked.request, draft, self._remote)
         return await generate(
-            following, format_of, self._exchange, self._service, self._events, before_end=self._before_last
+            following,
+            format_of,
+            self._exchange,
+            self._service,
+            self._events,
+            before_end=self._before_last,
+            within=self._ticket,
         )
 
     @property
@@ -235,7 +246,8 @@ class _Rounds:
         for one in self._asked.wanted:
             shown = items.get(one.label)
             try:
-                tools = await self._service.tool_servers.tools(one.server)
+                async with self._ticket.interrupt_if_expired():
+                    tools = await self._service.tool_servers.tools(one.server)
             except ToolServerFailed as error:
                 if shown is not None:
                     shown.error = str(error)
@@ -279,7 +291,8 @@ class _Rounds:
         tasks = [asyncio.create_task(self._call(item)) for item in calls]
         try:
             for ended in asyncio.as_completed(tasks):
-                item = await ended
+                async with self._ticket.interrupt_if_expired():
+                    item = await ended
                 await self._send(
                     self._draft.item_event(f"response.mcp_call.{item.status}", item),
                     self._draft.item_event("response.output_item.done", item, item=item),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from infd.mcp.messages import Tool
     from infd.mcp.servers import Server, Servers
 
-# Fields that would send a client's secret, or have another form of server reached.
+# Fields that are refused: they would send a client's secret to a server, or name a server in a form that is not served.
 _REFUSED = ("authorization", "connector_id", "defer_loading", "headers", "tunnel_id")
 
 

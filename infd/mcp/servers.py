@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +19,7 @@ from msgspec import Struct
 from infd.errors import ConfigError, ToolServerFailed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
     import aiohttp
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from infd.mcp.session import Session
 
 TOOLS: Final = 256  # most tools of one server
+END_S: Final = 1.0  # longest time in which a server may end a session
 _TIMED_OUT: Final = 504
 # Names that a chat template can render and a tool syntax can contain; see ToolName in http/schema/tools.py.
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}\Z")
@@ -67,6 +68,8 @@ class Servers:
         }
         self._lists: dict[str, tuple[float, list[Tool]]] = {}
         self._listing: dict[str, asyncio.Task[list[Tool]]] = {}
+        self._slots: dict[str, asyncio.Semaphore] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._http: aiohttp.ClientSession | None = None
 
     @classmethod
@@ -114,16 +117,31 @@ class Servers:
 
         if self._http is None:
             self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, limit_per_host=self._config.connections),
+                connector=aiohttp.TCPConnector(limit=0),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
             )
-        return Session(self._http, server.url, server.headers, answer_bytes=self._config.answer_bytes)
+        return Session(
+            self._http,
+            self._slots.setdefault(server.label, asyncio.Semaphore(self._config.connections)),
+            server.url,
+            server.headers,
+            answer_bytes=self._config.answer_bytes,
+        )
+
+    def end(self, sessions: Iterable[Session]) -> None:
+        """End sessions at their servers, while the caller goes on: a response does not wait for a slow server."""
+        for session in sessions:
+            task = asyncio.create_task(_end(session))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
         for task in list(self._listing.values()):
             task.cancel()
+        if self._ending:
+            await asyncio.wait(self._ending)
         if self._http is not None:
             await self._http.close()
 
@@ -153,12 +171,7 @@ class Calls:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        for session in self._sessions.values():
-            try:
-                async with asyncio.timeout(1.0):
-                    await session.close()
-            except TimeoutError:
-                pass
+        self._servers.end(self._sessions.values())
 
     async def tools(self, server: Server, most: int) -> list[Tool]:
         """Return the tools of a server. Raises ToolServerFailed."""
@@ -190,6 +203,12 @@ class Calls:
                 await session.open()
                 self._sessions[server.label] = session
             return self._sessions[server.label]
+
+
+async def _end(session: Session) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(END_S):
+            await session.close()
 
 
 def _headers(path: str) -> dict[str, str]:

@@ -35,12 +35,23 @@ _TOO_LARGE: Final = 413
 class Session:
     """A session with one server. Concurrent calls are allowed once `open` has returned.
 
+    slots         held by each request of ours while its answer is read. Replies to the server's own requests take none:
+                  a server may send its answer only after the reply
     headers       sent with every request
     answer_bytes  most bytes read of the answer to one request
     """
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, headers: dict[str, str], *, answer_bytes: int) -> None:
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        slots: asyncio.Semaphore,
+        url: str,
+        headers: dict[str, str],
+        *,
+        answer_bytes: int,
+    ) -> None:
         self._http = http
+        self._slots = slots
         self._url = url
         self._headers = {
             **headers,
@@ -87,7 +98,10 @@ class Session:
         """End the session at the server, if it has one. Errors are ignored: the server ends sessions by itself too."""
         if SESSION in self._headers:
             try:
-                async with self._http.delete(self._url, headers=self._headers, allow_redirects=False):
+                async with (
+                    self._slots,
+                    self._http.delete(self._url, headers=self._headers, allow_redirects=False),
+                ):
                     pass
             except (aiohttp.ClientError, OSError):
                 pass
@@ -103,9 +117,12 @@ class Session:
         try:
             for _ in range(RESUMES):
                 headers = self._headers if method == "POST" else {**self._headers, "Last-Event-ID": reader.last_event}
-                async with self._http.request(
-                    method, self._url, data=data, headers=headers, allow_redirects=False
-                ) as response:
+                async with (
+                    self._slots,
+                    self._http.request(
+                        method, self._url, data=data, headers=headers, allow_redirects=False
+                    ) as response,
+                ):
                     _check(response)
                     if opening and (session := response.headers.get(SESSION)) is not None:
                         self._headers[SESSION] = session

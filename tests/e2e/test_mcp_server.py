@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,13 @@ import pytest
 from infd.config import Config, McpConfig
 from infd.errors import ToolServerFailed
 from infd.mcp.servers import Servers
+from tests.e2e.process import Daemon
 from tests.http.scripted import speaking
 from tests.http.test_rounds import MULTIPLY, RoundsDevice
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.filterwarnings("ignore")]  # of the packages' libraries
 
@@ -165,6 +168,57 @@ async def test_an_approval_by_openais_package():
         second = valid(await client.responses.create(input=[yes], previous_response_id=first.id, **asked))
         assert (second.output[0].output, second.output[0].approval_request_id) == ("56088", request.id)
         assert second.output_text == "It is 56,088."
+
+
+@pytest.mark.parametrize("drain_s", [60, 0.2])
+async def test_a_daemon_that_is_stopped_waits_for_a_slow_server(tmp_path: Path, drain_s: float):
+    called, answer = asyncio.Event(), asyncio.Event()
+    server = mcpserver.MCPServer("maths")
+
+    @server.tool()
+    async def slow() -> str:
+        called.set()
+        await answer.wait()
+        return "at last"
+
+    items = [
+        {"type": "message", "role": "user", "content": "Wait."},
+        {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "maths", "name": "slow", "arguments": "{}"},
+        {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True},
+    ]
+    tool = {"type": "mcp", "server_label": "maths"}
+    async with running(server.streamable_http_app()) as url:
+        settings = ["--mcp-server", f"maths={url}", "--set", f"server.drain_timeout_s={drain_s}"]
+        daemon = await asyncio.to_thread(Daemon, tmp_path, settings, {})
+        try:
+            await asyncio.to_thread(daemon.ready)
+            async with openai.AsyncOpenAI(base_url="http://{}:{}/v1".format(*daemon.address), api_key="k") as client:
+                stream = await client.responses.create(
+                    model="embedded", input=items, tools=[tool], max_output_tokens=5, stream=True
+                )
+                reading = asyncio.create_task(_read(stream))
+                await called.wait()
+                daemon.signal(signal.SIGTERM)
+                if drain_s > 1:
+                    await asyncio.to_thread(daemon.wait_for, "STOPPING", "1")
+                    answer.set()
+                *_, last = await reading
+                answer.set()
+            assert await asyncio.to_thread(daemon.exit_code) == (0 if drain_s > 1 else 75)
+        finally:
+            answer.set()
+            await asyncio.to_thread(daemon.close)
+    call = last.response.output[1]
+    if drain_s > 1:
+        assert last.type in ("response.completed", "response.incomplete")
+        assert (call.output, call.status) == ("at last", "completed")
+        assert len(last.response.output) > 2
+    else:
+        assert (last.type, last.response.error.code) == ("response.failed", "draining")
+
+
+async def _read(stream: Any) -> list[Any]:
+    return [event async for event in stream]
 
 
 async def test_openai_agents_hosted_tool(monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from infd.config import Config, McpConfig
-from infd.errors import ConfigError
+from infd.errors import ConfigError, ServerStopped
 from infd.mcp.servers import Servers
 from tests.http.model import tokenizer
 from tests.http.scripted import ScriptedDevice, ids_of, speaking
@@ -20,7 +21,7 @@ from tests.http.test_responses import PATH, TOOLS, asked, get, stripped
 from tests.http.tool_server import ToolServer, tool_server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Coroutine
     from pathlib import Path
 
     from infd.scheduler.plan import Span
@@ -61,6 +62,25 @@ class Conversing:
 
     async def events(self, **fields: Any) -> list[dict[str, Any]]:
         return await self.endpoint.named_events(PATH, asked(**{"tools": [NEVER], **fields}))
+
+    async def calling(self, client: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a client; return it once its call is being made, which ends when `tools.waiting` is set."""
+        called = asyncio.Event()
+
+        async def multiply(a: int, b: int) -> int:
+            called.set()
+            await self.tools.waiting.wait()
+            return a * b
+
+        self.tools.tools["multiply"] = multiply
+        task = asyncio.create_task(client)
+        await called.wait()
+        return task
+
+    async def ended(self) -> None:
+        """Wait until all sessions have ended."""
+        while self.tools.sessions:
+            await asyncio.sleep(0.001)
 
     async def both(self, **fields: Any) -> dict[str, Any]:
         """Request a response whole, streamed and in the background; check that all are equal, and return it."""
@@ -160,7 +180,7 @@ async def test_the_models_call_is_made_and_its_number_is_read():
         assert '"name": "multiply"' in first
         assert "<tool_response>\n56088\n</tool_response>" in second
         assert response["usage"]["input_tokens"] == sum(len(tokenizer().encode(prompt)) for prompt in (first, second))
-        assert talk.tools.sessions == 0
+        await talk.ended()
 
 
 async def test_calls_are_made_at_once_and_a_servers_stream_is_read():
@@ -334,18 +354,10 @@ async def test_a_list_that_fails_fails_the_request(how: str):
 
 async def test_a_slow_server_holds_up_no_other_request():
     async with conversing(MULTIPLY, "Done.") as talk:
-        called = asyncio.Event()
-
-        async def multiply(a: int, b: int) -> int:
-            called.set()
-            await talk.tools.waiting.wait()
-            return a * b
-
-        talk.tools.tools["multiply"] = multiply
-        slow = asyncio.create_task(talk.whole())
-        await called.wait()
+        slow = await talk.calling(talk.whole())
         status = talk.endpoint.engine.status()
-        assert (status.running, status.waiting) == (0, 0)
+        assert (status.running, status.waiting, status.tickets) == (0, 0, 1)
+        assert [row.state for row in talk.endpoint.engine.requests()] == ["between rounds"]
         assert (await talk.endpoint.complete(max_tokens=2))["choices"]
         talk.tools.waiting.set()
         assert (await slow)["output"][1]["output"] == "56088"
@@ -353,20 +365,70 @@ async def test_a_slow_server_holds_up_no_other_request():
 
 async def test_a_client_that_leaves_ends_its_call():
     async with conversing(MULTIPLY, "Done.") as talk:
-        called = asyncio.Event()
-
-        async def multiply(a: int, b: int) -> int:
-            called.set()
-            await talk.tools.waiting.wait()
-            return a * b
-
-        talk.tools.tools["multiply"] = multiply
-        client = asyncio.create_task(talk.whole())
-        await called.wait()
+        client = await talk.calling(talk.whole())
         client.cancel()
         while talk.tools.heard[-1] != "DELETE":
             await asyncio.sleep(0.01)
         await talk.endpoint.idle()
+
+
+async def test_a_drain_waits_for_a_call_and_for_the_models_answer_after_it():
+    async with conversing(MULTIPLY, "Done.") as talk:
+        slow = await talk.calling(talk.events())
+        drain = asyncio.create_task(talk.endpoint.engine.drain(60))
+        status, _ = await talk.endpoint.post("/v1/completions", {"prompt": [5]})
+        assert status == 503
+        assert not drain.done()
+        talk.tools.waiting.set()
+        response = folded(await slow)
+        assert (response["status"], response["output"][-1]["content"][0]["text"]) == ("completed", "Done.")
+        assert await drain
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_call_that_outlasts_the_drain_ends_its_response_with_an_event(background: bool):
+    async with conversing(MULTIPLY, "Never.") as talk:
+        slow = await talk.calling(talk.events(background=background))
+        engine = talk.endpoint.engine
+        assert not await engine.drain(0)
+        engine.fail_all(ServerStopped())
+        last = (await slow)[-1]
+        assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "draining")
+        assert last["response"]["output"][1]["status"] == "incomplete"
+        await engine.admission.emptied()
+        await talk.ended()
+
+
+async def test_an_engine_that_waits_for_a_call_is_not_idle():
+    async with conversing(MULTIPLY, "Done.") as talk:
+        slow = await talk.calling(talk.whole())
+        control = talk.endpoint.engine.control
+        control.sleep_if_idle()
+        await asyncio.to_thread(time.sleep, 0.001)
+        control.sleep_if_idle()
+        assert control.idle_s < 0.001
+        talk.tools.waiting.set()
+        await slow
+        control.sleep_if_idle()
+        await asyncio.to_thread(time.sleep, 0.001)
+        control.sleep_if_idle()
+        assert control.idle_s >= 0.001
+
+
+async def test_an_operator_ends_a_response_during_its_call_and_during_its_answer():
+    async with conversing(MULTIPLY, MULTIPLY) as talk:
+        slow, engine = await talk.calling(talk.whole(status=503)), talk.endpoint.engine
+        assert engine.abort(engine.requests()[0].id)
+        assert (await slow)["error"]["code"] == "aborted"
+
+        talk.endpoint.executor.gate.clear()
+        answering = asyncio.create_task(talk.whole())
+        while not engine.status().running:
+            await asyncio.sleep(0)
+        assert engine.status().tickets == len(engine.requests()) == 1
+        assert engine.abort(next(iter(engine.admission)).id)
+        talk.endpoint.executor.gate.set()
+        assert (await answering)["status"] == "cancelled"
 
 
 async def test_calls_are_limited_by_request_and_settings():
@@ -503,6 +565,48 @@ async def test_requests_of_the_server_are_answered_and_bounded():
         assert talk.tools.heard.count("reply") == 2
         call = (await talk.whole())["output"][1]
         assert "requests of its own" in call["error"]["message"]
+
+
+async def test_servers_that_ask_before_they_answer_are_answered_while_all_connections_are_in_use():
+    async with conversing(MULTIPLY, "Done.", connections=2, timeout_s=5) as talk:
+        met, replied = asyncio.Barrier(2), asyncio.Semaphore(0)
+
+        async def ask(request: web.Request) -> web.StreamResponse:
+            answer = {"jsonrpc": "2.0", "id": (await request.json())["id"], "result": {"content": []}}
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            await met.wait()  # both connections are in use
+            await response.write(b'data: {"jsonrpc": "2.0", "id": 1, "method": "ping"}\n\n')
+            await replied.acquire()
+            await response.write(f"data: {json.dumps(answer)}\n\n".encode())
+            return response
+
+        def misbehave(method: str, request: web.Request) -> Any:
+            if method == "reply":
+                replied.release()
+            return ask(request) if method == "tools/call" else None
+
+        talk.tools.misbehave = misbehave
+        for response in await asyncio.gather(talk.whole(), talk.whole()):
+            assert response["output"][1]["status"] == "completed"
+
+
+async def test_requests_at_one_server_are_bounded():
+    async with conversing(MULTIPLY, "Done.", connections=2) as talk:
+        await talk.whole()
+        open_calls = most = 0
+
+        async def multiply(a: int, b: int) -> int:
+            nonlocal open_calls, most
+            open_calls += 1
+            most = max(most, open_calls)
+            await asyncio.sleep(0)
+            open_calls -= 1
+            return a * b
+
+        talk.tools.tools["multiply"] = multiply
+        await asyncio.gather(*(talk.whole() for _ in range(6)))
+        assert most == 2
 
 
 def test_settings_that_name_no_server_are_refused(tmp_path: Path):

@@ -31,7 +31,9 @@ BYTES_PER_TOKEN: Final = 4  # estimates a body's prompt tokens until the prompt 
 
 
 class Admission:
-    """The tickets of all requests between `reserve` and `retire`; len() counts the tickets.
+    """The tickets of all requests between `reserve` and `retire`; len() counts the requests.
+
+    A request that is computed in rounds has a ticket of its own, and each of its rounds another.
 
     budget  bounds the queue
     gate    holds or refuses requests while the engine is not ready
@@ -60,7 +62,7 @@ class Admission:
         self._empty.set()
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return sum(ticket.within is None for ticket in self._tickets.values())
 
     def __iter__(self) -> Iterator[Ticket]:
         """Iterate over the tickets, from the oldest to the newest."""
@@ -72,34 +74,50 @@ class Admission:
         preparing = (ticket for ticket in self if ticket.expired is None and not ticket.held)
         return len(self._core.in_flight) + sum(ticket.reservation.choices for ticket in preparing)
 
-    def require_room(self, choices: int = 1, tokens: int = 0) -> None:
-        """Raise NotReady or Overloaded if a request of this size would be refused now."""
-        self.gate.require()
+    def require_room(self, choices: int = 1, tokens: int = 0, *, admitted: bool = False) -> None:
+        """Raise NotReady or Overloaded if a request of this size would be refused now.
+
+        admitted  whether the request is a round of a request admitted earlier
+        """
+        self.gate.require(admitted=admitted)
         self.budget.require(choices, tokens, len(self._core.scheduler.waiting))
 
-    def reserve(self, choices: int, body_bytes: int) -> Ticket:
+    def reserve(self, choices: int, body_bytes: int, within: Ticket | None = None) -> Ticket:
         """Return a ticket, with places in the queue reserved until the requests are queued or the ticket is retired.
 
-        Raises NotReady, Overloaded.
+        within  ticket of the request of which this one is a round
+
+        Raises NotReady, Overloaded, or the error that ended `within`.
         """
+        if within is not None and within.expired is not None:
+            raise within.expired
         tokens = body_bytes // BYTES_PER_TOKEN
-        self.require_room(choices, tokens)
+        self.require_room(choices, tokens, admitted=within is not None)
         reservation = self.budget.reserve(choices, tokens)
         ticket = Ticket(
-            secrets.token_hex(12), reservation, self._live.now.server, self._telemetry.now, self._submit, self.expire
+            secrets.token_hex(12),
+            reservation,
+            self._live.now.server,
+            self._telemetry.now,
+            self._submit,
+            self.expire,
+            within,
         )
+        if within is not None:
+            within.round = ticket
         self._tickets[ticket.id] = ticket
         self._empty.clear()
         return ticket
 
     async def enter(self, ticket: Ticket) -> None:
         """Return once the engine is ready. Raises NotReady, or the error that ended the ticket."""
-        if self.gate.open:
+        admitted = ticket.within is not None
+        if self.gate.passes(admitted=admitted):
             return
         ticket.held = True
         try:
             async with ticket.interrupt_if_expired():
-                await self.gate.enter()
+                await self.gate.enter(admitted=admitted)
         finally:
             ticket.held = False
 
@@ -108,6 +126,8 @@ class Admission:
         ticket.deadlines.cancel()
         self.budget.release(ticket.reservation)
         self._core.in_flight.retire(ticket)
+        if ticket.within is not None:
+            ticket.within.round = None
         del self._tickets[ticket.id]
         self._core.ended.set()
         if not self._tickets:
@@ -117,9 +137,12 @@ class Admission:
         """Return once every caller has left, so that there are no tickets."""
         await self._empty.wait()
 
-    def close(self) -> None:
-        """Refuse all requests that are not queued yet."""
+    def close(self, error: Exception) -> None:
+        """Refuse all requests that are not queued yet; end those in rounds with `error`."""
         self._closed = True
+        for ticket in self:
+            if ticket.in_rounds:
+                ticket.expire(error)
 
     # Ending requests
 
@@ -132,15 +155,17 @@ class Admission:
             return 0
         if not ticket.choices:
             ticket.expire(Aborted())
-            return ticket.reservation.choices
+            return ticket.reservation.choices if ticket.round is None else self.abort(ticket.round)
         return self._core.in_flight.end(ticket, FinishReason.ABORT)
 
     def abort_all(self) -> int:
         """End all requests with "abort", except requests held at the gate; return the number of choices ended."""
-        return sum(self.abort(ticket) for ticket in list(self) if not ticket.held)
+        return sum(self.abort(ticket) for ticket in list(self) if not (ticket.round or ticket).held)
 
     def expire(self, ticket: Ticket, error: RequestError) -> None:
         """End a request whose time has run out: its unfinished choices or, before it is queued, its wait."""
+        if ticket.round is not None:
+            self.expire(ticket.round, error)
         if not ticket.choices:
             ticket.expire(error)
         self._core.in_flight.end(ticket, FinishReason.ERROR, error)

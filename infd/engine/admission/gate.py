@@ -34,18 +34,25 @@ class Gate:
         """Requests that wait for the gate to open."""
         return len(self._waiters)
 
-    def require(self) -> None:
-        """Raise NotReady if a new request would be refused."""
-        if not (self.open or self.holds):
+    def passes(self, *, admitted: bool) -> bool:
+        """Return whether a request need not wait. While draining, only rounds of requests admitted earlier pass."""
+        return self.open or (admitted and self._lifecycle.state is State.DRAINING)
+
+    def require(self, *, admitted: bool = False) -> None:
+        """Raise NotReady if a request would be refused.
+
+        admitted  whether the request is a round of a request admitted earlier
+        """
+        if not (self.holds or self.passes(admitted=admitted)):
             raise self.not_ready()
 
-    async def enter(self) -> None:
-        """Return once the gate is open. Raises NotReady."""
+    async def enter(self, *, admitted: bool = False) -> None:
+        """Return once the request passes. Raises NotReady."""
         request, hold_s = object(), self._live.now.server.hold_timeout_s
         try:
             async with asyncio.timeout(hold_s):
-                while not self.open:
-                    self.require()
+                while not self.passes(admitted=admitted):
+                    self.require(admitted=admitted)
                     self._waiters[request] = asyncio.get_running_loop().create_future()
                     await self._waiters[request]
         except TimeoutError:

@@ -50,7 +50,10 @@ class Ticket:
     cached_tokens  prompt tokens found in the prefix cache
     departure      metrics label of a reader that leaves early: disconnect, or slow_reader if dropped
     held           whether the request waits at the gate
-    expired        the error that ended the request before it was queued: a timeout, or an abort
+    within         ticket of the request of which this one is a round; None: it is no round
+    in_rounds      whether the request is computed in rounds: it queues nothing itself, and ends with its last round
+    round          ticket of the present round; None: between two rounds
+    expired        the error that ended the request, or its round, before it was queued: a timeout, an abort, a stop
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Ticket:
         clock: Callable[[], float],
         submit: Submit,
         expire: Expire,
+        within: Ticket | None = None,
     ) -> None:
         """Start the deadlines.
 
@@ -77,7 +81,10 @@ class Ticket:
         self.cached_tokens = 0
         self.departure = "disconnect"
         self.held = False
-        self.expired: RequestError | None = None
+        self.within = within
+        self.in_rounds = False
+        self.round: Ticket | None = None
+        self.expired: Exception | None = None
         self.deadlines = Deadlines(server, partial(expire, self))
         self._waiting: asyncio.Timeout | None = None
         self._clock = clock
@@ -98,7 +105,7 @@ class Ticket:
 
     @asynccontextmanager
     async def interrupt_if_expired(self) -> AsyncIterator[None]:
-        """Run a block that waits before the requests are queued; `expire(error)` makes the block raise `error`."""
+        """Run a block that waits before the requests are queued, or between two rounds; `expire(error)` makes the block raise `error`."""
         if self.expired is not None:
             raise self.expired
         try:
@@ -111,8 +118,8 @@ class Ticket:
         finally:
             self._waiting = None
 
-    def expire(self, error: RequestError) -> None:
-        """End the request before it is queued. `interrupt_if_expired` raises the error of the first call."""
+    def expire(self, error: Exception) -> None:
+        """End the request before it is queued, or between two rounds. `interrupt_if_expired` raises the error of the first call."""
         if self.expired is not None:
             return
         self.expired = error

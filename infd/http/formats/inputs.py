@@ -1,4 +1,4 @@
-"""The input of a custom tool's call: the string `input` of the arguments that the model wrote, as it arrives."""
+"""Decode the input of a custom tool's call while it is generated: the model writes the arguments `{"input": "..."}`."""
 
 from __future__ import annotations
 
