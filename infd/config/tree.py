@@ -245,6 +245,7 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
     """Bounds on one request."""
 
     choices: Annotated[Count, about("largest n", live=True)] = 128
+    beams: Annotated[Count, about("most beams of a beam search", live=True)] = 16
     stop_strings: Annotated[Natural, about("most stop strings", live=True)] = 16
     stop_characters: Annotated[Count, about("longest stop string", live=True)] = 256
     logit_bias: Annotated[Natural, about("most entries of logit_bias", live=True)] = 1024

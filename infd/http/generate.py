@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, Protocol
 
 from infd.errors import GrammarFailed, InvalidRequest, Unsupported
-from infd.http import samplers, sampling
+from infd.http import beams, samplers, sampling
 from infd.http.answer import Answer, PromptReport
 from infd.http.formats.base import ENTRY_BYTES, Accepted
 from infd.http.gathering import Gathering
@@ -65,7 +65,7 @@ async def generate(
     Raises RequestError, and the error of a failed choice. Returning, raising and cancellation all end the engine's work
     on the generation.
     """
-    async with backend.engine.admit(generation.total_choices, generation.body_bytes, within) as ticket:
+    async with backend.engine.admit(generation.places, generation.body_bytes, within) as ticket:
         exchange.begin(ticket, generation.fields.request_id)
         served = backend.model()
         model = served.name(generation.fields.model)
@@ -289,7 +289,10 @@ async def _queue(
         for request, reading in zip_longest(request_of_choice, _readings(generation, prompts, served))
     ]
     try:
-        choices = await ticket.submit(*requests, watchers=replies, client=exchange.client)
+        if generation.search is None:
+            choices = await ticket.submit(*requests, watchers=replies, client=exchange.client)
+        else:
+            choices = await beams.search(generation.search, ticket, requests, replies, exchange.client)
     except (GrammarFailed, Unsupported) as error:
         error.param = error.param or _constraint_param(generation)
         raise

@@ -11,6 +11,7 @@ from infd.http.thinking import Thinking
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from infd.http.beams import Search
     from infd.http.constraints import Constrained, ConstrainedCalls
     from infd.http.schema.sampling import GenerationFields
     from infd.text.infill import Gap
@@ -69,6 +70,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     prompt_logprobs     number of likeliest tokens at each prompt position, by the request field that sets the number
     prompt_repeats      number of a prompt's choices that repeat the prompt's log-probabilities
     constrained         the constraint of the answers' content; None: any text
+    search              the beam search that finds the answers; None: they are sampled
     echo                whether each choice begins with its prompt
     prediction          text that much of each answer is expected to repeat; None: none is given
     """
@@ -87,10 +89,20 @@ class Generation(Struct, frozen=True, kw_only=True):
     prompt_logprobs: Mapping[str, int] = {}
     prompt_repeats: int = 1
     constrained: Constrained | None = None
+    search: Search | None = None
     echo: bool = False
     prediction: str | None = None
 
     @property
     def total_choices(self) -> int:
         """Choices generated for all prompts."""
-        return self.choices * (len(self.input.prompts) if isinstance(self.input, Texts) else 1)
+        return self.choices * self._prompts
+
+    @property
+    def places(self) -> int:
+        """Choices that the engine computes at once."""
+        return self.total_choices if self.search is None else self.search.width * self._prompts
+
+    @property
+    def _prompts(self) -> int:
+        return len(self.input.prompts) if isinstance(self.input, Texts) else 1

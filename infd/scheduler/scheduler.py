@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepResult
     from infd.scheduler.resources import Resource
-    from infd.scheduler.sequence import Sequence
+    from infd.scheduler.sequence import QueuePlace, Sequence
 
 
 class Outcome(Struct, gc=False):
@@ -106,12 +106,15 @@ class Scheduler:
 
     # Queue and steps
 
-    def add(self, seq: Sequence) -> None:
-        """Queue a sequence. `EngineCore.check` has checked its prompt against max_model_len."""
+    def add(self, seq: Sequence, place: QueuePlace | None = None) -> None:
+        """Queue a sequence. `EngineCore.check` has checked its prompt against max_model_len.
+
+        place  its place; None: after the sequences queued earlier with its priority
+        """
         assert seq.prompt_tokens < self.capacity.max_model_len
         seq.limit = min(seq.limit, self.capacity.max_model_len)
         seq.token_cost = self.capacity.score_cost if seq.scoring else 1
-        seq.place = self._policy.place(seq.request.priority)
+        seq.place = self._policy.place(seq.request.priority) if place is None else place
         insort(self.waiting, seq, key=by_place)
 
     def remove(self, seq: Sequence, finish: FinishReason, failure: BaseException | None = None) -> None:

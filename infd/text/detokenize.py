@@ -154,6 +154,12 @@ class WindowText:
         self._returned = 0  # number of the window's ids whose text has been returned
         self._returned_text = ""
 
+    def __copy__(self) -> WindowText:
+        text = WindowText(self._decode, self._visible)
+        text._window = list(self._window)
+        text._returned, text._returned_text = self._returned, self._returned_text
+        return text
+
     def feed(self, ids: Sequence[int]) -> str:
         # The window contains only visible ids, because decoders treat the first token of a text differently.
         visible = [token_id for token_id in ids if self._visible(token_id)]

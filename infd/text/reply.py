@@ -9,14 +9,16 @@ included, before parsing.
 
 from __future__ import annotations
 
+from copy import copy
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from infd.text.detokenize import Detokenizer
     from infd.text.markup import Reading
-    from infd.text.stops import StopStrings
+    from infd.text.stops import StopSearch, StopStrings
     from infd.text.tokenizer import Tokenizer
 
 
@@ -90,6 +92,10 @@ class Reply:
             if ended:
                 return used
         return None
+
+    def fork(self) -> tuple[Detokenizer, StopSearch | None]:
+        """Return copies of the detokenizer and of the search for stop strings, for one of several continuations."""
+        return copy(self._detokenizer), copy(self._search)
 
     def take(self) -> str:
         """Return the text that may be sent and that no earlier call has returned."""

@@ -595,12 +595,14 @@ async def test_requests_at_one_server_are_bounded():
     async with conversing(MULTIPLY, "Done.", connections=2) as talk:
         await talk.whole()
         open_calls = most = 0
+        first_answers = len(talk.prompted) + 6
 
         async def multiply(a: int, b: int) -> int:
             nonlocal open_calls, most
             open_calls += 1
             most = max(most, open_calls)
-            await asyncio.sleep(0)
+            while len(talk.prompted) < first_answers or talk.endpoint.engine.status().running:
+                await asyncio.sleep(0)
             open_calls -= 1
             return a * b
 

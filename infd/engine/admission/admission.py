@@ -153,10 +153,10 @@ class Admission:
         """End a request with "abort"; return the number of choices ended."""
         if ticket.expired is not None:
             return 0
-        if not ticket.choices:
-            ticket.expire(Aborted())
-            return ticket.reservation.choices if ticket.round is None else self.abort(ticket.round)
-        return self._core.in_flight.end(ticket, FinishReason.ABORT)
+        if ended := self._core.in_flight.end(ticket, FinishReason.ABORT):
+            return ended
+        ticket.expire(Aborted())
+        return ticket.reservation.choices if ticket.round is None else self.abort(ticket.round)
 
     def abort_all(self) -> int:
         """End all requests with "abort", except requests held at the gate; return the number of choices ended."""
@@ -166,13 +166,12 @@ class Admission:
         """End a request whose time has run out: its unfinished choices or, before it is queued, its wait."""
         if ticket.round is not None:
             self.expire(ticket.round, error)
-        if not ticket.choices:
+        if not self._core.in_flight.end(ticket, FinishReason.ERROR, error):
             ticket.expire(error)
-        self._core.in_flight.end(ticket, FinishReason.ERROR, error)
 
     # Queueing
 
-    async def _submit(self, ticket: Ticket, requests: Many[Request], watchers: Watchers) -> Choices:
+    async def _submit(self, ticket: Ticket, requests: Many[Request], watchers: Watchers, last: bool) -> Choices:
         """Prepare and queue a ticket's requests; see `Ticket.submit`."""
         names = {request.adapter for request in requests} or {None}
         # With several adapters, two tickets could deadlock: each would hold an adapter for which the other waits.
@@ -182,13 +181,14 @@ class Admission:
         grammars = [GrammarNeed(self._grammars, constraint) for constraint in constraints]
         async with ticket.interrupt_if_expired(), prepare([*grammars, adapter]):
             compiled = {need.constraint: need.grammar for need in grammars if need.grammar is not None}
-            return self._queue(ticket, requests, watchers, adapter.adapter, compiled)
+            return self._queue(ticket, requests, watchers, last, adapter.adapter, compiled)
 
     def _queue(
         self,
         ticket: Ticket,
         requests: Many[Request],
         watchers: Watchers,
+        last: bool,
         adapter: Adapter | None,
         grammars: Mapping[Restriction, Grammar],
     ) -> Choices:
@@ -199,5 +199,7 @@ class Admission:
         for request in requests:
             self._core.check(request)
         count = sum(request.choices for request in requests)
-        self.budget.exchange(ticket.reservation, count, sum(len(request.prompt) for request in requests))
+        if not ticket.choices:
+            tokens = sum(len(request.prompt) for request in requests)
+            self.budget.exchange(ticket.reservation, count, tokens, keep=not last)
         return self._core.in_flight.begin(ticket, requests, watchers or [None] * count, adapter, grammars)

@@ -56,14 +56,19 @@ class QueueBudget:
         self.queued_tokens -= reservation.tokens
         reservation.choices = reservation.tokens = 0
 
-    def exchange(self, reservation: Reservation, choices: int, tokens: int) -> None:
+    def exchange(self, reservation: Reservation, choices: int, tokens: int, *, keep: bool = False) -> None:
         """Release a reservation whose choices are about to be queued; the caller then calls `enqueue` for each choice.
+
+        keep  whether the choices stay reserved, for others that follow once these have ended
 
         Raises Overloaded if `tokens` prompt tokens do not fit.
         """
         assert choices <= reservation.choices, "more choices than reserved, or submitted twice"
         self._require_tokens(tokens, beside=self.queued_tokens - reservation.tokens)
+        kept = reservation.choices if keep else 0
         self.release(reservation)
+        reservation.choices = kept
+        self.reserved_choices += kept
 
     def enqueue(self, tokens: int) -> None:
         """Count the prompt of a queued choice until `dequeue`."""

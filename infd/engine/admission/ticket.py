@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from infd.config import ServerConfig
     from infd.engine.admission.budget import Reservation
     from infd.engine.streams.choice import ChoiceState
-    from infd.engine.streams.stream import Choices, Watcher
+    from infd.engine.streams.stream import Choices, Stream, Watcher
     from infd.errors import RequestError
     from infd.request import Request
 
     Watchers = Many[Watcher | None] | None
-    Submit = Callable[["Ticket", Many[Request], Watchers], Awaitable[Choices]]
+    Submit = Callable[["Ticket", Many[Request], Watchers, bool], Awaitable[Choices]]
     Expire = Callable[["Ticket", RequestError], None]
 
 
@@ -45,7 +45,8 @@ class Ticket:
 
     client         the API key's name, for `infdctl ps`
     adapter        the adapter's name; None: the model itself
-    choices        empty until submitted
+    choices        those of the last submission; empty before the first
+    streams        the answer's streams
     prompt_tokens  tokens of all requests' prompts; a prompt counts once for all its choices
     cached_tokens  prompt tokens found in the prefix cache
     departure      metrics label of a reader that leaves early: disconnect, or slow_reader if dropped
@@ -77,6 +78,7 @@ class Ticket:
         self.client = ""
         self.adapter: str | None = None
         self.choices: list[ChoiceState] = []
+        self.streams: list[Stream] = []
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.departure = "disconnect"
@@ -87,25 +89,45 @@ class Ticket:
         self.expired: Exception | None = None
         self.deadlines = Deadlines(server, partial(expire, self))
         self._waiting: asyncio.Timeout | None = None
+        self._began: tuple[float | None, float | None] = None, None  # first step and token of earlier submissions
         self._clock = clock
         self._submit = submit
 
-    async def submit(self, *requests: Request, watchers: Watchers = None, client: str = "") -> Choices:
+    async def submit(
+        self, *requests: Request, watchers: Watchers = None, client: str = "", last: bool = True
+    ) -> Choices:
         """Queue the requests; return their choices. Indices count the choices of the first request, then of the next.
 
         watchers  one per choice, or None
         client    the API key's name, for `infdctl ps`
+        last      whether this is the only submission. If not, the ticket keeps its reservation, and once all choices
+                  have ended, more requests may be submitted: at most as many choices as reserved. They take the places
+                  of the first in the queue
 
         Raises InvalidRequest, PromptTooLong, Overloaded (too many prompt tokens for the queue), NotReady,
         QueueTimeout, RequestTimeout, Aborted, ModelNotFound, AdapterUnavailable, GrammarFailed, Unsupported.
         """
         self.client = client
         self.adapter = requests[0].adapter if requests else None
-        return await self._submit(self, requests, watchers)
+        return await self._submit(self, requests, watchers, last)
+
+    def begin_again(self) -> None:
+        """Forget the choices of an earlier submission, all of which have ended, but for the times of their first."""
+        times = self.times
+        self._began = times.started, times.first
+        self.choices.clear()
+        self.streams.clear()
+
+    def answer(self, streams: list[Stream], prompt_tokens: int, cached_tokens: int) -> None:
+        """Report other streams and counts than those of the submissions, whose choices are only steps to the answer."""
+        self.streams, self.prompt_tokens, self.cached_tokens = streams, prompt_tokens, cached_tokens
 
     @asynccontextmanager
     async def interrupt_if_expired(self) -> AsyncIterator[None]:
-        """Run a block that waits before the requests are queued, or between two rounds; `expire(error)` makes the block raise `error`."""
+        """Run a block that waits before the requests are queued, or between two rounds.
+
+        `expire(error)` makes the block raise `error`.
+        """
         if self.expired is not None:
             raise self.expired
         try:
@@ -119,7 +141,10 @@ class Ticket:
             self._waiting = None
 
     def expire(self, error: Exception) -> None:
-        """End the request before it is queued, or between two rounds. `interrupt_if_expired` raises the error of the first call."""
+        """End the request before it is queued, or between two rounds.
+
+        `interrupt_if_expired` raises the error of the first call.
+        """
         if self.expired is not None:
             return
         self.expired = error
@@ -133,7 +158,7 @@ class Ticket:
     @property
     def generated_tokens(self) -> int:
         """Tokens delivered to the reader."""
-        return sum(choice.stream.delivered for choice in self.choices)
+        return sum(stream.delivered for stream in self.streams)
 
     @property
     def drafted_tokens(self) -> int:
@@ -147,13 +172,14 @@ class Ticket:
 
     @property
     def times(self) -> Times:
+        started, first = self._began
         begun = [choice for choice in self.choices if choice.first is not None]
-        return Times(
-            admitted=self.admitted,
-            started=min((choice.started for choice in self.choices if choice.started is not None), default=None),
-            first=min((choice.first for choice in begun if choice.first is not None), default=None),
-            last=max((choice.last for choice in begun), default=None),
-        )
+        if started is None:
+            started = min((choice.started for choice in self.choices if choice.started is not None), default=None)
+        if first is None:
+            first = min((choice.first for choice in begun if choice.first is not None), default=None)
+        last = max((choice.last for choice in begun), default=None)
+        return Times(admitted=self.admitted, started=started, first=first, last=last)
 
     def summary(self) -> dict[str, Any]:
         """Return the access log's fields: tokens, milliseconds, and how the first choice ended."""

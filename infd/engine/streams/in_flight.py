@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from infd.grammar.protocol import Grammar
     from infd.request import Adapter, Request, Restriction
     from infd.scheduler.scheduler import Outcome, Scheduler
+    from infd.scheduler.sequence import QueuePlace
 
 log = logging.getLogger("infd.engine")
 
@@ -85,6 +86,8 @@ class InFlight:
         adapter   the adapter of all requests; each sequence holds it until the choice's terminal event
         grammars  the grammar of each constraint of the requests
         """
+        place = ticket.choices[0].seq.place if ticket.choices else None
+        ticket.begin_again()
         choices = Choices(watchers, partial(self.resume, ticket))
         streams = iter(choices.streams)
         for request in requests:
@@ -103,23 +106,27 @@ class InFlight:
                     self._constraints.add(seq, grammars[request.constraint], forced)
                 # The first choice uses the whole step budget until its prompt is planned. Later choices then find the
                 # prompt's pages in the prefix index.
-                self._queue(seq, next(streams), ticket, prompt_tokens=0 if index else len(request.prompt))
+                self._queue(seq, next(streams), ticket, place, prompt_tokens=0 if index else len(request.prompt))
         self._on_change()
         return choices
 
-    def _queue(self, seq: Sequence, stream: Stream, ticket: Ticket, *, prompt_tokens: int) -> None:
+    def _queue(
+        self, seq: Sequence, stream: Stream, ticket: Ticket, place: QueuePlace | None, *, prompt_tokens: int
+    ) -> None:
         """Queue a choice, and hold the choice's adapter until the terminal event.
 
+        place          place of the ticket's earlier choices in the queue; None: there are none
         prompt_tokens  0 for later choices of the same prompt
         """
         choice = ChoiceState(seq, stream, ticket.admitted, self._now(), prompt_tokens)
-        self._scheduler.add(seq)
+        self._scheduler.add(seq, place)
         if seq.adapter is not None:
             self._adapters.keep(seq.adapter)
         self._open[seq] = choice, ticket
         self.accepted += 1
         self._budget.enqueue(prompt_tokens)
         ticket.choices.append(choice)
+        ticket.streams.append(stream)
         ticket.prompt_tokens += prompt_tokens
         if seq.complete:
             self._end(seq, FinishReason.LENGTH)

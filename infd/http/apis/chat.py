@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from infd.errors import InvalidRequest
-from infd.http import sampling
+from infd.http import beams, sampling
 from infd.http.apis.api import Api
 from infd.http.constraints import CallChoice, call_choice, constrained, constrained_calls
 from infd.http.conversation import (
@@ -51,6 +51,7 @@ def generation(request: ChatRequest, body_bytes: int, config: Config) -> Generat
         default_max_tokens=None,
         constrained=answer,
         stop_strings=sampling.stop_strings(request),
+        search=beams.requested(request, choices, config.limits),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prediction=None if request.prediction is None else _predicted(request.prediction),
         prompt_logprobs={} if request.prompt_logprobs is None else {"prompt_logprobs": request.prompt_logprobs},

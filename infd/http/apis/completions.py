@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from infd.errors import InvalidRequest, Unsupported
-from infd.http import sampling
+from infd.http import beams, sampling
 from infd.http.apis.api import Api
 from infd.http.constraints import constrained
 from infd.http.formats.completions import CompletionFormat
@@ -29,6 +29,9 @@ def generation(request: CompletionRequest, body_bytes: int, config: Config) -> G
     prompts = _prompts(request)
     _check(request, len(prompts), config)
     returned, choices = request.n or 1, _choices(request)
+    search = beams.requested(request, choices, config.limits)
+    if search is not None:
+        choices = returned  # the search returns the best of its beams
     # With echo, `logprobs` also requests the log-probabilities of the prompt's tokens.
     prompt_logprobs = {
         "prompt_logprobs": request.prompt_logprobs,
@@ -44,6 +47,7 @@ def generation(request: CompletionRequest, body_bytes: int, config: Config) -> G
         max_tokens=request.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         constrained=constrained(request),
+        search=search,
         stop_strings=sampling.stop_strings(request),
         logprobs=0 if request.logprobs is None and choices > returned else request.logprobs,
         prompt_logprobs={field: k for field, k in prompt_logprobs.items() if k is not None},
@@ -60,7 +64,7 @@ def _check(request: CompletionRequest, prompts: int, config: Config) -> None:
         raise InvalidRequest(f"best_of {choices} is less than n {n}", param="best_of")
     if choices > config.limits.choices:
         raise InvalidRequest(f"best_of is at most {config.limits.choices}", param="best_of")
-    if choices > n and request.stream:
+    if choices > n and request.stream and not request.use_beam_search:
         raise InvalidRequest("the best are known at the end only: they cannot be streamed", param="best_of")
     if choices * prompts > config.scheduler.max_waiting:
         raise InvalidRequest(

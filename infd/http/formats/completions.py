@@ -73,7 +73,7 @@ class CompletionFormat(OpenAIErrors):
         self._name = name_by_id if request.return_tokens_as_token_ids else name_by_text
         self._prompts = accepted.prompts
         self._returned = request.n or 1  # choices returned for each prompt
-        self._generated = request.best_of or self._returned
+        self._generated = self._returned if request.use_beam_search else request.best_of or self._returned
         self._id = f"cmpl-{accepted.ticket.id}"
         self._created = int(time.time())
         self._model = accepted.model

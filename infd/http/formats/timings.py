@@ -20,7 +20,7 @@ def timings(ticket: Ticket) -> Timings | UnsetType:
     if times.started is None or times.first is None or times.last is None:
         return UNSET
     computed = ticket.prompt_tokens - ticket.cached_tokens
-    followers = ticket.generated_tokens - len(ticket.choices)
+    followers = ticket.generated_tokens - len(ticket.streams)
     prompt_s, predicted_s = times.first - times.started, times.last - times.first
     return Timings(
         queue_ms=_ms(times.started - times.admitted),

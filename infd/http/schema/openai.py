@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Raw, Struct
 
@@ -28,6 +28,10 @@ class OpenAIRequest(PeerFields, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     stop: StopString | list[StopString] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    # Beam search, see http/beams.py: `n` answers of as many beams; a completion's `best_of` may ask for more beams.
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
     return_tokens_as_token_ids: bool | None = None  # logprobs name tokens "token_id:5", not by their text
 
     # Read and ignored, see IGNORED.

@@ -20,14 +20,12 @@ class PeerFields(GenerationFields, kw_only=True):
     guided_decoding_backend: UnsupportedField = ABSENT
     guided_whitespace_pattern: UnsupportedField = ABSENT
     kv_transfer_params: UnsupportedField = ABSENT
-    length_penalty: UnsupportedField = ABSENT
     logits_processors: UnsupportedField = ABSENT
     repetition_detection: UnsupportedField = ABSENT
     return_token_offsets: UnsupportedField = ABSENT
     routed_experts_prompt_start: UnsupportedField = ABSENT
     stream_interval: UnsupportedField = ABSENT
     truncation_side: UnsupportedField = ABSENT
-    use_beam_search: UnsupportedField = ABSENT
     vllm_xargs: UnsupportedField = ABSENT
     watermarking: UnsupportedField = ABSENT
 
@@ -71,14 +69,12 @@ class PeerFields(GenerationFields, kw_only=True):
         "ec_transfer_params": ({},),
         "guided_decoding_backend": ("auto",),
         "kv_transfer_params": ({},),
-        "length_penalty": (1, 1.0),
         "logits_processors": ([],),
         "repetition_detection": ({},),
         "return_token_offsets": (False,),
         "routed_experts_prompt_start": (0,),
         "stream_interval": (1,),
         "truncation_side": ("left",),
-        "use_beam_search": (False,),
         "vllm_xargs": ({},),
         "watermarking": (False,),
         "custom_params": ({},),
