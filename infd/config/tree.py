@@ -236,6 +236,15 @@ class ServerConfig(Section, frozen=True, kw_only=True):
             " for the next connection (default: never)"
         ),
     ] = None
+    logprobs_mode: Annotated[
+        Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"],
+        about(
+            "log-probabilities that answers report, unless a request says: of the model's logits, or after penalties,"
+            " bias, masks, temperature and limits; the logits themselves, or normalized",
+            flag="--logprobs-mode",
+            live=True,
+        ),
+    ] = "raw_logprobs"
     drain_timeout_s: Annotated[
         NotNegative, about("longest time for requests in flight to finish after TERM", live=True)
     ] = 60.0

@@ -282,11 +282,11 @@ class _Beams:
         return self._penalized(self.running[0].total, longest) <= self._finished[-1].score
 
     def _penalized(self, total: float, length: int) -> float:
-        return total / length**self._settings.length_penalty
+        return total / math.pow(length, self._settings.length_penalty)
 
     def best(self) -> list[tuple[Sequence[int], Sequence[TokenLogprobs], FinishReason]]:
         """Return tokens, log-probabilities and end of the beams, the best first; running ones after finished ones."""
-        found = []
+        found: list[tuple[Sequence[int], Sequence[TokenLogprobs], FinishReason]] = []
         for beam in (*self._finished, *self.running):
             path = list(beam.path())[::-1]
             logprobs = [one.logprobs for one in path] if self._params.logprobs is not None else []

@@ -11,6 +11,8 @@ from contextlib import nullcontext
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, Protocol
 
+from msgspec.structs import replace
+
 from infd.errors import GrammarFailed, InvalidRequest, Unsupported
 from infd.http import beams, samplers, sampling
 from infd.http.answer import Answer, PromptReport
@@ -25,7 +27,7 @@ from infd.text.stops import StopStrings
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from infd.config import LimitsConfig
+    from infd.config import Config, LimitsConfig
     from infd.engine.admission.ticket import Ticket
     from infd.http.answer import ChoiceDelta
     from infd.http.backend import Backend
@@ -71,6 +73,7 @@ async def generate(
         model = served.name(generation.fields.model)
         _check_calls(generation, served)
         _check_budget(generation, served)
+        generation = _with_all_alternatives(generation, served, backend.config.limits)
         prompts = await read_prompts(generation, served, backend.offload)
         answer = await _queue(generation, prompts, served, ticket, exchange, backend)
         prompt_ids = [prompt.ids for prompt in prompts]
@@ -250,7 +253,7 @@ async def _queue(
         Request(
             id=ticket.id if len(prompts) == 1 else f"{ticket.id}-{number}",
             prompt=prompt.ids,
-            wants=_wants(generation, prompt, served, bad_words, breakers, backend.config.limits),
+            wants=_wants(generation, prompt, served, bad_words, breakers, backend.config),
             choices=generation.choices,
             priority=exchange.priority(fields.priority),
             adapter=adapter,
@@ -312,7 +315,7 @@ def _wants(
     served: ServedModel,
     bad_words: tuple[tuple[int, ...], ...],
     breakers: Breakers,
-    limits: LimitsConfig,
+    config: Config,
 ) -> tuple[Want, ...]:
     """Return the work requested for a prompt: generation, scoring, or both. Raises InvalidRequest, PromptTooLong."""
     param = generation.prompt_param
@@ -331,9 +334,10 @@ def _wants(
         ),
         choices=generation.choices,
         choices_param="n" if generation.returned > 1 else "best_of",
-        logprobs=sampling.alternatives(generation.logprobs, served, limits),
+        logprobs=sampling.alternatives(generation.logprobs, served, config.limits),
         bad_words=bad_words,
         breakers=breakers,
+        logprobs_mode=config.server.logprobs_mode,
     )
     wants: list[Want] = []
     if params.max_tokens:
@@ -431,6 +435,16 @@ def _check_budget(generation: Generation, served: ServedModel) -> None:
                 " (the setting --reasoning-parser may know better),",
                 param=param,
             )
+
+
+def _with_all_alternatives(generation: Generation, served: ServedModel, limits: LimitsConfig) -> Generation:
+    """Replace -1 in `prompt_logprobs` by the number of all tokens. Raises InvalidRequest."""
+    if -1 not in generation.prompt_logprobs.values():
+        return generation
+    found = {
+        field: sampling.alternatives(k, served, limits, field) or 0 for field, k in generation.prompt_logprobs.items()
+    }
+    return replace(generation, prompt_logprobs=found)
 
 
 def _check_prompt_logprobs(generation: Generation, prompts: Sequence[Prompt], limits: LimitsConfig) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from infd.http.beams import Search
     from infd.http.constraints import Constrained, ConstrainedCalls
     from infd.http.schema.sampling import GenerationFields
+    from infd.http.schema.thinking import Verbosity
     from infd.text.infill import Gap
     from infd.text.tools.offered import Offered
 
@@ -33,6 +34,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
                            continues the final message, else true
     continued              text of the final message, which the answer continues; None: the answer is a new message
     thinking               the request's settings for thoughts: effort, switch and budget
+    verbosity              how long the answer should be, and the request field that says so; None: not requested
     template_variables     variables of the chat template that the request sets, by name
     """
 
@@ -46,6 +48,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continued: str | None = None
     thinking: Thinking = Thinking()
+    verbosity: tuple[Verbosity, str] | None = None
     template_variables: Mapping[str, Any] = {}
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from infd.errors import InvalidRequest, PromptTooLong, TooCostly, Unsupported
 from infd.http import sampling
 from infd.http.generation import Conversation
-from infd.text.effort import BUDGET, SWITCHES, renamed, switched, switching_word, with_word
+from infd.text.effort import BUDGET, SWITCHES, VERBOSITY, renamed, switched, switching_word, with_word
 from infd.text.fuel import BRIEF
 from infd.text.infill import Gap
 from infd.text.syntax import PROMPT_END
@@ -246,6 +246,7 @@ def template_variables(conversation: Conversation, served: ServedModel) -> dict[
     variables = renamed(conversation.template_variables, template, tools=tools)
     if thinking.budget is not None and template.reads(BUDGET, tools=tools):
         variables = {BUDGET: thinking.budget} | variables
+    variables = _verbosity(conversation, served) | variables
     on = thinking.enabled if thinking.effort is None else thinking.effort != "none"
     if on is None:
         return variables
@@ -264,6 +265,18 @@ def template_variables(conversation: Conversation, served: ServedModel) -> dict[
     if not template.accepts(found, tools=tools):
         raise Unsupported(f"{param} {thinking.effort!r} with this model, whose chat template refuses it,", param=param)
     return found | variables
+
+
+def _verbosity(conversation: Conversation, served: ServedModel) -> dict[str, Any]:
+    """Return the variable that sets the answer's verbosity, if the template reads one. Raises Unsupported."""
+    if conversation.verbosity is None:
+        return {}
+    value, param = conversation.verbosity
+    if served.template.reads(VERBOSITY, tools=conversation.tools is not None):
+        return {VERBOSITY: value}
+    if value != "medium":  # the answer's usual length, which a template that reads no verbosity gives
+        raise Unsupported(f"{param} {value!r} with this model, whose chat template reads none,", param=param)
+    return {}
 
 
 def _switch_word(conversation: Conversation, served: ServedModel) -> str:

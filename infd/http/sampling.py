@@ -15,7 +15,7 @@ from msgspec import Raw, Struct
 from infd.errors import InvalidRequest, PromptTooLong, Unsupported
 from infd.http import samplers
 from infd.http.schema.unsupported import ABSENT
-from infd.request import Breakers, SamplingParams
+from infd.request import Breakers, LogprobsMode, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -126,15 +126,20 @@ def max_tokens(
     return requested
 
 
-def alternatives(requested: int | None, served: ServedModel, limits: LimitsConfig) -> int | None:
-    """Return the number of likeliest tokens to report, if -1 requests all. Raises InvalidRequest."""
+def alternatives(
+    requested: int | None, served: ServedModel, limits: LimitsConfig, param: str = "logprobs"
+) -> int | None:
+    """Return the number of likeliest tokens to report, if -1 requests all. Raises InvalidRequest.
+
+    param  the request's field, for error messages
+    """
     if requested != -1:
         return requested
     if served.vocab_size > limits.top_logprobs:
         raise InvalidRequest(
             f"the log-probabilities of all {served.vocab_size} tokens are more than the {limits.top_logprobs} that this"
-            " server reports for a token (limits.top_logprobs): name tokens in logprob_token_ids",
-            param="logprobs",
+            " server reports for a token (limits.top_logprobs): give a number, or name tokens in logprob_token_ids",
+            param=param,
         )
     return served.vocab_size
 
@@ -149,8 +154,12 @@ def sampling_params(
     logprobs: int | None,
     bad_words: tuple[tuple[int, ...], ...] = (),
     breakers: Breakers = NO_BREAKERS,
+    logprobs_mode: LogprobsMode = "raw_logprobs",
 ) -> SamplingParams:
-    """Return the request's sampling parameters, with the model's defaults for missing fields. Raises InvalidRequest."""
+    """Return the request's sampling parameters, with the model's defaults for missing fields. Raises InvalidRequest.
+
+    logprobs_mode  the server's, for requests without one
+    """
     defaults = served.defaults
     temperature = defaults.temperature if fields.temperature is None else fields.temperature
     if choices > 1 and max_tokens == 0:
@@ -200,7 +209,7 @@ def sampling_params(
         seed=secrets.randbelow(SEED_LIMIT) if fields.seed is None else fields.seed % SEED_LIMIT,
         logprobs=logprobs,
         logprob_ids=listed,
-        logprobs_mode=fields.logprobs_mode or "raw_logprobs",
+        logprobs_mode=fields.logprobs_mode or logprobs_mode,
     )
 
 

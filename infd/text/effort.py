@@ -26,6 +26,7 @@ SWITCHES: Final[Mapping[str, tuple[Any, Any]]] = MappingProxyType(
 )
 EFFORTS: Final = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 BUDGET: Final = "thinking_budget"
+VERBOSITY: Final = "verbosity"
 WORDS: Final = (
     "/think",
     "/no_think",

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from infd.config import LimitsConfig
+from infd.config import Config, LimitsConfig, ServerConfig
 from infd.errors import InvalidRequest
 from infd.http import sampling
+from tests.http.endpoint import serving
 from tests.http.model import served
 from tests.http.test_sampling import asked
 
@@ -52,6 +53,7 @@ def test_all_tokens_are_reported_only_where_the_settings_allow_as_many():
         ),
         ("/v1/completions", {"prompt": "a", "logprobs": -1}),
         ("/v1/completions", {"prompt": "a", "logprobs": -1, "echo": True}),
+        ("/v1/completions", {"prompt": "a", "prompt_logprobs": -1}),
         ("/v1/completions", {"prompt": "a", "logprobs": 1, "logprobs_mode": "cooked"}),
         ("/v1/responses", {"input": "a", "top_logprobs": -1}),
         ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "logprob_token_ids": [1]}),
@@ -59,3 +61,31 @@ def test_all_tokens_are_reported_only_where_the_settings_allow_as_many():
 )
 async def test_what_cannot_be_reported_is_refused(endpoint: Endpoint, path: str, fields: dict[str, Any]):
     assert (await endpoint.post(path, fields))[0] == 400
+
+
+async def test_all_tokens_of_a_prompts_positions_are_reported():
+    size = served(256).vocab_size
+    config = Config(limits=LimitsConfig(top_logprobs=size))
+    async with serving(config) as endpoint:
+        answer = await endpoint.complete(max_tokens=1, prompt_logprobs=-1)
+        first, *others = answer["choices"][0]["prompt_logprobs"]
+        assert first is None
+        assert [len(each) for each in others] == [size, size]
+        chat = await endpoint.chat(max_tokens=1, prompt_logprobs=-1)
+        assert {len(each) for each in chat["prompt_logprobs"][1:]} == {size}
+
+
+@pytest.mark.parametrize(("mode", "found"), [(None, "processed_logits"), ("raw_logprobs", "raw_logprobs")])
+async def test_the_servers_mode_holds_for_requests_without_one(mode: str | None, found: str):
+    config = Config(server=ServerConfig(logprobs_mode="processed_logits"))
+    async with serving(config) as endpoint:
+        modes: set[str] = set()
+        add = endpoint.engine.core.scheduler.add
+
+        def watch(seq: Any, *place: Any) -> None:
+            modes.add(seq.request.wants[0].sampling.logprobs_mode)
+            add(seq, *place)
+
+        endpoint.engine.core.scheduler.add = watch  # type: ignore[method-assign]
+        await endpoint.complete(max_tokens=1, logprobs=1, **({} if mode is None else {"logprobs_mode": mode}))
+        assert modes == {found}

@@ -15,6 +15,7 @@ from infd.http.generate import SHORT_LOGPROBS
 from infd.http.prompt import bad_word_ids
 from infd.http.schema.logprobs import PromptLogprob
 from infd.offload import Offload
+from infd.text.chat import ChatTemplate
 from tests.fakes import FakeExecutor, capacity, continuation, likeliness, prompt_likelihoods
 from tests.http.endpoint import serving
 from tests.http.model import MODEL, chat_prompt, foretell, served, tokenizer
@@ -462,3 +463,44 @@ async def test_choices_aborted_while_they_wait_for_their_prompts_scores_have_non
     for choice in choices:
         assert (choice["text"], choice["finish_reason"]) == (tokenizer().decode(prompt), "abort")
         assert choice["logprobs"]["token_logprobs"] == choice["prompt_logprobs"] == [None] * len(prompt)
+
+
+@pytest.mark.parametrize("continues", [False, True])
+async def test_a_chats_echo_is_the_assistants_last_message(endpoint: Endpoint, continues: bool):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"}]
+    fields = {"messages": messages, "seed": 0, "max_tokens": 4, "n": 2, "continue_final_message": continues}
+    plain = await endpoint.chat(**fields)
+    echoed = await endpoint.chat(**fields, echo=True)
+    said = [choice["message"]["content"] for choice in echoed["choices"]]
+    assert said == ["Well," + choice["message"]["content"] for choice in plain["choices"]]
+
+    streamed = ["", ""]
+    for event in await endpoint.events("/v1/chat/completions", {**fields, "echo": True}):
+        for choice in event["choices"]:
+            streamed[choice["index"]] += choice["delta"].get("content") or ""
+    assert streamed == said
+
+
+async def test_a_chats_echo_repeats_no_message_of_another(endpoint: Endpoint):
+    assert (await endpoint.chat(max_tokens=3, echo=True))["choices"] == (await endpoint.chat(max_tokens=3))["choices"]
+
+
+async def test_verbosity_is_a_variable_of_templates_that_read_it(endpoint: Endpoint):
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    render = "/v1/chat/completions/render"
+    status, refused = await endpoint.post(render, {**body, "verbosity": "low"})
+    assert (status, refused["error"]["param"]) == (400, "verbosity")
+    assert (await endpoint.post(render, {**body, "verbosity": "medium"}))[0] == 200
+    assert (await endpoint.post(render, {**body, "verbosity": "chatty"}))[0] == 400
+    status, refused = await endpoint.post("/v1/responses", {"input": "hi", "text": {"verbosity": "high"}})
+    assert (status, refused["error"]["param"]) == (400, "text.verbosity")
+
+    template = ChatTemplate({"default": "{{ messages[0].content }} ({{ verbosity | default('none') }})"})
+    endpoint.server.served = msgspec.structs.replace(served(256), template=template)
+    for value in ("low", "medium", "high"):
+        assert (await endpoint.post(render, {**body, "verbosity": value}))[1]["prompt"] == f"hi ({value})"
+    assert (await endpoint.post(render, body))[1]["prompt"] == "hi (none)"
+    status, response = await endpoint.post(
+        "/v1/responses", {"input": "hi", "text": {"verbosity": "high"}, "max_output_tokens": 1}
+    )
+    assert (status, response["text"]["verbosity"]) == (200, "high")

@@ -71,6 +71,7 @@ def _conversation(request: ChatRequest, body_bytes: int, answer: Constrained | N
         add_generation_prompt=request.add_generation_prompt,
         continued=final_text(request.messages) if request.continue_final_message else None,
         thinking=thinking(request),
+        verbosity=None if request.verbosity is None else (request.verbosity, "verbosity"),
         template_variables=template_variables(request),
     )
 

@@ -86,6 +86,7 @@ def conversation(
     if request.tool_choice == "none":
         tools = []
     effort = None if request.reasoning is None else request.reasoning.effort
+    verbosity = None if request.text is None else request.text.verbosity
     return Conversation(
         messages=partial(template_messages, request.instructions, items, len(history), remote),
         body_bytes=body_bytes,
@@ -94,6 +95,7 @@ def conversation(
         max_calls=max_calls,
         constrained_calls=constrained_calls(tools, choice, _constrained(request)),
         thinking=Thinking(effort=effort, params={"effort": "reasoning.effort"}),
+        verbosity=(verbosity, "text.verbosity") if verbosity is not None else None,
     )
 
 

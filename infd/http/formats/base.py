@@ -145,7 +145,7 @@ def usage(ticket: Ticket, thought_tokens: int = 0, unsent: int = 0, *, predicted
 
 
 def encode_prompt_logprobs(report: PromptReport, top: int, tokenizer: Tokenizer) -> Pieces:
-    """Return the encoded elements of PromptLogprobs, with the `top` likeliest tokens of each position."""
+    """Return the encoded elements of PromptLogprobs, with the `top` likeliest tokens of each position; -1: with all."""
     tokens = zip(report.token_ids, report.logprobs, strict=True)
     return elements(batched((_prompt_logprob_entries(*token, top, tokenizer) for token in tokens), PIECE_TOKENS))
 
@@ -156,7 +156,8 @@ def _prompt_logprob_entries(
     if logprobs is None:
         return None
     entries = {token_id: (logprobs.chosen, logprobs.rank or 0)}
-    for rank, (top_id, logprob) in enumerate(zip(logprobs.top_ids[:top], logprobs.top, strict=False), 1):
+    likeliest = logprobs.top_ids if top == -1 else logprobs.top_ids[:top]
+    for rank, (top_id, logprob) in enumerate(zip(likeliest, logprobs.top, strict=False), 1):
         entries.setdefault(top_id, (logprob, rank))
     return {
         entry_id: PromptLogprob(logprob=finite(logprob), rank=rank, decoded_token=readable(tokenizer.piece(entry_id)))

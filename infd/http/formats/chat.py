@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 from msgspec import UNSET
 
+from infd.http.conversation import final_text
 from infd.http.formats.base import (
     TEXT_PLACEHOLDER,
     encode_prompt_logprobs,
@@ -79,6 +80,8 @@ class ChatFormat(OpenAIErrors):
         self._model = accepted.model
         self._fingerprint = accepted.fingerprint
         self._only_text = not (self._logprobs or self._show_ids or self._running_usage)
+        last = request.messages[-1]
+        self._echo = final_text(request.messages) if request.echo and last.role == "assistant" else ""
         self._empty_content = None if accepted.marked_up else ""  # content of a message without text
         self._predicted = request.prediction is not None
         self._show_thoughts = request.include_reasoning is not False
@@ -100,7 +103,8 @@ class ChatFormat(OpenAIErrors):
     def events(self, delta: ChoiceDelta) -> Pieces:
         if delta.index not in self._begun:
             self._begun.add(delta.index)
-            return self._opening_event(delta) + self.events(delta)
+            echo = [self._echo_event(delta.index)] if self._echo else []
+            return self._opening_event(delta) + echo + self.events(delta)
         if delta.finish is None and delta.aside is None and self._only_text:
             return [msgspec.json.encode(delta.text).join(self._frames[delta.index])] if delta.text else []
         self._record_markup(delta)
@@ -159,6 +163,11 @@ class ChatFormat(OpenAIErrors):
         chunk.prompt_logprobs = _prompt_logprobs(encoded)
         return framed(substitute(chunk, arrays(encoded)))
 
+    def _echo_event(self, index: int) -> bytes:
+        return event(
+            msgspec.json.encode(self._chunk(ChatChunkChoice(index=index, delta=ChatDelta(content=self._echo))))
+        )
+
     def _event(self, delta: ChoiceDelta) -> Pieces:
         encoded: dict[str, Pieces] = {}
         choice = ChatChunkChoice(index=delta.index, delta=self._delta(delta))
@@ -202,7 +211,7 @@ class ChatFormat(OpenAIErrors):
         return delta.finish.value if delta.finish is not None else None
 
     def _message(self, delta: ChoiceDelta) -> ReplyMessage:
-        message = ReplyMessage(content=delta.text or self._empty_content)
+        message = ReplyMessage(content=self._echo + delta.text or self._empty_content)
         if delta.aside is not None:
             if delta.aside.thought and self._show_thoughts:
                 message.reasoning_content = message.reasoning = delta.aside.thought

@@ -187,7 +187,8 @@ class Draft(Struct):
 
 def _text_options(given: TextOptions | None) -> TextOptions:
     format = (given and given.format) or TextFormat()
-    return TextOptions(format=replace(format, schema=_one_line(format.schema)), verbosity="medium")
+    verbosity = (given and given.verbosity) or "medium"
+    return TextOptions(format=replace(format, schema=_one_line(format.schema)), verbosity=verbosity)
 
 
 def _echoed(tool: ResponseTool) -> ResponseTool:

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from infd.http.schema.error import ErrorDetail
 from infd.http.schema.logprobs import PromptLogprobs, TokenLogprob
 from infd.http.schema.openai import OpenAIRequest
-from infd.http.schema.thinking import Budget, Effort, ReasoningOptions, TemplateKwargs, ThinkingOptions
+from infd.http.schema.thinking import Budget, Effort, ReasoningOptions, TemplateKwargs, ThinkingOptions, Verbosity
 from infd.http.schema.tools import (
     CALLS,
     TOOLS,
@@ -88,6 +88,8 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     functions: Annotated[list[Function], Meta(min_length=1, max_length=TOOLS)] | None = None
     function_call: Literal["none", "auto"] | ChosenFunction | None = None
     include_reasoning: bool | None = None
+    echo: bool | None = None  # the answer's content begins with the final message, if that is the assistant's
+    verbosity: Verbosity | None = None
 
     prediction: Prediction | None = None
 
@@ -103,7 +105,6 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     audio: UnsupportedField = ABSENT
     best_of: UnsupportedField = ABSENT
     chat_template: UnsupportedField = ABSENT
-    echo: UnsupportedField = ABSENT
     input_ids: UnsupportedField = ABSENT
     max_dynamic_patch: UnsupportedField = ABSENT
     media_io_kwargs: UnsupportedField = ABSENT
@@ -117,12 +118,10 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     return_prompt_token_ids: UnsupportedField = ABSENT
     task: UnsupportedField = ABSENT
     use_audio_in_video: UnsupportedField = ABSENT
-    verbosity: UnsupportedField = ABSENT
     web_search_options: UnsupportedField = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         **OpenAIRequest.NEUTRAL,
-        "echo": (False,),
         "media_io_kwargs": ({},),
         "mm_processor_kwargs": ({},),
         "modalities": (["text"],),
@@ -131,7 +130,6 @@ class ChatRequest(OpenAIRequest, kw_only=True):
         "return_prompt_text": (False,),
         "return_prompt_token_ids": (False,),
         "use_audio_in_video": (False,),
-        "verbosity": ("medium",),
     }
 
 

@@ -27,7 +27,7 @@ class OpenAIRequest(PeerFields, kw_only=True):
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     stop: StopString | list[StopString] | None = None
-    prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=-1)] | None = None  # -1: of all tokens
     # Beam search, see http/beams.py: `n` answers of as many beams; a completion's `best_of` may ask for more beams.
     use_beam_search: bool | None = None
     length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from infd.http.schema.chat import MESSAGES
 from infd.http.schema.logprobs import TokenLogprob
 from infd.http.schema.sampling import GenerationFields, StopString
-from infd.http.schema.thinking import Effort
+from infd.http.schema.thinking import Effort, Verbosity
 from infd.http.schema.tools import TOOLS, CallId, ToolName
 from infd.http.schema.unsupported import ABSENT, UnsupportedField
 
@@ -127,7 +127,7 @@ class TextFormat(Struct, kw_only=True):
 
 class TextOptions(Struct, kw_only=True):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningOptions(Struct, kw_only=True):
