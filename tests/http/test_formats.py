@@ -23,7 +23,7 @@ from tests.http.model import tokenizer
 
 TIMES = Times(admitted=1.0, started=1.5, first=2.0, last=4.0)
 TICKET: Any = SimpleNamespace(
-    id="abc", prompt_tokens=3, cached_tokens=1, generated_tokens=8, choices=[None, None], times=TIMES
+    id="abc", prompt_tokens=3, cached_tokens=1, generated_tokens=8, streams=[None, None], times=TIMES
 )
 TEXTS = ["plain", 'a "quoted"\n\\ line', "é 🎉\u2028", "</script>", "\x00\x1f"]
 

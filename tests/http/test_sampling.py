@@ -40,31 +40,25 @@ def params(defaults: dict[str, float] | None = None, **fields: Any) -> SamplingP
 NEUTRAL = {
     "best_of": 1,
     "chat_template": None,
-    "echo": False,
     "grammar_lazy": False,
     "guided_decoding_backend": "auto",
     "guided_json": None,
-    "length_penalty": 1.0,
     "logits_processors": None,
     "modalities": ["text"],
     "response_format": {"type": "text"},
     "structured_outputs": None,
-    "use_beam_search": False,
 }
 
 UNSUPPORTED = {
     "audio": {"voice": "alloy"},
     "best_of": 2,
     "chat_template": "{{ messages }}",
-    "echo": True,
     "grammar_lazy": True,
     "guided_decoding_backend": "outlines",
     "guided_whitespace_pattern": "x*",
-    "length_penalty": 0.5,
     "logits_processors": ["x"],
     "mm_processor_kwargs": {"a": 1},
     "modalities": ["text", "audio"],
-    "use_beam_search": True,
     "web_search_options": {},
 }
 
@@ -109,7 +103,7 @@ def test_best_of_is_neutral_when_it_is_n():
 
 def test_zero_is_not_taken_for_false():
     with pytest.raises(Unsupported):
-        sampling.check(asked(echo=0), LimitsConfig())
+        sampling.check(asked(grammar_lazy=0), LimitsConfig())
 
 
 @pytest.mark.parametrize(
