@@ -224,7 +224,7 @@ class _Beams:
         )
         request = self._request
         wants = (Generate(params, self._ends),)
-        return replace(request, prompt=beam.ids, wants=wants, choices=1, speculative=False)
+        return replace(request, prompt=beam.ids, wants=wants, choices=1, speculative=False, prediction=())
 
     def advance(self, found: Sequence[TokenLogprobs]) -> None:
         """Continue the running beams, given the likeliest next tokens of each."""
