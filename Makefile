@@ -104,6 +104,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard $(NATIVE)/*) | $(VENV)/bin/python
+	@echo "Installing infd and its dependencies, torch among them, into $(VENV): a few minutes."
 	$(INSTALL) -e .
 	touch $@
 

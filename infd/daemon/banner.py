@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Final
@@ -117,7 +119,17 @@ def first_request(ready: Readiness) -> str:
 def first_chat(ready: Readiness) -> str:
     """Return the `infd chat` command that connects to this daemon."""
     key = "INFD_API_KEY=YOUR_KEY " if ready.key else ""
-    return f"{key}infd chat --url {shlex.quote(ready.url)}"
+    return f"{key}{_program()} chat --url {shlex.quote(ready.url)}"
+
+
+def _program() -> str:
+    """Return the word that starts infd in a shell: `infd` if it is on PATH, else its path."""
+    own = Path(sys.executable).with_name("infd")
+    found = shutil.which("infd")
+    if not own.exists() or (found is not None and Path(found).resolve() == own.resolve()):
+        return "infd"
+    near = own.is_relative_to(Path.cwd())
+    return shlex.quote(str(own.relative_to(Path.cwd()) if near else own))
 
 
 def process_age_s() -> float:
