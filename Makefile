@@ -16,13 +16,15 @@ NATIVE := infd/kernels/cpu/native
 run: $(VENV)/.installed
 	$(BIN)/infd start
 
-# In two processes; the tests of one file run in the same process, for they share a daemon or a model.
+# Two processes; the tests of one file run in the same process, for they share a daemon or a model.
+TOGETHER := --numprocesses 2 --dist loadfile
+
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m 'not exhaustive' --numprocesses 2 --dist loadfile $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m 'not exhaustive' $(TOGETHER) $(PYTEST_FLAGS)
 
 # The tests that `make test` omits, and ten times as many random histories. Full fault counts: `make soak`.
 test-all: $(VENV)/.installed-clients test-data
-	INFD_TEST_HISTORIES=1500 $(BIN)/python -m pytest -m 'exhaustive or histories' $(PYTEST_FLAGS)
+	INFD_TEST_HISTORIES=1500 $(BIN)/python -m pytest -m 'exhaustive or histories' $(TOGETHER) $(PYTEST_FLAGS)
 
 # A real model for tests, which skip without it: SmolLM2-135M-Instruct, a download of 93 MB that stays in build/.
 test-data: $(VENV)/.installed
