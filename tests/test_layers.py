@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,7 @@ def room(path: Path) -> str:
     return "" if first == "__init__.py" else first.removesuffix(".py")
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Return the dotted names that a module imports, typing-only imports included."""
     names = set()

@@ -97,7 +97,7 @@ def test_a_request_wakes_a_real_model_which_answers_as_before(start_daemon: Star
     infdctl(daemon, "load-weights", str(embedded.path()), "--wait")
     infdctl(daemon, "resume", "--wait")
     assert text(daemon) == before
-    assert fewest_descriptors(daemon) == descriptors
+    assert fewest_descriptors(daemon) <= descriptors
     infdctl(daemon, "sleep", "--level", "2", "--wait")
     daemon.signal(signal.SIGTERM)
     assert daemon.exit_code() == 0

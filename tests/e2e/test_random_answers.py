@@ -264,7 +264,7 @@ def _plain(got: Answer) -> Answer:
     return Answer(got.status, [{name: each[name] for name in ("text", "token_ids")} for each in got.choices], got.error)
 
 
-@pytest.mark.parametrize(("engine", "constraints"), [("llguidance", 30), ("xgrammar", 15)], indirect=["engine"])
+@pytest.mark.parametrize(("engine", "constraints"), [("llguidance", 12), ("xgrammar", 8)], indirect=["engine"])
 def test_answers_over_sockets_keep_their_constraints(
     start_daemon: Start, tmp_path: Path, engine: str, constraints: int
 ):

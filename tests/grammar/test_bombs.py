@@ -158,6 +158,10 @@ SLOW = {
     "a million items": "xgrammar",
     "a million characters": "xgrammar",
     "5,000 prefixItems": "xgrammar",
+    "36 patterns beside a call": "xgrammar",
+    "arguments of 36 patterns at once": "xgrammar",
+    "36 patterns behind a token by number": "llguidance",
+    "36 patterns behind a token by name": "llguidance",
 }
 # xgrammar refuses these, because their automata are too large.
 LARGE_AUTOMATA = {

@@ -124,6 +124,7 @@ def start(prompt: str, offered: Offered | None = OFFERED) -> Reading:
 
 
 @pytest.mark.parametrize("name", TRANSCRIPTS)
+@pytest.mark.histories
 def test_a_transcript_is_the_same_message_wherever_it_is_cut(name: str):
     prompt, answer, message = TRANSCRIPTS[name]
     assert read(start(prompt), [answer]) == message

@@ -103,6 +103,7 @@ def hermes(most_calls: int | None = None) -> Reading:
 
 
 @pytest.mark.parametrize("name", TRANSCRIPTS)
+@pytest.mark.histories
 def test_a_transcript_is_the_same_message_wherever_it_is_cut(name: str):
     answer, message = TRANSCRIPTS[name]
     for parts in cuts(answer):

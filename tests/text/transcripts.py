@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from infd.text.markup import joined
@@ -54,11 +55,15 @@ def check_deltas(deltas: Sequence[CallDelta]) -> None:
     assert len(ids) == latest + 1
 
 
+# Texts of at most so many characters are cut at each pair of places: more with the marker `histories`.
+SHORT = 100 if "INFD_TEST_HISTORIES" in os.environ else 30
+
+
 def cuts(text: str) -> Iterable[list[str]]:
-    """Yield a text cut into characters, at each place, and, if it is short, at each pair of places."""
+    """Yield a text cut into characters, at each place, and, if it is SHORT, at each pair of places."""
     yield list(text)
     for first in range(len(text) + 1):
         yield [text[:first], text[first:]]
-        if len(text) <= 100:
+        if len(text) <= SHORT:
             for second in range(first + 1, len(text)):
                 yield [text[:first], text[first:second], text[second:]]
