@@ -118,7 +118,7 @@ async def test_after_preemption_for_lack_of_pages(tiny: Callable[[str], Path]) -
         assert engine.status().preemptions > 0
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 async def test_after_preemption_at_any_moment(checkpoint: tuple[Path, Expected], depth: int) -> None:
     directory, expected = checkpoint
     async with serving(directory, depth=depth) as engine:
