@@ -10,7 +10,17 @@ from msgspec import Struct
 from infd.errors import InvalidRequest, PromptTooLong, TooCostly, Unsupported
 from infd.http import sampling
 from infd.http.generation import Conversation
-from infd.text.effort import BUDGET, SWITCHES, VERBOSITY, renamed, switched, switching_word, with_word
+from infd.text.effort import (
+    BUDGET,
+    SWITCHES,
+    VERBOSITY,
+    levels,
+    nearest,
+    renamed,
+    switched,
+    switching_word,
+    with_word,
+)
 from infd.text.fuel import BRIEF
 from infd.text.infill import Gap
 from infd.text.syntax import PROMPT_END
@@ -247,6 +257,8 @@ def template_variables(conversation: Conversation, served: ServedModel) -> dict[
     if thinking.budget is not None and template.reads(BUDGET, tools=tools):
         variables = {BUDGET: thinking.budget} | variables
     variables = _verbosity(conversation, served) | variables
+    if thinking.preferred is not None:
+        variables |= nearest(template, thinking.preferred, tools=tools)
     on = thinking.enabled if thinking.effort is None else thinking.effort != "none"
     if on is None:
         return variables
@@ -263,7 +275,9 @@ def template_variables(conversation: Conversation, served: ServedModel) -> dict[
             param=param,
         )
     if not template.accepts(found, tools=tools):
-        raise Unsupported(f"{param} {thinking.effort!r} with this model, whose chat template refuses it,", param=param)
+        known = ", ".join(levels(template, tools=tools))
+        which = f"accepts only {known}" if thinking.effort is not None and known else "refuses it"
+        raise Unsupported(f"{param} {thinking.effort!r} with this model, whose chat template {which},", param=param)
     return found | variables
 
 

@@ -21,13 +21,15 @@ _BUDGETS = ("thinking_token_budget", "thinking_budget")  # in chat_template_kwar
 class Thinking(Struct, frozen=True):
     """A request's settings for the thoughts of its answers. None: absent from the request.
 
-    effort   level of effort; "none": no thought
-    enabled  whether the answers may contain thoughts
-    budget   maximum tokens of a thought
-    params   name of a setting -> the request field that sets it, for error messages
+    effort     level of effort; "none": no thought
+    preferred  level of effort; if the template refuses it, the nearest level applies
+    enabled    whether the answers may contain thoughts
+    budget     maximum tokens of a thought
+    params     name of a setting -> the request field that sets it, for error messages
     """
 
     effort: str | None = None
+    preferred: str | None = None
     enabled: bool | None = None
     budget: int | None = None
     params: Mapping[str, str] = {}

@@ -25,6 +25,7 @@ SWITCHES: Final[Mapping[str, tuple[Any, Any]]] = MappingProxyType(
     }
 )
 EFFORTS: Final = ("reasoning_effort", "thinking_effort", "reasoning_strength")
+LEVELS: Final = ("minimal", "low", "medium", "high", "xhigh", "max")  # values of EFFORTS, from the least effort
 BUDGET: Final = "thinking_budget"
 VERBOSITY: Final = "verbosity"
 WORDS: Final = (
@@ -49,6 +50,23 @@ def switched(template: ChatTemplate, *, on: bool, effort: str | None, tools: boo
     elif effort is None and none is not None and not found:
         effort = _MOST_EFFORT  # the effort is the only switch, and may be off by default
     return found | (dict.fromkeys(efforts, effort) if effort is not None else {})
+
+
+def levels(template: ChatTemplate, *, tools: bool) -> list[str]:
+    """Return the efforts that a template accepts, from the least; see `ChatTemplate.accepts`."""
+    return [
+        level
+        for level in LEVELS
+        if template.accepts(switched(template, on=True, effort=level, tools=tools), tools=tools)
+    ]
+
+
+def nearest(template: ChatTemplate, effort: str, *, tools: bool) -> dict[str, Any]:
+    """Return the variables that set an effort, or the nearest one that the template accepts; of two, the lesser."""
+    wanted, known = LEVELS.index(effort), levels(template, tools=tools)
+    found = min(known, key=lambda level: abs(LEVELS.index(level) - wanted), default=None)
+    names = [name for name in EFFORTS if template.reads(name, tools=tools)]
+    return {} if found is None else dict.fromkeys(names, found)
 
 
 def switching_word(template: ChatTemplate, *, on: bool, tools: bool) -> str:

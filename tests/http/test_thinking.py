@@ -225,6 +225,21 @@ async def test_an_effort_reaches_the_templates_own_variable_or_is_refused_by_nam
         assert (status, body["error"]["param"], body["error"]["code"]) == (400, "reasoning_effort", "unsupported")
 
 
+async def test_a_refused_effort_is_answered_with_the_efforts_that_the_template_accepts():
+    async with speaking("", template=published()["llama.cpp/Kimi-K3"]) as endpoint:
+        _, body = await endpoint.post(CHAT, {"messages": USER, "reasoning_effort": "medium"})
+        assert "accepts only low, high, max" in body["error"]["message"]
+
+
+async def test_an_effort_that_anthropics_clients_send_to_every_model_is_never_refused():
+    few = "{% if reasoning_effort is defined and reasoning_effort != 'low' %}{{ raise_exception('no') }}{% endif %}"
+    async with speaking("", template=few + TEMPLATE) as endpoint:
+        for thinking in ({}, {"thinking": {"type": "adaptive"}}, {"thinking": {"type": "disabled"}}):
+            counted = {"messages": USER, "output_config": {"effort": "max"}, **thinking}
+            status, body = await endpoint.post("/v1/messages/count_tokens", counted)
+            assert status == 200, body
+
+
 async def test_a_budget_reaches_a_template_that_announces_it():
     async with speaking("", template=published()["llama.cpp/ByteDance-Seed-OSS"]) as endpoint:
         _, body = await endpoint.post(f"{CHAT}/render", {"messages": USER, "thinking_token_budget": 512})

@@ -16,7 +16,7 @@ from infd.errors import CheckpointError, ConfigError, InvalidRequest, TooCostly
 from infd.text import answers, renderers
 from infd.text.chat import ChatTemplate
 from infd.text.checkpoint import TextFiles
-from infd.text.effort import switched
+from infd.text.effort import levels, nearest, switched
 from infd.text.fuel import Limits
 from infd.text.markup import Reading
 from infd.text.renderers.harmony import HarmonyRenderer
@@ -260,6 +260,19 @@ def test_efforts_of_harmony_are_those_that_the_model_knows():
     assert switched(template, on=False, effort=None, tools=False) == {}
     assert template.accepts({"reasoning_effort": "low"})
     assert not template.accepts({"reasoning_effort": "none"})
+    assert levels(template, tools=False) == ["low", "medium", "high"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "used"), [("minimal", "low"), ("medium", "medium"), ("xhigh", "high"), ("max", "high")]
+)
+def test_the_effort_nearest_to_one_that_harmony_does_not_know_is_one_that_it_knows(asked: str, used: str):
+    assert nearest(harmony(), asked, tools=True) == {"reasoning_effort": used}
+
+
+def test_a_template_without_efforts_has_no_nearest_one():
+    template = ChatTemplate({"default": "{{ messages[0].content }}"})
+    assert nearest(template, "low", tools=False) == {}
 
 
 def test_types_of_tools_are_bounded():

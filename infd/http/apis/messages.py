@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         InputTool,
         InputToolChoice,
         MessagesFields,
-        ThinkingConfig,
     )
 
 # Claude Code's system prompt begins with a block that starts with this text and differs between requests. The block is
@@ -81,29 +80,25 @@ def conversation(request: MessagesFields, body_bytes: int) -> Conversation:
         max_calls=1 if choice is not None and choice.disable_parallel_tool_use else None,
         constrained_calls=constrained_calls(tools, _call_choice(choice), _constrained(request)),
         continued=_text_of(final.content, at) if continues else None,
-        thinking=_thinking(request.thinking),
-        template_variables=_variables(request),
+        thinking=_thinking(request),
+        # A request without `thinking` switches thoughts off, if the template can.
+        template_variables={} if request.thinking is not None else {"enable_thinking": False, "thinking": False},
     )
 
 
-def _thinking(config: ThinkingConfig | None) -> Thinking:
-    """Return a request's settings for thoughts. With type "adaptive" the model decides whether to think."""
-    if config is None or config.type == "adaptive":
-        return Thinking()
-    params = {"enabled": "thinking.type", "budget": "thinking.budget_tokens"}
-    return Thinking(enabled=config.type == "enabled", budget=config.budget_tokens, params=params)
+def _thinking(request: MessagesFields) -> Thinking:
+    """Return a request's settings for thoughts. With type "adaptive" the model decides whether to think.
 
-
-def _variables(request: MessagesFields) -> dict[str, Any]:
-    """Return the variables of the chat template; variables that the template does not read are ignored.
-
-    A request without `thinking` switches thoughts off, if the template can. The effort is not checked, because clients
-    send it to every model.
+    Clients send an effort to every model, so a level that the model does not know is replaced by the nearest one.
     """
-    variables: dict[str, Any] = {} if request.thinking is not None else {"enable_thinking": False, "thinking": False}
-    if request.output_config is not None and request.output_config.effort is not None:
-        variables["reasoning_effort"] = request.output_config.effort
-    return variables
+    config, output = request.thinking, request.output_config
+    effort = None if output is None else output.effort
+    if config is None or config.type == "adaptive":
+        return Thinking(preferred=effort)
+    if config.type == "disabled":
+        effort = None
+    params = {"enabled": "thinking.type", "budget": "thinking.budget_tokens"}
+    return Thinking(preferred=effort, enabled=config.type == "enabled", budget=config.budget_tokens, params=params)
 
 
 def _spec(number: int, tool: InputTool) -> ToolSpec:
