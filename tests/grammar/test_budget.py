@@ -174,6 +174,63 @@ def test_a_call_within_an_open_thought_ends_it():
     assert len(allowed(compiler, matcher)) == len(compiler.vocabulary.tokens)
 
 
+def test_a_thought_that_quotes_its_marks_in_other_tokens_is_limited_all_the_same():
+    compiler = LlguidanceCompiler(vocabulary("one token"))
+    words, marks = compiler.vocabulary, frozenset(MARKED)
+    closing, call = (spell(words, mark) for mark in ("</think>", "<tool_call>"))
+    ends = ("</think>", "\n<tool_call>")
+
+    def thinking(text: bytes, *, inside: bool) -> BudgetMatcher:
+        wanted = ThoughtBudget(len(text), ("<think>",), ends, ("</think>",), inside=inside, marks=marks)
+        matcher = matcher_of(compiler, wanted)
+        matcher.advance([] if inside else spell(words, "<think>"))
+        matcher.advance(list(text))
+        return matcher
+
+    for inside in (True, False):
+        for quoted in (b"the </think>", b"so\n<tool_call>"):
+            quoting = thinking(quoted, inside=inside)
+            assert tuple(allowed(compiler, quoting)) == closing
+            quoting.advance(closing)
+            assert quoting.unmasked > 10**9
+        called = thinking(b"so\n", inside=inside)
+        called.advance(call)
+        assert called.unmasked > 10**9
+
+    # An answer that spells the opening mark spells the closing mark too.
+    spelling = matcher_of(compiler, ThoughtBudget(9, ("<think>",), ends, ("</think>",), marks=marks))
+    spelling.advance(list(b"<think>ab"))
+    assert spelling.unmasked < 20
+    spelling.advance(list(b"</think>"))
+    assert spelling.unmasked > 10**9
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_budget_finds_the_marks_that_the_parser_finds_in_random_tokens(inside: bool):
+    words, draw, over = vocabulary("one token"), random.Random(f"{inside}"), 0
+    compiler = LlguidanceCompiler(words)
+    marks, thought = frozenset(MARKED[:2]), Thought("<think>", "</think>", inside=inside)
+    tokens = {spell(words, mark)[0]: mark for mark in marks}
+    pieces = [spell(words, mark) for mark in marks] + [tuple(mark.encode()) for mark in marks]
+    pieces += [tuple(text) for text in (b"<th", b"k>", b"</", b"a", b"\n")]
+    for _ in range(400):
+        matcher = matcher_of(
+            compiler, ThoughtBudget(99, ("<think>",), ("</think>",), ("</think>",), inside=inside, marks=marks)
+        )
+        parser = BlockParser(thought)
+        reading = Reading(parser, tokens=marks)
+        opening = [] if inside else [draw.choice([spell(words, "<think>"), tuple(b"<think>"), (ord(" "),)])]
+        for token in [each for piece in opening + draw.choices(pieces, k=6) for each in piece]:
+            text = words.tokens[token].decode()
+            was_inside = parser.inside
+            reading.feed_token(text, tokens[token]) if token in tokens else reading.feed(text)
+            matcher.advance([token])
+            if was_inside or parser.inside:
+                assert parser.inside == (matcher.unmasked < 10**9)
+            over += was_inside and not parser.inside
+    assert over > 100
+
+
 @pytest.mark.parametrize("constrained", [True, False])
 def test_copies_rollbacks_and_validation_agree(constrained: bool):
     compiler, draw = LlguidanceCompiler(vocabulary("spelled")), random.Random(7)

@@ -9,7 +9,7 @@ import pytest
 
 from infd.text import answers, tools
 from infd.text.chat import ChatTemplate
-from infd.text.markup import Reading
+from infd.text.markup import Asides, Reading
 from infd.text.reasoning.blocks import FAMILIES as THOUGHTS
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
@@ -140,7 +140,34 @@ def test_soups_of_tokens_and_spelled_marks_are_the_same_message_however_they_arr
     assert refuted
 
 
-@pytest.mark.parametrize("stops", [("<longcat_tool_call>!",), ("call>never",), ("</longcat_tool_call>!",)])
+def test_a_quoted_mark_that_the_parser_had_held_back_is_not_the_token_that_follows():
+    """The parser refuses a head without arguments once it is long; a mark within it was held back until then."""
+    syntax, marks = syntax_of("deepseek_v3"), tools.SYNTAXES["deepseek_v3"].marks
+    words = vocabulary_of(marks)
+    section, separator = marks[0], tools.SYNTAXES["deepseek_v3"].marks[-1]
+    quoted = f"function{separator}{'a' * 970}{section}"
+    answer, message = FAMILIES["deepseek_v3"].transcripts["a text after the call"]
+    opened = words.encode(section, add_special_tokens=False)
+
+    ids = [*opened, *spelled(words, quoted), *words.encode(answer, add_special_tokens=False)]
+    assert answered(syntax, words, ids) == Message(section + quoted + message.content, calls=message.calls)
+
+
+def test_a_mark_counts_only_at_the_end_of_the_text_of_its_token():
+    asides = Asides(tokens=frozenset({"<a>"}))
+    asides.token = "<a>"
+    assert asides.counts("<a>", "<a>b<a>", 7)
+    assert not asides.counts("<a>", "<a>b<a>", 3)
+    assert asides.find("<a>", "<a>b<a>") == 4
+
+
+@pytest.mark.parametrize(
+    "stops",
+    [
+        *(("<longcat_tool_call>!",), ("call>never",), ("</longcat_tool_call>!",)),
+        *(("see.\n<longcat_tool_call>!",), ("}</longcat_tool_call>\n<longcat_tool_call>!",)),
+    ],
+)
 def test_a_mark_that_may_begin_a_stop_string_is_still_a_token(stops: tuple[str, ...]):
     syntax, (answer, message) = syntax_of("longcat"), FAMILIES["longcat"].transcripts["a text before two calls"]
     words = vocabulary_of(tools.SYNTAXES["longcat"].marks)

@@ -212,7 +212,7 @@ class _Spelled:
         """Return the calls of which the text consists; empty if there is other text."""
         content = self._parser.finish(self._asides)
         aside = self._asides.take()
-        return [] if content.strip() or aside is None else aside.calls
+        return [] if content or aside is None else aside.calls
 
 
 _ANY: Final = re.compile(r"\S")
