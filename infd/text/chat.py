@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from jinja2 import TemplateSyntaxError, meta
 
 from infd.errors import ConfigError, InvalidRequest, TextFailed, TooCostly, without_frames
-from infd.text import renderers, vetting
+from infd.text import dialects, renderers, vetting
 from infd.text.apart import ApartTemplate
 from infd.text.fuel import Exhausted, Limits
 from infd.text.sandbox import Sandbox
@@ -215,7 +215,8 @@ class ChatTemplate:
         """Whether rendering may wait for the worker process, so that the event loop's thread must not render."""
         if self._worker is None:
             return False
-        return any(isinstance(self._compiled.get(name), ApartTemplate | None) for name in self._sources)
+        compiled = (dialects.original(self._compiled.get(name)) for name in self._sources)
+        return any(isinstance(template, ApartTemplate | None) for template in compiled)
 
     def reads(self, variable: str, *, tools: bool = False) -> bool:
         """Return whether the template reads a variable.
@@ -293,8 +294,8 @@ class ChatTemplate:
                 "a chat template runs in a process of its own, which is slower: infd cannot bound its cost",
                 extra={"template": name, "reason": objection},
             )
-            return ApartTemplate(self._worker, source)
-        return Compiled(source, self._now)
+            return dialects.translated(source, ApartTemplate(self._worker, source))
+        return dialects.translated(source, Compiled(source, self._now))
 
 
 class Template(Protocol):

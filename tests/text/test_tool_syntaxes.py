@@ -90,8 +90,6 @@ UNREAD = {  # templates for which no syntax of calls is found, and why
     "llama.cpp/LFM2-8B-A1B": "has no mark of a call; found by the tokens of the vocabulary",
     "llama.cpp/LFM2.5-Instruct": "has no mark of a call; found by the tokens of the vocabulary",
     "llama.cpp/meetkai-functionary-medium-v3.2": "a syntax of whole answers reads its calls",
-    "xinference/GLM-4-0414": "writes neither calls nor results (it reads `metadata` and the role observation)",
-    "xinference/GLM-4-9B-chat": "writes no tools of a request: it reads them from a message",
 }
 
 
@@ -113,21 +111,6 @@ def test_a_template_that_offers_tools_and_describes_no_call_is_read_by_the_token
     assert Syntax.choose(wrap(backend), chat).tools is None
     plain = ChatTemplate({"default": "{{ messages[0].content }}"}, VARIABLES)
     assert Syntax.choose(tokenizer("lfm2", "byte_level"), plain).tools is None
-
-
-def test_a_template_of_glm_4_writes_no_calls_or_no_tools():
-    function = {"name": "weather", "arguments": {"city": "Paris"}}
-    called = [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]},
-        {"role": "tool", "tool_call_id": "1", "content": "sunny"},
-    ]
-    offered = [{"type": "function", "function": {"name": "weather", "description": "", "parameters": {}}}]
-    for name, tools_written in (("xinference/GLM-4-0414", True), ("xinference/GLM-4-9B-chat", False)):
-        chat = ChatTemplate({"default": published()[name]}, VARIABLES)
-        assert ("weather" in chat.render(called[:1], tools=offered)) == tools_written
-        text = chat.render(called, tools=None)
-        assert "weather" not in text
 
 
 @cache

@@ -303,6 +303,20 @@ FAMILIES: Final[Mapping[str, TagJson]] = {
         head=r"(?P<name>[^\s<>]++)>\s*+",
         grammar=CallSyntax(call="<tool: $name>\n$arguments\n</tool>", trigger="<tool: ", marks=()),
     ),
+    # GLM-4 and GLM-4-0414: the answer is a name and, on the next line, the arguments. A text begins with a newline.
+    "glm4": TagJson(
+        opens=("<|assistant|>",),
+        closes=("<|observation|>",),
+        head=r"(?P<name>[\w.:/-]++)[ \t]*+\n\s*+",
+        unmarked=True,
+        grammar=CallSyntax(
+            call="$name\n$arguments",
+            between="<|assistant|>",
+            trigger="",
+            marks=("<|assistant|>", "<|observation|>"),
+            otherwise=r"(?:\s(?s:.)*)?",
+        ),
+    ),
     "solar_open": TagJson(
         opens=("<|tool_calls|>", "<|tool_call:begin|>"),
         closes=("<|tool_call:end|>", "<|calls|>"),

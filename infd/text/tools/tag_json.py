@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _HEAD_CHARACTERS: Final = 1024  # maximum characters of a call's beginning, which each token scans again
 _COULD_BE_AN_OBJECT: Final = re.compile(r'\s*+(?:\{\s*+"?|\Z)')
+_COULD_BE_A_NAME: Final = re.compile(r"\s*+(?:\Z|[\w.:/-]++(?:\Z|[ \t]*+(?:\Z|\n\s*+\Z)))")
 _SCALAR: Final = r'(?:"(?:[^"\\\x00-\x1f]|\\.)*+"|-?[\d.]++|null|true|false)'
 _LETTERS: Final = string.ascii_letters + string.digits
 _MEMBER: Final = re.compile(rf'"(?P<key>\w++)"\s*+:\s*+(?P<value>{_SCALAR})')
@@ -48,6 +49,8 @@ class TagJson(Struct, frozen=True, kw_only=True):
     listed      whether a section may contain a list of calls
     separators  characters that may separate a section's calls outside of a list; None: every call has its own mark
     short_ids   whether templates of the family refuse ids that are not nine letters or digits
+    unmarked    whether the answer may begin with `head` without a mark, if an offered tool has the name; a name is then
+                alone on its line
     """
 
     opens: tuple[str, ...] = ()
@@ -63,27 +66,29 @@ class TagJson(Struct, frozen=True, kw_only=True):
     listed: bool = False
     separators: str | None = None
     short_ids: bool = False
+    unmarked: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
         return self.opens + self.closes + self.inner
 
     def start(self, offered: Offered) -> TagJsonParser:
-        return TagJsonParser(self)
+        return TagJsonParser(self, offered)
 
 
 class TagJsonParser(MarkedCalls):
     """Parses one answer."""
 
-    def __init__(self, family: TagJson) -> None:
+    def __init__(self, family: TagJson, offered: Offered) -> None:
         super().__init__(family.opens)
         self._family = family
+        self._offered = offered
         self._bare = False  # whether the latest section began without a mark
         self._in_list = False
         self._in_object = False  # whether the arguments are a member of an object
         self._object = ObjectScan("")
         self._block: list[str] = []  # parts of an object that is emitted once it is complete
-        if family.bare:
+        if family.bare or family.unmarked:
             self._state = self._beginning
 
     @property
@@ -91,7 +96,7 @@ class TagJsonParser(MarkedCalls):
         return self._state in (self._arguments, self._members, self._collect) and self._object.in_string
 
     def _fresh(self) -> TagJsonParser:
-        return TagJsonParser(self._family)
+        return TagJsonParser(self._family, self._offered)
 
     def _cut(self, rest: str, asides: Asides) -> None:
         if self._state == self._collect:
@@ -111,6 +116,9 @@ class TagJsonParser(MarkedCalls):
             if len(self._pending) > _HEAD_CHARACTERS:
                 self._state = self._between
             return len(self._pending) > _HEAD_CHARACTERS
+        if self._family.unmarked:
+            self._state = self._between if words[0] == "{" else self._element
+            return True
         bare = words[0] in ("{[" if self._family.listed else "{")
         self._bare = bare
         self._state = self._opened if bare else self._between
@@ -158,13 +166,14 @@ class TagJsonParser(MarkedCalls):
         """Consume a name outside of JSON, up to the arguments."""
         pending = self._pending
         head = _outside_head(self._family.head or "").match(pending)
-        if head is not None:
+        if head is not None and (self._opening or not self._family.unmarked or head["name"] in self._offered):
             groups = head.groupdict()
             self._begin_call(head["name"], asides, groups.get("id") or self._new_id())
             self._pending = pending[head.end() :]
             self._begin_arguments(in_object=False)
             return True
-        if len(pending) > _HEAD_CHARACTERS or (self._mark and self._mark in pending):
+        impossible = self._family.unmarked and (head is not None or _COULD_BE_A_NAME.match(pending) is None)
+        if impossible or len(pending) > _HEAD_CHARACTERS or (self._mark and self._mark in pending):
             self._refuse()
             return True
         return False

@@ -35,10 +35,11 @@ def family(
     *templates: str,
     more: Mapping[str, tuple[str, Message]] = {},
     lossy: Mapping[str, str] = {},
+    schemas: Mapping[str, bytes] = {},
 ) -> Family:
     syntax = SYNTAXES[name]
-    bare = syntax.bare and not write([PARIS]).startswith(syntax.opens)
-    return Family(standard(write, marks=syntax.marks, bare=bare) | dict(more), templates, lossy=lossy)
+    bare = (syntax.bare or syntax.unmarked) and not write([PARIS]).startswith(syntax.opens)
+    return Family(standard(write, marks=syntax.marks, bare=bare) | dict(more), templates, schemas, lossy)
 
 
 OBJECT = '{"name": "NAME", "arguments": ARGUMENTS}'
@@ -201,6 +202,24 @@ FAMILIES = {
                 '<tool: get_weather>\n{ "some": "json", "data": 10 }\n</tool>',
                 Message(calls=(("get_weather", '{ "some": "json", "data": 10 }'),)),
             ),
+        },
+    ),
+    # Sources: the template's lines of `metadata`; for two calls, agent_template/glm4.py of ms-swift 4.6.
+    "glm4": family(
+        "glm4",
+        each("NAME\nARGUMENTS", between="<|assistant|>"),
+        *("xinference/GLM-4-0414", "xinference/GLM-4-9B-chat"),
+        schemas={"weather": b"", "now": b"", "f": b""},
+        more={
+            "a space after the name, and the mark of results": (
+                'weather \n{"city": "Paris"}<|observation|>',
+                Message(calls=(PARIS,)),
+            ),
+            "a text before a call": ("\nI look.<|assistant|>now\n{}", Message("\nI look.", calls=(NOW,))),
+            "a text after a mark": ("now\n{}<|assistant|>\nDone.", Message("<|assistant|>\nDone.", calls=(NOW,))),
+            "a word and an object": ('Answer\n{"city": "Paris"}', Message('Answer\n{"city": "Paris"}')),
+            "a name in a text": ("weather\nis {fine}", Message("weather\nis {fine}")),
+            "an object": ('{"name": "f", "arguments": {}}', Message('{"name": "f", "arguments": {}}')),
         },
     ),
     "solar_open": family(
