@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from infd.request import CallSyntax
 from infd.text.tools.elements import Elements
-from infd.text.tools.tag_values import ATTRIBUTES, KEY, NAME, SPACE, TAG, TagValues
+from infd.text.tools.tag_values import ATTRIBUTES, KEY, NAME, SPACE, TAG, Marked, TagValues
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,29 +85,35 @@ def _invokes(section: str) -> TagValues:
     )
 
 
-def _pairs(line: str, *, call: str = "tool_call", argument: str = "arg", section: str = "") -> TagValues:
+def _pairs(
+    line: str, *, call: str = "tool_call", argument: str = "arg", section: str = "", typed: bool = False
+) -> TagValues:
     """Return a family of GLM's shape.
 
     line      text that the model writes between marks: a newline, or empty
     call      name of the mark of a call
     argument  beginning of the names of the marks of keys and values
     section   name of the mark around all calls; empty: none
+    typed     whether the model may write the type of a value before it
     """
     opening, closing = f"<{call}>", f"</{call}>"
     key, key_end, value, value_end = (f"<{end}{argument}_{part}>" for part in ("key", "value") for end in ("", "/"))
     around = (f"<{section}>", f"</{section}>") if section else ("", "")
+    kind = (Marked(f"<{argument}_type>", f"</{argument}_type>"),) if typed else ()
     return TagValues(
         sections=(around[0],) if section else (),
         head=(opening, SPACE, NAME, SPACE, (key, closing)),
-        parameter=(key, KEY, key_end, SPACE, value),
+        parameter=(key, KEY, key_end, SPACE, *kind, value),
         value_end=value_end,
         call_end=closing,
         closes=(around[1],) if section else (),
+        strings=frozenset({"string"} if typed else ()),
+        documents=frozenset({"integer", "number", "boolean", "null", "array", "object"} if typed else ()),
         grammar=CallSyntax(
-            begin=around[0],
+            begin=around[0] + line if section else "",
             call=f"{opening}$name{line}$arguments{closing}",
             between=line,
-            end=around[1],
+            end=line + around[1] if section else "",
             parameter=f"{key}$key{key_end}{line}{value}$value{value_end}{line}",
             trigger=around[0] or opening,
             marks=(*filter(None, around), opening, key, key_end, value, value_end, closing),
@@ -246,7 +252,7 @@ FAMILIES: Final[Mapping[str, TagValues]] = {
     "longcat2": _pairs("\n", call="longcat_tool_call", argument="longcat_arg"),
     "iquest_q1": _pairs("", call="iquest_tool_call"),
     "hy_v4": _pairs("", section="tool_calls"),
-    "k2_horizon": _pairs("", call="ifm|tool_call", argument="ifm|arg", section="ifm|tool_calls"),
+    "k2_horizon": _pairs("\n", call="ifm|tool_call", argument="ifm|arg", section="ifm|tool_calls", typed=True),
 }
 
 ALIASES: Final[Mapping[str, str]] = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -32,6 +32,15 @@ KEY: Final = "$key"
 TAG: Final = "$tag"  # a key that is the name of an element
 SPACE: Final = "$space"  # optional white space, of any length
 ATTRIBUTES: Final = "$attributes"
+
+
+class Marked(NamedTuple):
+    """Attributes between two marks, followed by optional white space; the model may omit all of it."""
+
+    opening: str
+    closing: str
+
+
 _CLASSES: Final = {
     NAME: r"""(?:(?P<name>[^\s<>{}"'=]++)%s|\Z)""",
     KEY: r"""(?:(?P<key>[^<>"]++)%s|\Z)""",
@@ -41,9 +50,9 @@ _CLASSES: Final = {
 }
 _HEAD_CHARACTERS: Final = 1024  # maximum characters up to a call's or a value's beginning, which each token scans again
 
-# Texts, the constants above, and tuples of texts. For a tuple, the pattern requires that one of its texts follows, but
-# does not consume this text.
-Parts = tuple[str | tuple[str, ...], ...]
+# Texts, the constants above, `Marked`, and other tuples of texts. For such a tuple, the pattern requires that one of
+# its texts follows, but does not consume this text.
+Parts = tuple[str | Marked | tuple[str, ...], ...]
 
 
 class TagValues(Struct, frozen=True, kw_only=True):
@@ -89,7 +98,9 @@ class TagValues(Struct, frozen=True, kw_only=True):
     def marks(self) -> tuple[str, ...]:
         if self.tokens:
             return self.tokens
-        inner = [part for part in self.head + self.parameter if isinstance(part, str) and part not in _CLASSES]
+        parts = self.head + self.parameter
+        inner = [part for part in parts if isinstance(part, str) and part not in _CLASSES]
+        inner += [mark for part in parts if isinstance(part, Marked) for mark in part]
         return tuple(
             dict.fromkeys((*self.sections, *self.between, *inner, self.value_end, self.call_end, *self.closes))
         )
@@ -328,7 +339,11 @@ def _pattern(parts: Parts, optional: tuple[str, ...] = ()) -> str:
     """Return a pattern of the text of all parts, or of a beginning of it; `whole` is set for the complete text only."""
     found = "(?P<whole>)"
     for part in reversed(parts):
-        if isinstance(part, tuple):
+        if isinstance(part, Marked):
+            opening, closing = map(re.escape, part)
+            begun = rf"(?:{_beginnings(part.opening)})\Z|{opening}[^<>]*+(?:{_beginnings(part.closing)})\Z"
+            found = rf"(?:{begun}|(?:{opening}(?P<attributes>[^<>]*+){closing}\s*+)?+{found})"
+        elif isinstance(part, tuple):
             found = rf"(?:(?={'|'.join(map(re.escape, part))}){found}|(?:{'|'.join(map(_beginnings, part))})\Z)"
         elif part in _CLASSES:
             found = _CLASSES[part] % found

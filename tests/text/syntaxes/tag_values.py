@@ -343,8 +343,29 @@ FAMILIES = {
         schemas=SCHEMAS,
     ),
     "iquest_q1": Family(transcripts(pairs("", call="iquest_tool_call")), schemas=SCHEMAS),
+    # Its template asks for newlines, and for a type before each value if `tool_call_format` is "xml_typed".
     "k2_horizon": Family(
-        transcripts(pairs("", prefix="ifm|", section="<ifm|tool_calls>%s</ifm|tool_calls>")), schemas=SCHEMAS
+        transcripts(pairs("\n", prefix="ifm|", section="<ifm|tool_calls>\n%s\n</ifm|tool_calls>"))
+        | {
+            "without newlines": (
+                (
+                    "<ifm|tool_calls><ifm|tool_call>weather<ifm|arg_key>days</ifm|arg_key><ifm|arg_value>3</ifm|arg_value>"
+                    "</ifm|tool_call></ifm|tool_calls>"
+                ),
+                Message(calls=(("weather", '{"days": 3}'),)),
+            ),
+            "types before values": (
+                (
+                    "<ifm|tool_calls>\n<ifm|tool_call>g\n<ifm|arg_key>id</ifm|arg_key>\n<ifm|arg_type>string</ifm|arg_type>\n"
+                    "<ifm|arg_value>12</ifm|arg_value>\n<ifm|arg_key>all</ifm|arg_key>\n"
+                    "<ifm|arg_type>boolean</ifm|arg_type><ifm|arg_value>true</ifm|arg_value>\n<ifm|arg_key>page</ifm|arg_key>"
+                    "<ifm|arg_type>integer</ifm|arg_type>\n<ifm|arg_value>2</ifm|arg_value>\n</ifm|tool_call>\n"
+                    "</ifm|tool_calls>"
+                ),
+                Message(calls=(("g", '{"id": "12", "all": true, "page": 2}'),)),
+            ),
+        },
+        schemas=SCHEMAS,
     ),
     "step3": Family(transcripts(STEP), schemas=SCHEMAS),
     "hy_v3": Family(transcripts(HUNYUAN), templates=("llama.cpp/tencent-Hy3",), schemas=SCHEMAS),
