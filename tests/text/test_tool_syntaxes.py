@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import random
 from functools import cache
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -247,6 +249,20 @@ def test_random_calls_that_a_published_template_writes_are_read_back(name: str, 
         assert (call.name, json.loads(call.arguments)) == (function["name"], arguments), turn
         calls += 1
     assert calls == 200
+
+
+WRITTEN = json.loads(lzma.decompress(Path(__file__).with_name("written_calls.json.xz").read_bytes()))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_random_calls_that_another_program_writes_are_read_back(name: str):
+    """The families have no published template that writes calls, or one that writes a single call; TEMPLATES.md."""
+    assert len(WRITTEN[name]) == 200
+    for calls, text in WRITTEN[name]:
+        offered = Offered(dict.fromkeys((called for called, _ in calls), b""))
+        found = read(Reading(calls=tools.SYNTAXES[tools.ALIASES.get(name, name)].start(offered)), [text])
+        assert found.content == ""
+        assert [[called, json.loads(written)] for called, written in found.calls] == calls, text
 
 
 def _schema(value: Any) -> dict[str, Any]:
