@@ -10,6 +10,7 @@ FAMILIES = {
         TRANSCRIPTS,
         templates=(
             "llama.cpp/Qwen-Qwen2.5-7B-Instruct",
+            "axolotl/exaone4",
             "llama.cpp/Qwen-Qwen3-0.6B",
             "llama.cpp/Qwen-QwQ-32B",
             "llama.cpp/NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",

@@ -131,7 +131,8 @@ FAMILIES = {
     "jamba": family(
         "jamba",
         each(OBJECT, **{**LIST, "begin": "<tool_calls>[", "end": "]</tool_calls>"}),
-        *("llama.cpp/Apriel-1.6-15b-Thinker-fixed", "llama.cpp/unsloth-Apriel-1.5", "vllm/hunyuan_a13b"),
+        *("axolotl/jamba", "llama.cpp/Apriel-1.6-15b-Thinker-fixed", "llama.cpp/unsloth-Apriel-1.5"),
+        "vllm/hunyuan_a13b",
     ),
     "minimax": family(
         "minimax",
