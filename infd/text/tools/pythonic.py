@@ -329,8 +329,19 @@ def _encoded(text: str) -> str:
     return json.dumps(text, ensure_ascii=_SURROGATE.search(text) is not None)[1:-1]
 
 
-def _forced(begin: str, between: str, end: str, *marks: str, trigger: str = "", otherwise: str = "") -> CallSyntax:
-    """Return the syntax in which a grammar forces calls. Values are JSON, but constants are written as in Python."""
+_CONSTANTS: Final = ("True", "False", "None")
+
+
+def _forced(
+    begin: str,
+    between: str,
+    end: str,
+    *marks: str,
+    trigger: str = "",
+    otherwise: str = "",
+    constants: tuple[str, str, str] = _CONSTANTS,
+) -> CallSyntax:
+    """Return the syntax in which a grammar forces calls. Values are JSON, but `constants` replace true, false, null."""
     return CallSyntax(
         begin=begin,
         call="$name($arguments)",
@@ -339,7 +350,7 @@ def _forced(begin: str, between: str, end: str, *marks: str, trigger: str = "", 
         parameter="$key=$value",
         separator=", ",
         quoted=True,
-        constants=("True", "False", "None"),
+        constants=constants,
         trigger=trigger or marks[0],
         marks=marks,
         otherwise=otherwise,
@@ -355,8 +366,11 @@ _NO_CALL: Final = r"\s*(?:[^\s\[](?s:.)*)?"
 
 FAMILIES: Final[Mapping[str, Pythonic]] = {
     "lfm2": Pythonic(opens=(_START,), closes=(_END,), grammar=_forced(f"{_START}[", ", ", f"]{_END}", _START, _END)),
-    "olmo3": Pythonic(
-        opens=(_CALLS,), closes=(_CALLED,), listed=False, grammar=_forced(_CALLS, "\n", _CALLED, _CALLS, _CALLED)
+    "olmo3": Pythonic(  # the template of OLMo 3.1 writes values in JSON
+        opens=(_CALLS,),
+        closes=(_CALLED,),
+        listed=False,
+        grammar=_forced(_CALLS, "\n", _CALLED, _CALLS, _CALLED, constants=("true", "false", "null")),
     ),
     "pythonic": Pythonic(
         opens=_PYTHON[:1],
