@@ -45,6 +45,7 @@ PUBLISHED = {
     "mistral": {"llama.cpp/mistralai-Ministral-3-14B-Reasoning-2512"},
     "seed_oss": {"llama.cpp/ByteDance-Seed-OSS"},
     "qwen3": {
+        "axolotl/exaone4",
         "llama.cpp/Bielik-11B-v3.0-Instruct",
         "llama.cpp/GLM-4.6",
         "llama.cpp/GLM-4.7-Flash",
