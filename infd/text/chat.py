@@ -12,7 +12,7 @@ import logging
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import TemplateSyntaxError, meta
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from infd.apart.client import Worker
     from infd.text.renderers.base import Renderer
+    from infd.text.template import Template
     from infd.text.tokenizer import Tokenizer
 
 MAX_SOURCE_CHARACTERS: Final = 2**19  # the largest of the tests' published templates has 18,651 characters
@@ -296,25 +297,6 @@ class ChatTemplate:
             )
             return dialects.translated(source, ApartTemplate(self._worker, source))
         return dialects.translated(source, Compiled(source, self._now))
-
-
-class Template(Protocol):
-    """A compiled template.
-
-    reads           names of the variables that the template reads
-    reads_parts     whether content may be a list of parts; if not, the template fails, or prints the list in Python's
-                    or JSON's syntax
-    text_arguments  whether a call's arguments must be JSON text; if so, the template fails on an object, or prints the
-                    object in Python's syntax
-    """
-
-    @property
-    def reads(self) -> AbstractSet[str]: ...
-    @property
-    def reads_parts(self) -> bool: ...
-    @property
-    def text_arguments(self) -> bool: ...
-    def render(self, variables: Mapping[str, Any], limits: Limits) -> str: ...
 
 
 @cache

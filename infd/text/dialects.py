@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from infd.text.chat import Template
     from infd.text.fuel import Limits
+    from infd.text.template import Template
 
 _MARKS: Final = "[gMASK]<sop>"  # begins every prompt of GLM-4
 _TOOLS: Final = "item['tools']"

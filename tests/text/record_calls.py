@@ -34,19 +34,30 @@ def defined(file: Path, *names: str) -> dict[str, Any]:
         "Prompt": list,
         "override": lambda each: each,
     }
-    found |= {"BaseAgentTemplate": object, "ToolUtils": object, "FunctionCall": tuple}
+    found |= {"BaseAgentTemplate": Base, "ToolUtils": object, "FunctionCall": tuple}
     exec(compile(tree, str(file), "exec"), found)
     return found
 
 
+class Base:
+    """Stands for the package's base class, which parses the calls that are written."""
+
+    def _parse_tool_call(self, content: Any) -> Any:
+        return content
+
+    def _format_tool_calls(self, messages: Any) -> str:
+        raise NotImplementedError
+
+    def written(self, contents: list[dict[str, Any]]) -> str:
+        return self._format_tool_calls(contents)
+
+
 def swift(file: Path, name: str) -> Any:
-    template = defined(file, name, "_to_json", "_encode_arguments_to_dsml")[name]()
-    template._parse_tool_call = lambda content: content
+    template: Base = defined(file, name, "_to_json", "_encode_arguments_to_dsml")[name]()
 
     def write(calls: Calls) -> str:
         contents = [{"content": {"name": name, "arguments": _json(arguments)}} for name, arguments in calls]
-        text: str = template._format_tool_calls(contents)
-        return text
+        return template.written(contents)
 
     return write
 
