@@ -151,9 +151,15 @@ class Automaton(Struct, frozen=True, eq=False):
         return {target: ranges_of(ranges) for target, ranges in found.items()}
 
 
-def automaton(regular: Regular) -> Automaton:
-    """Return the automaton of the texts that an expression matches as a whole. Raises GrammarFailed if too large."""
-    return _deterministic(Positions(regular))
+def automaton(regular: Regular, work: int = _WORK, *, minimal: bool = True) -> Automaton:
+    """Return the automaton of the texts that an expression matches as a whole.
+
+    work     most steps of the construction
+    minimal  whether equivalent states are merged, which takes time quadratic in the bounds of repetitions
+
+    Raises GrammarFailed if the automaton is too large.
+    """
+    return _deterministic(Positions(regular, min(work // 10, _NODES)), work, minimal=minimal)
 
 
 def automaton_of(texts: Iterable[str]) -> Automaton:
@@ -306,7 +312,7 @@ def disjoint(automata: Iterable[Positions], afford: Callable[[int], bool]) -> bo
     return True
 
 
-def _deterministic(positions: Positions) -> Automaton:
+def _deterministic(positions: Positions, most: int, *, minimal: bool) -> Automaton:
     start = positions.start
     # The start is a separate state, because its subset of nodes may recur later, where anchors at the beginning fail.
     numbers: dict[tuple[frozenset[int], bool], int] = {(start, True): 0}
@@ -342,10 +348,10 @@ def _deterministic(positions: Positions) -> Automaton:
                     order.append(subset)
                 closed[key] = numbers[subset]
             row.append((bounds[at], bounds[at + 1] - 1, closed[key]))
-        if work > _WORK or len(order) > 4 * STATES:
+        if work > most or len(order) > 4 * STATES:
             _too_large()
         edges.append(row)
-    return _minimal(edges, accepting)
+    return _minimal(edges, accepting, merge=minimal)
 
 
 def explored(
@@ -411,10 +417,13 @@ def _product(one: Automaton, two: Automaton, accept: Callable[[bool, bool], bool
     return _minimal(edges, accepting)
 
 
-def _minimal(edges: list[list[tuple[int, int, int]]], accepting: list[bool], states: int = STATES) -> Automaton:
+def _minimal(
+    edges: list[list[tuple[int, int, int]]], accepting: list[bool], states: int = STATES, *, merge: bool = True
+) -> Automaton:
     """Remove states from which no accepting state is reachable; merge equivalent states by partition refinement.
 
     states  most states of the result
+    merge   whether to merge states
     """
     before: list[list[int]] = [[] for _ in edges]
     for state, row in enumerate(edges):
@@ -429,6 +438,8 @@ def _minimal(edges: list[list[tuple[int, int, int]]], accepting: list[bool], sta
                 todo.append(state)
     order = sorted(live | {0})
     rows = {state: [edge for edge in edges[state] if edge[2] in live] for state in order}
+    if not merge:
+        return _renumbered(rows, {state: state for state in order}, accepting, states)
     groups = {state: int(accepting[state]) for state in order}
     count, work = len(set(groups.values())), 0
     while True:

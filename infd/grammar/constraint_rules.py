@@ -22,6 +22,7 @@ from infd.grammar.rules import (
     Reference,
     Until,
     Without,
+    recursive,
     renamed,
     trimmed,
 )
@@ -122,7 +123,7 @@ class _Writer:
         return self._documents.write(prepared, whitespace=whitespace)
 
     def _ebnf(self, rules: Rules) -> Expression:
-        if not ebnf.recursive(rules):
+        if not recursive(rules):
             try:
                 return self._machine(automaton(Regulars(rules).of(rules[ROOT])))
             except GrammarFailed as error:

@@ -1,10 +1,4 @@
-"""Read a grammar of rules `name ::= ...` (GBNF of llama.cpp, EBNF of xgrammar), and write it in llguidance's Lark.
-
-llguidance's lexer matches the longest terminal, as a programming language's lexer does: with `("a" | "ab") "b"` it
-rejects the text "ab". Grammars in GBNF and EBNF have no lexer. So a grammar without recursion becomes one terminal,
-which is a regular expression; in a recursive grammar each terminal is one character. Both forms accept exactly the
-texts that the rules derive.
-"""
+"""Read a grammar of rules `name ::= ...` (GBNF of llama.cpp, EBNF of xgrammar), and write it in llguidance's Lark."""
 
 from __future__ import annotations
 
@@ -12,11 +6,11 @@ import re
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from infd.errors import GrammarFailed, shorten
-from infd.grammar import bounds, lark
+from infd.grammar import bounds, lark, lexing
+from infd.grammar.rule_parser import RuleParser
 from infd.grammar.rules import (
     ANY,
     ROOT,
-    Alternatives,
     Characters,
     Reference,
     Repeated,
@@ -25,7 +19,7 @@ from infd.grammar.rules import (
     opposite,
     ranges_of,
     references,
-    renamed,
+    sequence,
 )
 
 if TYPE_CHECKING:
@@ -55,10 +49,7 @@ _NAMED: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "0": "\0
 
 def to_lark(grammar: str, limits: Limits) -> str:
     """Return an equivalent grammar in llguidance's Lark. Raises GrammarFailed."""
-    rules = parse(grammar, limits)
-    letter = "r" if recursive(rules) else "R"
-    start = {ROOT: Reference(f"{letter}0")}
-    return lark.write(start | renamed(rules, {name: f"{letter}{index}" for index, name in enumerate(rules)}))
+    return lark.write(lexing.divided(parse(grammar, limits)))
 
 
 def parse(grammar: str, limits: Limits) -> Rules:
@@ -67,17 +58,7 @@ def parse(grammar: str, limits: Limits) -> Rules:
     return _reached(_Parser(grammar, limits).rules())
 
 
-class _Parser:
-    """A recursive-descent parser. A rule ends where the next rule begins, so line breaks are white space."""
-
-    def __init__(self, grammar: str, limits: Limits) -> None:
-        self._grammar = grammar
-        self._limits = limits
-        self._at = 0
-        self._depth = 0
-        self._alternatives = 0
-        self._next()
-
+class _Parser(RuleParser):
     def rules(self) -> Rules:
         rules: Rules = {}
         while self._kind == "rule":
@@ -93,21 +74,12 @@ class _Parser:
             self._fail(f"no rule is named {ROOT}")
         return rules
 
-    def _options(self) -> Expression:
-        options = [self._sequence()]
-        while (self._kind, self._value) == ("mark", "|"):
-            self._alternatives += 1
-            bounds.check_enumerated(self._alternatives, self._limits)
-            self._next()
-            options.append(self._sequence())
-        return options[0] if len(options) == 1 else Alternatives(tuple(options))
-
     def _sequence(self) -> Expression:
         items: list[Expression] = []
         while True:
             match self._kind, self._value:
                 case "text", value:
-                    items.append(Sequence(tuple(map(Text, self._characters(value)))))
+                    items.append(sequence(map(Text, self._characters(value))))
                 case "characters", value:
                     items.append(Characters(self._class(value)))
                 case "mark", ".":
@@ -115,7 +87,7 @@ class _Parser:
                 case "name", value:
                     items.append(Reference(value))
                 case "mark", "(":
-                    items.append(self._group())
+                    items.append(self._group(")"))
                 case ("mark", "*" | "+" | "?") | ("times", _):
                     if not items:
                         self._fail(f"{self._value} repeats nothing")
@@ -123,17 +95,6 @@ class _Parser:
                 case _:
                     return items[0] if len(items) == 1 else Sequence(tuple(items))
             self._next()
-
-    def _group(self) -> Expression:
-        self._depth += 1
-        if self._depth > self._limits.depth:
-            raise GrammarFailed(f"more than {self._limits.depth} levels of brackets", code="grammar_too_large")
-        self._next()
-        options = self._options()
-        if (self._kind, self._value) != ("mark", ")"):
-            self._fail("a ) is missing")
-        self._depth -= 1
-        return options
 
     def _class(self, written: str) -> Ranges:
         negated = written.startswith("^")
@@ -154,12 +115,11 @@ class _Parser:
         return unescaped(written, self._fail)
 
     def _next(self) -> None:
-        """Read the next token into _kind and _value; at the end of the text, _kind is empty."""
         while self._at < len(self._grammar):
             match = _TOKEN.match(self._grammar, self._at)
             if match is None:
                 self._fail(f"{self._grammar[self._at]!r} is not expected")
-            self._start, self._at = self._at, match.end()
+            self._at = match.end()
             if match["space"] is not None:
                 continue
             if match["least"] is not None:
@@ -169,7 +129,7 @@ class _Parser:
             self._value = match[self._kind]
             self._bounds = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(self._value, (1, 1))
             return
-        self._start, self._kind, self._value = self._at, "", ""
+        self._kind, self._value = "", ""
 
     def _times(self, match: re.Match[str]) -> tuple[int, int | None]:
         least, most = match["least"], match["most"] or ""
@@ -178,10 +138,6 @@ class _Parser:
         if least and most and int(least) > int(most):
             self._fail(f"{match[0]} is empty")
         return int(least or 0), int(most) if most else None
-
-    def _fail(self, reason: str) -> NoReturn:
-        line = self._grammar.count("\n", 0, min(self._at, len(self._grammar))) + 1
-        raise GrammarFailed(f"line {line}: {reason}", code="invalid_grammar")
 
 
 def unescaped(written: str, fail: Callable[[str], NoReturn]) -> list[str]:
@@ -212,25 +168,3 @@ def _reached(rules: Rules) -> Rules:
         reached[name] = rules[name]
         todo += references(rules[name])
     return reached
-
-
-def recursive(rules: Rules) -> bool:
-    """Return whether a rule refers to itself, directly or through others.
-
-    Repeatedly removes a rule that refers to no remaining rule. The rules that then remain are recursive, or refer to
-    recursive rules.
-    """
-    users: dict[str, list[str]] = {name: [] for name in rules}
-    left = {}
-    for name, expression in rules.items():
-        used = list(references(expression))
-        left[name] = len(used)
-        for each in used:
-            users[each].append(name)
-    leaves = [name for name, number in left.items() if not number]
-    for leaf in leaves:
-        for user in users[leaf]:
-            left[user] -= 1
-            if not left[user]:
-                leaves.append(user)
-    return len(leaves) < len(rules)

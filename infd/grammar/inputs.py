@@ -19,6 +19,7 @@ from infd.errors import GrammarFailed
 from infd.grammar import lark, lark_syntax
 from infd.grammar.automata import Join, Set, Times, Union, automaton, literal
 from infd.grammar.json_rules import UNESCAPED, spelled
+from infd.grammar.order import Order
 from infd.grammar.regulars import Regulars
 from infd.grammar.rules import (
     ANY,
@@ -32,7 +33,6 @@ from infd.grammar.rules import (
     Text,
     common,
     opposite,
-    references,
     renamed,
 )
 
@@ -105,7 +105,7 @@ def _divided(rules: Rules) -> Rules:
     one that begins with a quote, the lexer would take the quote's backslash. Such a terminal becomes a rule, in which
     each escape is a terminal.
     """
-    order, regulars = _Order(rules), Regulars(rules)
+    order, regulars = Order(rules), Regulars(rules)
     terminals = {name: automaton(regulars.of(Reference(name))) for name in order.terminals}
     found = dict(rules)
     names = {}
@@ -190,7 +190,7 @@ def _before(rules: Rules, marks: tuple[str, ...], follow: str | None) -> str:
     marks   texts that the input may not contain
     follow  first character after the input; None: a token that no text matches
     """
-    order, regulars = _Order(rules), Regulars(rules)
+    order, regulars = Order(rules), Regulars(rules)
     anywhere = Times(Set(ANY), 0, None)
     marked = automaton(Join((anywhere, Union(tuple(map(literal, marks))), anywhere)))
     terminals: dict[str, Automaton] = {}
@@ -208,73 +208,7 @@ def _before(rules: Rules, marks: tuple[str, ...], follow: str | None) -> str:
     return lark.write(written)
 
 
-class _Order:
-    """The order of the terminals of rules.
-
-    terminals  names of the terminals to which rules refer
-    following  for each, the terminals that may follow it
-    last       terminals with which a text may end
-    """
-
-    def __init__(self, rules: Rules) -> None:
-        self._rules = {name: each for name, each in rules.items() if not name.isupper()}
-        self._ends: dict[str, _Ends] = dict.fromkeys(self._rules, _Ends(frozenset(), frozenset(), empty=False))
-        self.terminals = {used for each in self._rules.values() for used in references(each) if used.isupper()}
-        self.following: dict[str, set[str]] = {name: set() for name in self.terminals}
-        grown = True
-        while grown:
-            grown = False
-            for name, expression in self._rules.items():
-                found = self._found(expression)
-                grown |= found != self._ends[name]
-                self._ends[name] = found
-        self.last = self._ends[ROOT].last
-
-    def _found(self, expression: Expression) -> _Ends:
-        """Return the first and last terminals of an expression; record which terminals follow each other in it."""
-        match expression:
-            case Reference(name) if name.isupper():
-                return _Ends(frozenset((name,)), frozenset((name,)), empty=False)
-            case Reference(name):
-                return self._ends[name]
-            case Sequence(items):
-                whole = _Ends(frozenset(), frozenset(), empty=True)
-                for item in items:
-                    whole = self._joined(whole, self._found(item))
-                return whole
-            case Alternatives(options):
-                found = [self._found(option) for option in options]
-                return _Ends(
-                    frozenset().union(*(each.first for each in found)),
-                    frozenset().union(*(each.last for each in found)),
-                    empty=any(each.empty for each in found),
-                )
-            case Repeated(item, least, most):
-                once = self._found(item)
-                if most is None or most > 1:
-                    self._joined(once, once)
-                return _Ends(once.first, once.last, empty=once.empty or not least)
-        raise AssertionError(f"{expression} is no part of a rule")
-
-    def _joined(self, one: _Ends, two: _Ends) -> _Ends:
-        for name in one.last:
-            self.following[name] |= two.first
-        return _Ends(
-            one.first | two.first if one.empty else one.first,
-            two.last | one.last if two.empty else two.last,
-            empty=one.empty and two.empty,
-        )
-
-
-class _Ends(Struct, frozen=True):
-    """Terminals with which texts of an expression begin and end. empty: whether the expression derives no terminal."""
-
-    first: frozenset[str]
-    last: frozenset[str]
-    empty: bool
-
-
-def _refuse_spelled(mark: str, terminals: Mapping[str, Automaton], order: _Order) -> None:
+def _refuse_spelled(mark: str, terminals: Mapping[str, Automaton], order: Order) -> None:
     """Raise GrammarFailed if terminals that follow each other can spell a mark that none of them contains."""
     anywhere = Times(Set(ANY), 0, None)
     todo: deque[tuple[str, int]] = deque()  # a terminal, and how much of the mark a text may end with after it

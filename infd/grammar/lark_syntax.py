@@ -21,14 +21,15 @@ from infd.grammar.automata import Join, Set, Times, Union
 from infd.grammar.ebnf import unescaped
 from infd.grammar.protocol import Limits
 from infd.grammar.regex_syntax import spelled
+from infd.grammar.rule_parser import RuleParser
 from infd.grammar.rules import (
     ROOT,
-    Alternatives,
     Characters,
     Reference,
     Repeated,
     Sequence,
     Text,
+    alternatives,
     ranges_of,
     references,
     renamed,
@@ -104,15 +105,8 @@ def parse(grammar: str, limits: Limits) -> LarkGrammar:
     return _Parser(grammar, limits).grammar()
 
 
-class _Parser:
-    """A recursive-descent parser. A rule ends where the next rule begins, so line breaks are white space."""
-
+class _Parser(RuleParser):
     def __init__(self, grammar: str, limits: Limits) -> None:
-        self._grammar = grammar
-        self._limits = limits
-        self._at = 0
-        self._depth = 0
-        self._alternatives = 0
         self._ranges = 0  # of all classes in regular expressions
         self._rules: Rules = {}
         self._names: dict[str, str] = {}  # the client's name -> ours
@@ -120,7 +114,7 @@ class _Parser:
         self._ignored: list[Expression] = []
         self._terminals: dict[Expression, str] = {}  # of strings and regular expressions within rules
         self._within_terminal = False
-        self._next()
+        super().__init__(grammar, limits)
 
     def grammar(self) -> LarkGrammar:
         while self._kind:
@@ -180,8 +174,8 @@ class _Parser:
         if (self._kind, self._value) != ("name", "common"):
             self._refuse("%import of other terminals than those of common")
         self._next()
-        several = (self._kind, self._value) == ("mark", "(")
-        if not several and (self._kind, self._value) != ("mark", "."):
+        several = self._is_mark("(")
+        if not several and not self._is_mark("."):
             self._fail("%import common.NAME is expected")
         self._next()
         while True:
@@ -191,7 +185,7 @@ class _Parser:
             if common not in _common() or common.startswith("_"):
                 self._fail(f"common has no terminal {shorten(common)}")
             self._next()
-            if not several and (self._kind, self._value) == ("mark", "->"):
+            if not several and self._is_mark("->"):
                 self._next()
                 name = self._value
                 self._next()
@@ -200,10 +194,10 @@ class _Parser:
             self._imported[name] = common
             if not several:
                 return
-            if (self._kind, self._value) == ("mark", ")"):
+            if self._is_mark(")"):
                 self._next()
                 return
-            if (self._kind, self._value) != ("mark", ","):
+            if not self._is_mark(","):
                 self._fail("a ) is missing")
             self._next()
 
@@ -219,15 +213,6 @@ class _Parser:
                 expression = _common()[common]
                 self._rules |= renamed({common: expression}, names)
                 todo += references(expression)
-
-    def _options(self) -> Expression:
-        options = [self._sequence()]
-        while (self._kind, self._value) == ("mark", "|"):
-            self._alternatives += 1
-            bounds.check_enumerated(self._alternatives, self._limits)
-            self._next()
-            options.append(self._sequence())
-        return options[0] if len(options) == 1 else Alternatives(tuple(options))
 
     def _sequence(self) -> Expression:
         items: list[Expression] = []
@@ -259,22 +244,11 @@ class _Parser:
         if self._kind != "name":
             self._fail(f"{what} is a name")
 
-    def _group(self, closing: str) -> Expression:
-        self._depth += 1
-        if self._depth > self._limits.depth:
-            raise GrammarFailed(f"more than {self._limits.depth} levels of brackets", code="grammar_too_large")
-        self._next()
-        options = self._options()
-        if (self._kind, self._value) != ("mark", closing):
-            self._fail(f"a {closing} is missing")
-        self._depth -= 1
-        return options
-
     def _string(self) -> Expression:
         """Read a string, or a range of characters."""
         any_case, first = self._any_case, self._characters()
         self._next()
-        if (self._kind, self._value) == ("mark", ".."):
+        if self._is_mark(".."):
             self._next()
             if self._kind != "string":
                 self._fail("a range ends with a string")
@@ -312,7 +286,7 @@ class _Parser:
             case Join(items):
                 return Sequence(tuple(map(self._expression, items)))
             case Union(options):
-                return Alternatives(tuple(map(self._expression, options)))
+                return alternatives(map(self._expression, options))
             case Times(item, least, most):
                 return Repeated(self._expression(item), least, most)
         return self._refuse("anchors in a regular expression")
@@ -344,7 +318,6 @@ class _Parser:
             raise GrammarFailed("a terminal refers to itself", code="invalid_grammar")
 
     def _next(self) -> None:
-        """Read the next token into _kind and _value; at the end of the text, _kind is empty."""
         while self._at < len(self._grammar):
             match = _TOKEN.match(self._grammar, self._at)
             if match is None:
@@ -376,14 +349,8 @@ class _Parser:
             self._fail(f"{written} is empty")
         self._kind, self._value, self._bounds = "times", written, (least, most)
 
-    def _fail(self, reason: str) -> NoReturn:
-        raise GrammarFailed(f"line {self._line()}: {reason}", code="invalid_grammar")
-
     def _refuse(self, what: str) -> NoReturn:
         raise GrammarFailed(f"line {self._line()}: {what}: not supported", code="unsupported_grammar")
-
-    def _line(self) -> int:
-        return self._grammar.count("\n", 0, min(self._at, len(self._grammar))) + 1
 
 
 def _cases(character: str) -> list[str]:

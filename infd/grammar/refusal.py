@@ -17,6 +17,8 @@ _EMPTY: Final = ("NoExtension", "Unsatisfiable")
 
 def refused(message: str) -> GrammarFailed:
     """Return the error of a grammar that llguidance did not compile."""
+    if message.startswith("panic"):
+        return GrammarFailed(f"llguidance fails on the constraint: {shortened(message)}", code="unsupported_grammar")
     if any(word in message for word in _EMPTY):
         return GrammarFailed("no text satisfies the constraint", code="invalid_grammar")
     if any(word in message for word in _LARGE):

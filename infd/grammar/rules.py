@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 ROOT: Final = "root"
 LAST: Final = 0x10FFFF
@@ -147,6 +147,40 @@ def children(expression: Expression) -> tuple[Expression, ...]:
     return ()
 
 
+def sequence(items: Iterable[Expression]) -> Expression:
+    """Return the sequence of items, without empty ones; one item alone is no sequence."""
+    found = tuple(item for item in items if item != EMPTY)
+    return found[0] if len(found) == 1 else Sequence(found)
+
+
+def alternatives(options: Iterable[Expression]) -> Expression:
+    """Return the alternatives of options: without nesting, and with all single characters in one set.
+
+    llguidance 1.9 fails on some nested alternatives of overlapping sets, such as `([b-cé]|[è-é]|a)|[è-é]`.
+    """
+    found: list[Expression] = []
+    pairs: list[tuple[int, int]] = []
+    at, members = 0, 0
+    todo = [*options][::-1]
+    while todo:
+        match todo.pop():
+            case Alternatives(inner):
+                todo += reversed(inner)
+                continue
+            case Characters(ranges):
+                pairs += ranges
+            case Text(text) if len(text) == 1:
+                pairs.append((ord(text), ord(text)))
+            case option:
+                found.append(option)
+                continue
+        at = at if members else len(found)
+        members += 1
+    if members:
+        found.insert(at, Characters(ranges_of(pairs)))
+    return found[0] if len(found) == 1 else Alternatives(tuple(found))
+
+
 def references(expression: Expression) -> Iterator[str]:
     """Yield the names of the rules to which an expression refers."""
     todo = [expression]
@@ -175,6 +209,27 @@ def _renamed(expression: Expression, names: dict[str, str]) -> Expression:
     return expression
 
 
+def recursive(rules: Rules) -> frozenset[str]:
+    """Return the names of the rules that refer to themselves, or to recursive rules, directly or through others.
+
+    Repeatedly removes a rule that refers to no remaining rule; the recursive rules remain.
+    """
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    left = {}
+    for name, expression in rules.items():
+        used = list(references(expression))
+        left[name] = len(used)
+        for each in used:
+            users[each].append(name)
+    leaves = [name for name, number in left.items() if not number]
+    for leaf in leaves:
+        for user in users[leaf]:
+            left[user] -= 1
+            if not left[user]:
+                leaves.append(user)
+    return frozenset(name for name, number in left.items() if number)
+
+
 def trimmed(rules: Rules) -> Rules | None:
     """Return the rules reachable from ROOT, without alternatives that derive no text; None if ROOT derives no text."""
     users: dict[str, list[str]] = {name: [] for name in rules}
@@ -201,7 +256,7 @@ def trimmed(rules: Rules) -> Rules | None:
 
 def begins(rules: Rules, character: int) -> bool:
     """Return whether some text that the rules derive begins with this character."""
-    nullable = _nullable(rules)
+    empty = nullable(rules)
     reached: set[str] = set()
     todo: list[Expression] = [rules[ROOT]]
     while todo:
@@ -219,7 +274,7 @@ def begins(rules: Rules, character: int) -> bool:
             case Sequence(items):
                 for item in items:
                     todo.append(item)
-                    if not _empty(item, nullable):
+                    if not derives_empty(item, empty):
                         break
             case Alternatives(options):
                 todo += options
@@ -254,7 +309,8 @@ def _trimmed(expression: Expression, ending: set[str]) -> Expression:
     return expression
 
 
-def _nullable(rules: Rules) -> set[str]:
+def nullable(rules: Rules) -> set[str]:
+    """Return the names of the rules that derive the empty text."""
     users: dict[str, list[str]] = {name: [] for name in rules}
     for name, expression in rules.items():
         for used in set(references(expression)):
@@ -263,24 +319,25 @@ def _nullable(rules: Rules) -> set[str]:
     todo = list(rules)
     while todo:
         name = todo.pop()
-        if name not in found and _empty(rules[name], found):
+        if name not in found and derives_empty(rules[name], found):
             found.add(name)
             todo += users[name]
     return found
 
 
-def _empty(expression: Expression, nullable: set[str]) -> bool:
+def derives_empty(expression: Expression, empty: set[str]) -> bool:
+    """Return whether an expression derives the empty text. empty: names of the rules that do."""
     match expression:
         case Characters() | Token():
             return False
         case Text(text):
             return not text
         case Reference(name):
-            return name in nullable
+            return name in empty
         case Sequence(items):
-            return all(_empty(item, nullable) for item in items)
+            return all(derives_empty(item, empty) for item in items)
         case Alternatives(options):
-            return any(_empty(option, nullable) for option in options)
+            return any(derives_empty(option, empty) for option in options)
         case Repeated(item, least):
-            return not least or _empty(item, nullable)
+            return not least or derives_empty(item, empty)
     raise AssertionError(f"{expression} is not written as characters")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LITERALS = ("a", "b", "ab", "aba", "ba", "abc", "c", "é", "(", ")", "+")
-CLASSES = ("ab", "abc", "bcé", "c+")
+CLASSES = ("ab", "abc", "bcé", "c+", "éè", "aèü€")
 TIMES = {"?": (0, 1), "*": (0, None), "+": (1, None), "{2}": (2, 2), "{1,3}": (1, 3)}
 
 

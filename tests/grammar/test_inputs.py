@@ -209,6 +209,7 @@ def test_an_input_without_quotes_contains_no_mark():
     [
         (XML, "texts that contain '</parameter>'"),
         ('start: "<" x\nx: "/" "para" "meter>"', "texts that contain '</parameter>'"),
+        ('start: "</para" /x?/ "meter>"', "texts that contain '</parameter>'"),
         ("start: /(?s:.)+/", "a text whose last terminal can go on with '\\n'"),
     ],
 )
