@@ -1,6 +1,6 @@
 """Generate the man pages from the click commands and the settings.
 
-python man/generate.py          writes infd.1, infdctl.1 and infd.toml.5 beside this file
+python man/generate.py          writes all pages beside this file
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from references import http_page, metrics_page
+from roff import UNBROKEN, escaped, sentence
 
 from infd.admin.ctl import cli as infdctl
 from infd.cli import cli as infd
@@ -21,9 +23,6 @@ if TYPE_CHECKING:
     from infd.kernels.select import Candidate
 
 DIRECTORY = Path(__file__).parent
-
-# No hyphenation, so that options and paths can be copied; left-aligned, for even spacing.
-UNBROKEN = (".nh", ".ad l")
 
 INFD_END = r"""
 .SH SIGNALS
@@ -136,7 +135,9 @@ Get an answer that satisfies a JSON schema.
 Answer a file of requests; the same command continues a run that was stopped.
 .SH SEE ALSO
 .BR infdctl (1),
-.BR infd.toml (5)
+.BR infd.toml (5),
+.BR infd\-http (7),
+.BR infd\-metrics (7)
 """
 
 INFDCTL_END = r"""
@@ -166,7 +167,9 @@ Stop the daemon once it has answered what it accepted.
 .B infdctl bench \-\-url http://127.0.0.1:8080 \-\-concurrency 8 \-\-requests 64
 Measure any OpenAI-compatible server.
 .SH SEE ALSO
-.BR infd (1)
+.BR infd (1),
+.BR infd\-http (7),
+.BR infd\-metrics (7)
 """
 
 TOML_START = r""".TH INFD.TOML 5 "" "infd" "infd"
@@ -237,6 +240,8 @@ def pages() -> dict[str, str]:
         "infd.1": command_page("infd", infd, "\n" + "\n".join(_kernels()) + INFD_END),
         "infdctl.1": command_page("infdctl", infdctl, INFDCTL_END),
         "infd.toml.5": settings_page(),
+        "infd-http.7": http_page(),
+        "infd-metrics.7": metrics_page(),
     }
 
 
@@ -250,9 +255,9 @@ def command_page(name: str, command: click.Command, end: str) -> str:
         f"{name} \\- {_uncapitalised(summary)}",
         ".SH SYNOPSIS",
     ]
-    lines += [f".B {name}", r"[\fIOPTIONS\fR] \fICOMMAND\fR [\fIARGS\fR]...", ".SH DESCRIPTION", _text(summary)]
+    lines += [f".B {name}", r"[\fIOPTIONS\fR] \fICOMMAND\fR [\fIARGS\fR]...", ".SH DESCRIPTION", escaped(summary)]
     for paragraph in details:
-        lines += [".PP", _text(paragraph)]
+        lines += [".PP", escaped(paragraph)]
     context = click.Context(command, info_name=name, **command.context_settings)
     if options := list(_options(command, context)):
         lines += [".SH OPTIONS", *options]
@@ -270,20 +275,20 @@ def settings_page() -> str:
         if table != section:
             section = table
             struct = Config.__annotations__[table]
-            lines += [f".SH [{table}]", _text(_struct(struct).__doc__ or "")]
-        lines += [".TP", rf".BI {_text(name)} \~=\~ {_text(setting.values)}"]
+            lines += [f".SH [{table}]", escaped(_struct(struct).__doc__ or "")]
+        lines += [".TP", rf".BI {escaped(name)} \~=\~ {escaped(setting.values)}"]
         default = f" Default: {setting.default_text}." if setting.default_text else ""
         flags = " or ".join(flag for flag in (setting.flag, setting.alias) if flag)
         flag = f" Flag: {flags}." if flags else ""
         live = " Live." if setting.live else ""
-        lines.append(_text(_sentence(setting.help) + default + flag + live))
+        lines.append(escaped(sentence(setting.help) + default + flag + live))
     return "\n".join(lines) + TOML_END
 
 
 def _kernels() -> Iterator[str]:
     """Yield the section that lists each kernel family's candidates, with their devices and types."""
     yield ".SH KERNELS"
-    yield _text(
+    yield escaped(
         "The kernels of each family, best first, with the devices and the types of activations that each supports."
         " Attention stores keys and values in the type of the activations, unless listed for another cache. infd uses"
         " the first kernel whose requirements are met; infdctl ops shows it, and the unmet requirements of the others."
@@ -295,8 +300,8 @@ def _kernels() -> Iterator[str]:
     }
     for family, some in families.items():
         yield ".TP"
-        yield f".B {_text(family)}"
-        yield _text("; ".join(map(_ability, some)) + ".")
+        yield f".B {escaped(family)}"
+        yield escaped("; ".join(map(_ability, some)) + ".")
 
 
 def _ability(candidate: Candidate) -> str:
@@ -320,11 +325,11 @@ def _commands(group: click.Command, context: click.Context) -> Iterator[str]:
         if isinstance(command, click.Group):
             yield from _commands(command, inner)
             continue
-        yield f".SS {_text(inner.command_path)} {_text(' '.join(command.collect_usage_pieces(inner)))}"
+        yield f".SS {escaped(inner.command_path)} {escaped(' '.join(command.collect_usage_pieces(inner)))}"
         for number, paragraph in enumerate(_paragraphs(command)):
             if number:
                 yield ".PP"
-            yield _text(paragraph)
+            yield escaped(paragraph)
         yield from _options(command, inner)
 
 
@@ -334,26 +339,16 @@ def _options(command: click.Command, context: click.Context) -> Iterator[str]:
         if record is not None and "--help" not in parameter.opts:
             usage, text = record
             yield ".TP"
-            yield f".B {_text(usage)}"
-            yield _text(" ".join(text.split()))
+            yield f".B {escaped(usage)}"
+            yield escaped(" ".join(text.split()))
 
 
 def _paragraphs(command: click.Command) -> list[str]:
     return [" ".join(paragraph.split()) for paragraph in (command.help or "").strip().split("\n\n")]
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + "."
-
-
 def _uncapitalised(text: str) -> str:
-    return _text(text[:1].lower() + text[1:].rstrip("."))
-
-
-def _text(text: str) -> str:
-    """Escape roff's control characters, and keep ASCII hyphens so that options can be copied."""
-    text = text.replace("\\", r"\e").replace("-", r"\-").replace("…", "...")
-    return r"\&" + text if text.startswith((".", "'")) else text
+    return escaped(text[:1].lower() + text[1:].rstrip("."))
 
 
 if __name__ == "__main__":
