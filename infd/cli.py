@@ -37,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code: int = cli.main(arguments, prog_name="infd", standalone_mode=False)
         sys.stdout.flush()
+    except click.NoSuchOption as error:
+        _print_error(_instead(error) or misused(error, "infd"))
+        code = os.EX_USAGE
     except click.UsageError as error:
         _print_error(misused(error, "infd"))
         code = os.EX_USAGE
@@ -49,6 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         code = os.EX_OK
     sys.exit(code)
+
+
+def _instead(error: click.NoSuchOption) -> str | None:
+    """Return what to use in place of an option of vLLM's, or None."""
+    from infd.config.vllm import instead
+
+    command = error.ctx.command_path if error.ctx is not None else ""
+    told = instead(error.option_name) if command == "infd start" else None
+    return told and f"{told}. See `{command} --help`."
 
 
 def _print_error(message: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from references import http_page, metrics_page
+from references import http_page, metrics_page, vllm_page
 from roff import UNBROKEN, escaped, sentence
 
 from infd.admin.ctl import cli as infdctl
@@ -137,7 +137,8 @@ Answer a file of requests; the same command continues a run that was stopped.
 .BR infdctl (1),
 .BR infd.toml (5),
 .BR infd\-http (7),
-.BR infd\-metrics (7)
+.BR infd\-metrics (7),
+.BR infd\-vllm (7)
 """
 
 INFDCTL_END = r"""
@@ -242,6 +243,7 @@ def pages() -> dict[str, str]:
         "infd.toml.5": settings_page(),
         "infd-http.7": http_page(),
         "infd-metrics.7": metrics_page(),
+        "infd-vllm.7": vllm_page(),
     }
 
 

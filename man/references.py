@@ -1,4 +1,4 @@
-"""The pages of section 7: HTTP endpoints, and metrics."""
+"""The pages of section 7: HTTP endpoints, metrics, and vLLM's flags."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from roff import escaped, start
 
 from infd.admin.commands import FEEDS, VERBS
+from infd.config.vllm import flags
 from infd.http.openapi.document import statuses
 from infd.http.openapi.operations import OPERATIONS
 from infd.telemetry.exposition import expose
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
+    from infd.config.vllm import Flags
     from infd.http.openapi.operation import Operation
 
 # Labels whose values differ between models, machines and versions; a page lists the values of other labels.
@@ -67,6 +69,25 @@ METRICS_END = r"""
 .BR infd (1),
 .BR infd.toml (5),
 .BR infd\-http (7)
+"""
+
+VLLM_START = r"""
+.SH DESCRIPTION
+Each flag of vLLM 0.33's commands
+.B vllm serve
+and
+.BR "vllm bench serve" ,
+and what takes its place in
+.B infd start
+and
+.BR "infdctl bench" .
+"""
+
+VLLM_END = r"""
+.SH SEE ALSO
+.BR infd (1),
+.BR infdctl (1),
+.BR infd.toml (5)
 """
 
 
@@ -159,3 +180,21 @@ def _metric(family: Metric) -> Iterator[str]:
 
 def _values(name: str, values: set[str]) -> str:
     return "" if name in OPEN or "" in values else f" ({', '.join(sorted(values))})"
+
+
+def vllm_page() -> str:
+    """Return the page of vLLM's flags."""
+    lines = [*start("infd-vllm", 7, "flags of vLLM in infd"), VLLM_START.strip()]
+    for title, known in (("VLLM SERVE", flags("serve")), ("VLLM BENCH SERVE", flags("bench"))):
+        lines += [f".SH {title}", *_flags(known)]
+    return "\n".join(lines) + VLLM_END
+
+
+def _flags(known: Flags) -> Iterator[str]:
+    yield from (".SS The same flag", escaped(", ".join(known.taken) + "."), ".SS Another name")
+    for flag, ours in known.ours.items():
+        yield from (".TP", f".B {escaped(flag)}", escaped(ours))
+    yield ".SS None, with the reason"
+    for refused in known.refused:
+        yield from (".PP", escaped(refused.reason[:1].upper() + refused.reason[1:] + ":"), ".RS")
+        yield from (escaped(", ".join(refused.flags) + "."), ".RE")

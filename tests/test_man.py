@@ -26,7 +26,7 @@ def test_the_page_is_what_would_be_generated(name: str) -> None:
 
 def test_pages_name_every_command_and_setting() -> None:
     assert r".SS infd config show" in PAGES["infd.1"]
-    assert r"\-\-kv\-cache\-bytes SIZE" in PAGES["infd.1"]
+    assert r"\-\-kv\-cache\-bytes, \-\-kv\-cache\-memory\-bytes SIZE" in PAGES["infd.1"]
     assert r".SS infdctl drain" in PAGES["infdctl.1"]
     assert ".BI priority_patience" in PAGES["infd.toml.5"]
 

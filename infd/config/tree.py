@@ -91,7 +91,9 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     served_names: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
         about(
-            "model names that clients may send; the first is reported (default: from the path)", flag="--served-name"
+            "model names that clients may send; the first is reported (default: from the path)",
+            flag="--served-name",
+            alias="--served-model-name",
         ),
     ] = ()
     dtype: Annotated[
@@ -395,7 +397,9 @@ class CacheConfig(Section, frozen=True, kw_only=True):
 
     bytes: Annotated[
         Annotated[int, Meta(ge=2**16)] | None,
-        about("size of the cache (default: from free memory)", flag="--kv-cache-bytes"),
+        about(
+            "size of the cache (default: from free memory)", flag="--kv-cache-bytes", alias="--kv-cache-memory-bytes"
+        ),
     ] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3"],

@@ -1,0 +1,52 @@
+"""vLLM's flags, for users who know these: what each is in infd, or why infd has none (vllm.toml)."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+TABLE: Final = Path(__file__).with_name("vllm.toml")
+
+
+class Refused(Struct, frozen=True, forbid_unknown_fields=True):
+    """Flags that infd has not, for one reason."""
+
+    reason: str
+    flags: tuple[str, ...]
+
+
+class Flags(Struct, frozen=True, forbid_unknown_fields=True):
+    """All flags of one of vLLM's commands.
+
+    taken    flags that infd has under the same name
+    ours     flag -> infd's flag, setting or command instead of it
+    refused  all others
+    """
+
+    taken: tuple[str, ...]
+    ours: dict[str, str]
+    refused: tuple[Refused, ...]
+
+
+def flags(command: Literal["serve", "bench"]) -> Flags:
+    """Return the flags of `vllm serve` or of `vllm bench serve`."""
+    return msgspec.convert(tomllib.loads(TABLE.read_text(encoding="utf-8"))[command], Flags)
+
+
+def instead(option: str) -> str | None:
+    """Say what to use in place of an option of `vllm serve` that `infd start` has not; None: vLLM has it neither.
+
+    vLLM accepts underscores for hyphens, and --no-NAME for a switch.
+    """
+    known, option = flags("serve"), option.replace("_", "-")
+    for flag in (option, "--" + option.removeprefix("--no-")):
+        if flag in known.ours:
+            return f"{option} is vLLM's; in infd: {known.ours[flag]}"
+        for refused in known.refused:
+            if flag in refused.flags:
+                return f"{option} is vLLM's, which infd has not: {refused.reason}"
+    return None

@@ -1,0 +1,86 @@
+"""What infd says of vLLM's flags is what its command lines do."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from infd.admin.ctl import cli as infdctl
+from infd.cli import cli, main
+from infd.config import SETTINGS
+from infd.config.vllm import Flags, flags
+
+if TYPE_CHECKING:
+    import click
+
+COMMANDS: dict[Literal["serve", "bench"], tuple[click.Command, int]] = {
+    "serve": (cli.commands["start"], 321),  # flags of vLLM 0.33.0
+    "bench": (infdctl.commands["bench"], 101),
+}
+
+
+def options(command: click.Command) -> set[str]:
+    return {name for parameter in command.params for name in parameter.opts}
+
+
+def refused(known: Flags) -> list[str]:
+    return [flag for some in known.refused for flag in some.flags]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_flag_is_listed_once(name: Literal["serve", "bench"]) -> None:
+    known = flags(name)
+    listed = [*known.taken, *known.ours, *refused(known)]
+
+    assert len(set(listed)) == len(listed) == COMMANDS[name][1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_flags_that_are_taken_exist_and_refused_ones_do_not(name: Literal["serve", "bench"]) -> None:
+    known, ours = flags(name), options(COMMANDS[name][0])
+
+    assert set(known.taken) <= ours
+    assert not ours & set(refused(known))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_takes_a_flags_place_exists(name: Literal["serve", "bench"]) -> None:
+    known = flags(name)
+    for text in [*known.ours.values(), *(some.reason for some in known.refused)]:
+        rest = re.sub(r"infd warm --tune", "", text)
+        assert set(re.findall(r"--[a-z][a-z-]*", rest)) <= options(COMMANDS[name][0]), text
+        keys = re.findall(r"--set (\S+?)=", text)
+        assert all(key in SETTINGS for key in keys), text
+        for program, command in re.findall(r"\b(infdctl|infd) (warm|models|start|ops|reload|sleep|bench)\b", text):
+            assert command in (infdctl if program == "infdctl" else cli).commands
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--gpu-memory-utilization", "0.5"], "in infd: --set device.memory_utilization=FRACTION"),
+        (["--gpu_memory_utilization=0.5"], "in infd: --set device.memory_utilization=FRACTION"),
+        (["--no-enable-prefix-caching"], "in infd: --set cache.prefix_caching=true"),
+        (["m", "--tensor-parallel-size", "2"], "which infd has not: infd computes on one device"),
+    ],
+)
+def test_a_flag_of_vllm_is_answered_with_infds(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["start", *arguments])
+
+    error = capsys.readouterr().err
+    assert left.value.code == 64
+    assert told in error
+    assert error.endswith("See `infd start --help`.\n")
+    assert error.count("\n") == 1
+
+
+def test_other_commands_and_flags_say_that_there_is_no_such_option(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["chat", "--tensor-parallel-size"], ["start", "--nonsense"]):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert "No such option" in capsys.readouterr().err
