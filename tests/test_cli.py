@@ -173,7 +173,7 @@ echo "${{COMPREPLY[@]}}" """
 
 def test_help_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("start", "--help") == 0
-    assert "--kv-cache-bytes SIZE" in capsys.readouterr().out
+    assert "--kv-cache-bytes, --kv-cache-memory-bytes SIZE" in capsys.readouterr().out
 
 
 # Modules that vet a tokenizer take a few milliseconds to import.
