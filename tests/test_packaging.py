@@ -142,7 +142,7 @@ def test_the_units_header_installs_files_that_exist() -> None:
     header = (ROOT / "systemd" / "infd.service").read_text().partition("[Unit]")[0]
     files = re.findall(r"(?<= )(?:man|systemd)/\S+|\S+\.txt", header)
 
-    assert len(files) == 8
+    assert len(files) == 11
     assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
