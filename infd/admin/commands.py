@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from contextlib import aclosing, suppress
@@ -10,9 +11,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
-from infd.admin import protocol, stacks
+from infd.admin import items, protocol, stacks, top
 from infd.engine.lifecycle.state import State
 from infd.errors import (
     AdapterExists,
@@ -28,6 +29,7 @@ from infd.errors import (
     WrongState,
 )
 from infd.memory import ALL
+from infd.telemetry.recent import RecentLogs
 from infd.version import __version__
 
 if TYPE_CHECKING:
@@ -82,6 +84,8 @@ class AdminContext(Struct, frozen=True):
     lora_root  returns the directory beneath which adapters may be loaded; empty: loading is refused
     apart      reasons why templates and tokenizers run in the worker process, by component
     grammars   returns the row of `ops` for the grammar library, as a dict; empty until the library is chosen
+    logs       the latest log records
+    closing    set when the admin server closes; ends feeds
     """
 
     engine: Engine
@@ -91,6 +95,8 @@ class AdminContext(Struct, frozen=True):
     lora_root: Callable[[], str] = str
     apart: Mapping[str, str] = {}
     grammars: Callable[[], Mapping[str, Any]] = dict
+    logs: RecentLogs = field(default_factory=RecentLogs)
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Verb(Struct, frozen=True):
@@ -126,6 +132,10 @@ async def version(context: AdminContext, args: protocol.NoArguments) -> protocol
 
 
 async def status(context: AdminContext, args: protocol.NoArguments) -> protocol.Status:
+    return _status(context)
+
+
+def _status(context: AdminContext) -> protocol.Status:
     now = msgspec.structs.asdict(context.engine.status())
     own = {"version": __version__, "pid": os.getpid(), "model": context.model, "apart": dict(context.apart)}
     facts = context.engine.describe()
@@ -321,6 +331,26 @@ async def events(context: AdminContext, args: protocol.ReadEvents) -> AsyncGener
             yield protocol.Event(event.seq, event.time, event.kind, event.message, event.facts, missing)
 
 
+def watch(context: AdminContext, args: items.WatchTop) -> AsyncGenerator[items.Frame, None]:
+    return top.frames(context.engine, lambda: _status(context), context.closing, args)
+
+
+async def logs(context: AdminContext, args: items.ReadLogs) -> AsyncGenerator[items.LogRecord, None]:
+    level = logging.getLevelNamesMapping()[args.level.upper()]
+    async with aclosing(context.logs.read(args.last, since=args.since, level=level, follow=args.follow)) as news:
+        async for read, missing in news:
+            yield items.LogRecord(
+                seq=read.seq,
+                time=read.created,
+                level=read.level,
+                logger=read.logger,
+                message=read.message,
+                fields=read.fields,
+                trace=read.trace,
+                dropped=missing,
+            )
+
+
 VERBS = (
     Verb("version", "/version", version),
     Verb("status", "/v1/status", status),
@@ -349,4 +379,8 @@ VERBS = (
     Verb("unload-lora", "/v1/loras/unload", unload_lora, protocol.UnloadLora, mutates=True),
     Verb("dump", "/v1/dump", dump),
 )
-FEEDS = (Feed("events", "/v1/events", events, protocol.ReadEvents),)
+FEEDS = (
+    Feed("events", "/v1/events", events, protocol.ReadEvents),
+    Feed("top", "/v1/top", watch, items.WatchTop),
+    Feed("logs", "/v1/logs", logs, items.ReadLogs),
+)

@@ -91,6 +91,8 @@ class AdminServer:
     async def close(self) -> None:
         """Stop listening, end feeds, finish other answers (at most a second), remove the socket. Idempotent."""
         self._context.engine.events.close()
+        self._context.logs.end()
+        self._context.closing.set()
         if self._server is not None:
             self._server.close()
             self._server = None

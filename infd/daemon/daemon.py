@@ -38,6 +38,7 @@ from infd.mcp.servers import Servers
 from infd.memory import trim
 from infd.sockets.public import PublicSockets
 from infd.telemetry.log import set_levels
+from infd.telemetry.recent import RecentLogs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -84,6 +85,7 @@ class Daemon:
         self._fast = asyncio.Event()
         self._guard: threading.Timer | None = None
         self._sockets: PublicSockets | None = None
+        self.logs = RecentLogs()
 
         self._start = Replacement.read(config, environment)
         self._tls = self._start.tls is not None
@@ -112,12 +114,14 @@ class Daemon:
                 lambda: resolve.lora_root(self.live.now),
                 self.model.worker.reasons,
                 self.model.grammars.describe,
+                self.logs,
             )
         )
 
     async def run(self) -> int:
         """Serve until TERM, INT, `infdctl drain` or the end of `work`. Return the exit code. Raises StartError."""
         self._listen_to_signals()
+        logging.getLogger().addHandler(self.logs)
         try:
             return await self._serve()
         except BaseExceptionGroup as group:
@@ -131,6 +135,7 @@ class Daemon:
             self.model.release()
             self.notifier.close()
             self._ignore_signals()
+            logging.getLogger().removeHandler(self.logs)
             if self._guard is not None:
                 self._guard.cancel()
 
@@ -156,6 +161,7 @@ class Daemon:
                 tasks.create_task(self._load_and_run(sockets), name="daemon"),
                 tasks.create_task(heartbeat.run(), name="heartbeat"),
                 tasks.create_task(sample_lag(self.engine, self.model.metrics), name="loop-lag"),
+                tasks.create_task(self.engine.window.run(), name="window"),
                 tasks.create_task(self._reload_on_hangup(), name="reload"),
                 tasks.create_task(self._exit_when_idle(), name="idle-exit"),
             )

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from infd.adapters.registry import Adapters
@@ -17,10 +18,11 @@ from infd.engine.core import EngineCore
 from infd.engine.lifecycle.control import LifecycleControl
 from infd.engine.lifecycle.memory import ModelMemory
 from infd.engine.lifecycle.state import Lifecycle, State
-from infd.engine.status import RequestRow, Status, gauges
+from infd.engine.status import RequestRow, Status, gauges, stage
 from infd.engine.telemetry import Telemetry
 from infd.errors import RequestFailed, ServerStopped
 from infd.telemetry.events import Events
+from infd.telemetry.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -42,6 +44,7 @@ class Engine:
 
     metrics    counters and histograms
     events     recent events
+    window     recent samples of the metrics
     lifecycle  the current state
     adapters   the served adapters, by name
     core       scheduler, step loop and choices in flight
@@ -70,6 +73,7 @@ class Engine:
         config = live.now
         self.metrics = metrics
         self.events = Events()
+        self.window = Window(metrics, clock)
         self.lifecycle = Lifecycle(self.events)
         self.executor = executor
         self.adapters = Adapters(
@@ -235,9 +239,15 @@ class Engine:
         """Return the current values of all gauge metrics."""
         return gauges(self.status(), self.core, self.admission, self.adapters, self.control.level)
 
-    def requests(self) -> list[RequestRow]:
-        """Return every request whose reader has not left, oldest first."""
-        return [RequestRow.of(ticket) for ticket in self.admission if ticket.round is None]
+    def requests(self, most: int | None = None) -> list[RequestRow]:
+        """Return the requests whose readers have not left, oldest first: all, or at most `most`."""
+        shown = (ticket for ticket in self.admission if ticket.round is None)
+        return [RequestRow.of(ticket) for ticket in islice(shown, most)]
+
+    def oldest_waiting_s(self) -> float | None:
+        """Return the age of the oldest request of which nothing is computed now; None if no request waits."""
+        ages = (ticket.age_s for ticket in self.admission if stage(ticket) in ("admitted", "waiting"))
+        return next(ages, None)
 
     def describe(self) -> dict[str, Any]:
         """Return the executor's facts: device, dtype, memory, kernels."""

@@ -123,7 +123,7 @@ class RequestRow(Struct, kw_only=True):
     def of(cls, ticket: Ticket) -> Self:
         return cls(
             id=ticket.id,
-            state=_stage(ticket),
+            state=stage(ticket),
             client=ticket.client,
             prompt_tokens=ticket.prompt_tokens,
             cached_tokens=ticket.cached_tokens,
@@ -135,7 +135,8 @@ class RequestRow(Struct, kw_only=True):
         )
 
 
-def _stage(ticket: Ticket) -> str:
+def stage(ticket: Ticket) -> str:
+    """Return `RequestRow.state`."""
     if not ticket.choices:
         return "between rounds" if ticket.in_rounds else "admitted"
     if any(choice.seq.row is not None for choice in ticket.choices):

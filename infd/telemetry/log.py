@@ -23,6 +23,8 @@ from infd.telemetry.backlog import FLUSH_S, Backlog, gap_record
 from infd.telemetry.journal import JournalHandler, fields_of, goes_to_journal
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from infd.config import LogConfig
 
 _ACCESS = logging.getLogger("infd.access")
@@ -115,9 +117,7 @@ class Plain(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        parts = [_time(record), record.levelname, record.name, super().format(record).replace("\n", "\n    ")]
-        parts.extend(f"{key}={plain(value)}" for key, value in fields_of(record))
-        return " ".join(parts)
+        return plain_line(record.created, record.levelname, record.name, super().format(record), fields_of(record))
 
 
 class Json(logging.Formatter):
@@ -125,7 +125,7 @@ class Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": _time(record),
+            "time": _time(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -136,8 +136,15 @@ class Json(logging.Formatter):
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
-def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+def plain_line(created: float, level: str, logger: str, text: str, fields: Iterable[tuple[str, Any]]) -> str:
+    """Return a record in the format of Plain. `text`: message and traceback; `created`: Unix time."""
+    words = [_time(created), level, logger, text.replace("\n", "\n    ")]
+    words.extend(f"{key}={plain(value)}" for key, value in fields)
+    return " ".join(words)
+
+
+def _time(created: float) -> str:
+    return datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
 def plain(value: object) -> str:

@@ -15,6 +15,7 @@ from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.request import Generate, Request, SamplingParams
 from infd.telemetry.metrics import Metrics
+from infd.telemetry.recent import RecentLogs
 from tests.admin.settings import fixed
 from tests.fakes import FakeExecutor
 
@@ -36,9 +37,15 @@ class AdminEngine:
         self.executor = FakeExecutor()
         self.engine = Engine(LiveConfig(Config()), self.executor, Metrics())
         self.drained = asyncio.Event()
-        self.admin = AdminServer(
-            AdminContext(self.engine, "embedded", self.drained.set, fixed(), grammars=lambda: GRAMMARS)
+        self.logs = RecentLogs()
+        self.admin = self.server()
+
+    def server(self) -> AdminServer:
+        """Another server of the same engine; it does not listen yet."""
+        context = AdminContext(
+            self.engine, "embedded", self.drained.set, fixed(), grammars=lambda: GRAMMARS, logs=self.logs
         )
+        return AdminServer(context)
 
     @asynccontextmanager
     async def loaded(self) -> AsyncIterator[None]:

@@ -21,7 +21,9 @@ from infd.admin.ctl import lifecycle, loras, settings, show
 from infd.admin.ctl.bench import bench
 from infd.admin.ctl.client import AdminClient, Failure, TimedOut, Unreachable, WrongState
 from infd.admin.ctl.events import events
+from infd.admin.ctl.logs import logs
 from infd.admin.ctl.options import json_option, patience_options
+from infd.admin.ctl.top import top
 from infd.commandline import misused, unwritable
 from infd.config import Environment
 from infd.sockets.unix import accessible_to_others
@@ -211,6 +213,8 @@ def _wait_until_gone(client: AdminClient, pid: int, timeout_s: float | None) -> 
 for command in (
     bench,
     events,
+    top,
+    logs,
     lifecycle.pause,
     lifecycle.resume,
     lifecycle.sleep,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from infd.telemetry.log import plain
+from infd.telemetry.log import plain, plain_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from infd.admin import protocol
+    from infd.admin import items, protocol
 
 _PIPE_WIDTH = 10_000  # columns; wide enough that rich never folds output to a pipe
 
@@ -34,6 +34,14 @@ def event(event: protocol.Event) -> None:
     at = dt.datetime.fromtimestamp(event.time).astimezone().isoformat(sep=" ", timespec="milliseconds")
     facts = " ".join(f"{name}={plain(fact)}" for name, fact in event.facts.items() if fact not in (None, ""))
     click.echo(f"{at} {event.seq:>5} {event.kind:<7} {event.message} {facts}".rstrip())
+
+
+def log_record(record: items.LogRecord) -> None:
+    """Print a record as the daemon's own plain log does."""
+    if record.dropped:
+        click.echo(f"{record.dropped} records before this one are forgotten", err=True)
+    text = f"{record.message}\n{record.trace}" if record.trace else record.message
+    click.echo(plain_line(record.time, record.level, record.logger, text, record.fields.items()))
 
 
 def status(now: protocol.Status) -> None:

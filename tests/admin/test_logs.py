@@ -1,0 +1,75 @@
+"""`infdctl logs`: recent and new log records over the admin socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from infd.admin import items
+from infd.telemetry.log import Plain
+from tests.admin.test_ctl import infdctl
+from tests.admin.test_server import ask
+
+if TYPE_CHECKING:
+    from tests.admin.conftest import AdminEngine
+
+
+def record(level: int, message: str, **fields: object) -> logging.LogRecord:
+    return logging.makeLogRecord(
+        {"name": "infd.test", "levelno": level, "levelname": logging.getLevelName(level), "msg": message, **fields}
+    )
+
+
+async def test_the_text_is_the_line_that_the_daemon_logs(backend: AdminEngine) -> None:
+    logged = record(logging.INFO, "two\nlines", ms=12.3456789, client='say "x"', stack_info="Stack:\n  here")
+    backend.logs.handle(logged)
+    code, out, err = await infdctl("--socket", backend.socket, "logs")
+
+    assert (code, err) == (0, "")
+    assert out == Plain().format(logged) + "\n"
+
+
+async def test_the_last_records_of_a_level_as_json(backend: AdminEngine) -> None:
+    for number in range(3):
+        backend.logs.handle(record(logging.WARNING, f"warning {number}", number=number))
+        backend.logs.handle(record(logging.INFO, "info"))
+    code, out, _ = await infdctl("--socket", backend.socket, "logs", "-n", "2", "--level", "warning", "--json")
+    found = [msgspec.json.decode(line, type=items.LogRecord, strict=True) for line in out.splitlines()]
+
+    assert code == 0
+    assert [(each.seq, each.message, each.fields, each.dropped) for each in found] == [
+        (3, "warning 1", {"number": 1}, 0),
+        (5, "warning 2", {"number": 2}, 0),
+    ]
+
+
+async def test_a_follower_reads_new_records_until_the_daemon_ends(backend: AdminEngine) -> None:
+    backend.logs.handle(record(logging.INFO, "old"))
+    following = asyncio.create_task(infdctl("--socket", backend.socket, "logs", "-f", "-n", "0"))
+    while not backend.admin.feeds.open:
+        await asyncio.sleep(0.001)
+    backend.logs.handle(record(logging.INFO, "new"))
+    await backend.admin.close()
+    code, out, err = await following
+
+    assert (code, err) == (0, "")
+    assert [line.split()[1:] for line in out.splitlines()] == [["INFO", "infd.test", "new"]]
+
+
+async def test_lost_records_are_counted(backend: AdminEngine) -> None:
+    for _ in range(2050):
+        backend.logs.handle(record(logging.INFO, "many"))
+    _, out, err = await infdctl("--socket", backend.socket, "logs", "--since", "1")
+
+    assert len(out.splitlines()) == 2048
+    assert "1 records before this one are forgotten" in err
+
+
+async def test_an_unknown_level_is_refused(backend: AdminEngine) -> None:
+    status, body = await ask(backend.socket, "GET", "/v1/logs?level=loud")
+
+    assert (status, body["code"]) == (400, "bad_request")
+    assert "last, since, level, follow" in body["detail"]
