@@ -228,4 +228,4 @@ Histories.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-TestHistories = pytest.mark.histories(Histories.TestCase)
+TestHistories = pytest.mark.timeout(1800)(pytest.mark.histories(Histories.TestCase))

@@ -260,6 +260,15 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
     }
   }
 
+  // Compute the sums before what follows.
+  template <int VECTORS>
+  static void settle(Ints (&in)[ROWS][VECTORS]) {
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+      for (int j = 0; j < VECTORS; j++) asm volatile("" : "+v"(in[i][j])::"memory");
+  }
+
   static void multiply(const Kind& x, const Stretch& stretch, float* sums, Prefetch ahead) {
     constexpr int VECTORS = ROWS > 4 ? 2 : WIDTH == 8 && ROWS == 1 ? 8 : 4;  // weights and sums together fit the vector registers
     constexpr bool NARROW = is_narrow(STORED);
@@ -319,6 +328,7 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
 #pragma GCC unroll 1  // unrolled, its loads would move ahead and spill sums
               for (int64_t pair = begin / 2; pair < (begin + TOGETHER) / 2; pair++) {
                 add_quad<0>(x, lines, pair, first, inputs, in);
+                if (ROWS > 1) settle(in);  // else products and loads of the second quad move ahead, and sums are spilled
                 add_quad<1>(x, lines, pair, first, inputs, in);
               }
               if constexpr (NARROW) {
