@@ -58,7 +58,6 @@ USER = {"role": "user", "content": "hi"}
         (COMPLETIONS, {"prompt": "a", "logprobs": 21}, 400, "logprobs", None),
         (COMPLETIONS, {"prompt": ["a"] * 1000, "n": 2}, 400, "prompt", None),
         (COMPLETIONS, {"prompt": [5] * 256}, 400, "prompt", "context_length_exceeded"),
-        (CHAT, {"messages": [USER], "echo": True}, 400, "echo", "unsupported"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens", None),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 0, "echo": True, "n": 2}, 400, "n", None),
         (COMPLETIONS, {"prompt": "a", "n": 3, "best_of": 2}, 400, "best_of", None),
