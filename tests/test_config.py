@@ -343,3 +343,22 @@ def test_compiled_kernels_are_kept_with_what_else_is_cached(variables: dict[str,
     environment = Environment.read(variables, pid=7, uid=1000)
     assert str(environment.kernel_cache(Config())) == kept
     assert environment.kernel_cache(Config(device=DeviceConfig(kernel_cache="/k"))) == Path("/k")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        (
+            "server.cors_origins",
+            "foo",
+            "server.cors_origins = 'foo': expected web origins allowed to call the API",
+        ),
+        ("lora.modules", ("pirate",), "lora.modules = 'pirate': expected NAME=VALUE"),
+        ("model.served_names", ("a", ""), "model.served_names = 'a', '': item 2: expected str of length >= 1"),
+    ],
+)
+def test_a_refused_value_is_shown_as_it_was_written(key: str, value: object, told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(command_line=[Assignment(key, value, "flag --x")])
+
+    assert str(refused.value).startswith(f"flag --x: {told}")

@@ -28,6 +28,7 @@ BUILT_IN = "built-in"
 OTHER_VARIABLES = frozenset({"INFD_API_KEY", "INFD_ADMIN_SOCKET"})
 # Kubernetes sets INFD_PORT=tcp://10.0.0.1:8000 for a service named infd, INFD_SERVER_PORT for one named infd-server.
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+_ITEM = re.compile(r"\[(\d+)\]$")  # in msgspec's path of a refused item
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -107,7 +108,9 @@ def load(
         try:
             value = _typed(setting, assignment)
         except (msgspec.ValidationError, ValueError) as error:
-            problems.append(f"{assignment.origin}: {setting.key} = {assignment.value!r}: {_readable(error, setting)}")
+            problems.append(
+                f"{assignment.origin}: {setting.key} = {_shown(assignment.value)}: {_readable(error, setting)}"
+            )
             continue
         section, _, name = setting.key.partition(".")
         values.setdefault(section, {})[name] = value
@@ -236,8 +239,23 @@ def _nearest(key: str) -> str:
     return difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.0)[0]
 
 
+def _shown(value: object) -> str:
+    """Return a refused value as a user writes it: a flag's list without brackets, other lists and tables as TOML."""
+    if isinstance(value, tuple):
+        return ", ".join(map(_shown, value))
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_shown(item)}" for name, item in value.items()) + "}"
+    return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
+
+
 def _readable(error: Exception, setting: Setting) -> str:
     text = str(error).replace("`", "")
     if "enum value" in text or setting.accepted is not None:
         return f"expected {setting.values}"
-    return text[:1].lower() + text[1:]
+    if "matching regex" in text:
+        return f"expected {setting.help}"
+    text, _, place = text.partition(" - at ")
+    item = f"item {int(found[1]) + 1}: " if (found := _ITEM.search(place)) else ""
+    return item + text[:1].lower() + text[1:]

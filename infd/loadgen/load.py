@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from infd.loadgen import figures, prompts
-from infd.loadgen.stream import RequestFailed, Usage, measure, refusal
+from infd.loadgen.stream import RequestFailed, Usage, cause, measure, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -148,8 +148,10 @@ class _Run:
         try:
             async with self._session.request(method, url, data=body, headers=self._headers) as response:
                 answer = await response.read()
-        except (aiohttp.ClientConnectorError, TimeoutError) as error:
-            raise RequestFailed("unreachable", f"{url}: {error}") from None
+        except aiohttp.ClientConnectorError as error:
+            raise RequestFailed("unreachable", f"{url}: {cause(error)}") from None
+        except TimeoutError:
+            raise RequestFailed("unreachable", f"{url}: no answer in time") from None
         except aiohttp.ClientError as error:
             raise RequestFailed("disconnected", f"{url}: {error!r}") from None
         if response.status != 200:

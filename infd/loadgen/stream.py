@@ -7,6 +7,7 @@ the server under measurement.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from itertools import pairwise
@@ -60,6 +61,12 @@ class _ErrorBody(Struct):
     error: _Error
 
 
+def cause(error: aiohttp.ClientConnectorError) -> str:
+    """Return the system's reason for a failed connection, without aiohttp's and asyncio's additions."""
+    number = error.os_error.errno
+    return os.strerror(number) if number and number > 0 else str(error.os_error)
+
+
 async def measure(
     session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], due: float
 ) -> Sample:
@@ -76,7 +83,7 @@ async def measure(
                 raise refusal(response.status, await response.read())
             return await _read(response.content.iter_any(), due)
     except aiohttp.ClientConnectorError as error:
-        raise RequestFailed("unreachable", str(error)) from None
+        raise RequestFailed("unreachable", cause(error)) from None
     except TimeoutError:
         raise RequestFailed("timeout") from None
     except (aiohttp.ClientError, ConnectionError) as error:
