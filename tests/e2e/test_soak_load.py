@@ -216,12 +216,15 @@ async def test_a_clock_that_jumps_by_an_hour_disturbs_nobody(start_daemon: Start
     alone = await Neighbour(steady.address, 300).text()
     texts = await asyncio.gather(*(Neighbour(daemon.address, 300).text() for _ in range(8)))
     assert set(texts) == {alone}
-    status = await asyncio.to_thread(AdminClient([str(daemon.admin_socket)], timeout_s=60).get, "/v1/status", Status)
+    admin = AdminClient([str(daemon.admin_socket)], timeout_s=60)
+    status = await asyncio.to_thread(admin.get, "/v1/status", Status)
     assert status.last_step_age_s is not None
     assert 0 <= status.last_step_age_s < 60
     assert (await asyncio.to_thread(daemon.get, "/livez"))[0] == 200
-    beside = asyncio.create_task(Neighbour(daemon.address, 300).text())
     await asyncio.to_thread(daemon.wait_for, "WATCHDOG", "1")
+    beside = asyncio.create_task(Neighbour(daemon.address, 300).text())
+    while (await asyncio.to_thread(admin.get, "/v1/status", Status)).running == 0:
+        assert not beside.done()
     daemon.signal(signal.SIGTERM)
     assert await asyncio.to_thread(daemon.exit_code) == 0
     assert await beside == alone, "the drain let it finish"

@@ -15,7 +15,7 @@ from infd.grammar.protocol import Limits
 from infd.grammar.rules import trimmed
 from infd.request import Ebnf
 from tests.grammar import vocabularies
-from tests.grammar.ambiguous_grammars import draw_grammar
+from tests.grammar.ambiguous_grammars import ALIKE, CLASSES, draw_grammar
 from tests.grammar.recogniser import Recogniser
 from tests.grammar.shortest import ShortestEnd
 
@@ -64,7 +64,7 @@ def random_grammars(numbers: Iterable[int]) -> tuple[int, int]:
     derived, others = 0, 0
     for number in numbers:
         draw = random.Random(number)
-        grammar = draw_grammar(draw)
+        grammar = draw_grammar(draw, CLASSES + ALIKE)
         sentences = [grammar.sentence(draw)[:14] for _ in range(8)]
         texts = {
             each for one in sentences for each in (one, changed(one, draw), changed(one, draw), one[: len(one) // 2])
