@@ -22,9 +22,9 @@ TOGETHER := --numprocesses 2 --dist loadfile
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m 'not exhaustive' $(TOGETHER) $(PYTEST_FLAGS)
 
-# The tests that `make test` omits, and ten times as many random histories. Full fault counts: `make soak`.
+# The tests that `make test` omits, and five times as many random histories. Full fault counts: `make soak`.
 test-all: $(VENV)/.installed-clients test-data
-	INFD_TEST_HISTORIES=1500 $(BIN)/python -m pytest -m 'exhaustive or histories' $(TOGETHER) $(PYTEST_FLAGS)
+	INFD_TEST_HISTORIES=800 $(BIN)/python -m pytest -m 'exhaustive or histories' $(TOGETHER) $(PYTEST_FLAGS)
 
 # A real model for tests, which skip without it: SmolLM2-135M-Instruct, a download of 93 MB that stays in build/.
 test-data: $(VENV)/.installed

@@ -235,8 +235,8 @@ def test_random_documents_of_all_real_world_schemas_validate():
     draw = random.Random(2)
     found: Counter[str] = Counter()
     for entry in real():
-        found += check_walks(entry["schema"], 12, draw)
-    assert found["finished"] > 0.9 * 12 * (500 - found["refused"])
+        found += check_walks(entry["schema"], 5, draw)
+    assert found["finished"] > 0.9 * 5 * (500 - found["refused"])
 
 
 @pytest.mark.exhaustive
@@ -350,7 +350,7 @@ def test_random_schemas_are_kept_exactly_or_refused(schema: Any, documents: list
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
-@settings(max_examples=6000, deadline=None)
+@settings(max_examples=3000, deadline=None)
 @given(SCHEMAS, st.lists(DOCUMENTS, max_size=8), st.integers(0, 99))
 def test_many_random_schemas_are_kept_exactly_or_refused(schema: Any, documents: list[Any], seed: int):
     check_exact(schema, documents, seed)

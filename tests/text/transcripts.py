@@ -56,7 +56,7 @@ def check_deltas(deltas: Sequence[CallDelta]) -> None:
 
 
 # Texts of at most so many characters are cut at each pair of places: more with the marker `histories`.
-SHORT = 100 if "INFD_TEST_HISTORIES" in os.environ else 30
+SHORT = 60 if "INFD_TEST_HISTORIES" in os.environ else 30
 
 
 def cuts(text: str) -> Iterable[list[str]]:
