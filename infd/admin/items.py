@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from infd.admin.protocol import LoraRow, RequestRow, Status  # noqa: TC001 (msgspec reads annotations)
+from infd.admin.protocol import LoraRow, RequestRow, Status
+from infd.telemetry.window import Recent
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -22,45 +23,6 @@ class WatchTop(Struct, forbid_unknown_fields=True):
     interval_s: Annotated[float, Meta(ge=0.1, le=3600)] = 1.0
     frames: Annotated[int, Meta(ge=1)] | None = None
     rows: Annotated[int, Meta(ge=0, le=1024)] = 256
-
-
-class Spread(Struct):
-    """Percentiles in seconds of `count` values, at most 5 % off; null without values."""
-
-    p50: float | None
-    p99: float | None
-    count: int
-
-
-class Recent(Struct):
-    """What happened within the last seconds.
-
-    window_s           seconds that percentiles, ratios and `preemptions` cover; rate_s: those of rates, which end in _s
-    prompt_tokens_s    prompt tokens of choices that generated their first token; computed_tokens_s: tokens that steps
-                       computed
-    ended_s            choices that ended
-    tokens_a_step      mean; null without steps
-    hit_rate           share of looked-up prompt tokens found in the prefix cache; null without look-ups
-    drafts_kept        drafts kept for each step of a choice that verified drafts; null without drafts
-    step, ttft, inter_token, loop_lag    durations of steps, from arrival to first token, between tokens of a choice,
-                       and the event loop's delay while steps run
-    """
-
-    window_s: float
-    rate_s: float
-    prompt_tokens_s: float
-    generated_tokens_s: float
-    computed_tokens_s: float
-    ended_s: float
-    steps_s: float
-    preemptions: int
-    tokens_a_step: float | None
-    hit_rate: float | None
-    drafts_kept: float | None
-    step: Spread
-    ttft: Spread
-    inter_token: Spread
-    loop_lag: Spread
 
 
 class Process(Struct):

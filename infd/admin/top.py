@@ -7,11 +7,12 @@ import os
 import resource
 import time
 from contextlib import suppress
+from itertools import count, islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from infd.admin.items import Frame, Process, Recent
+from infd.admin.items import Frame, Process
 from infd.admin.protocol import LoraRow, RequestRow
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ async def frames(
     """
     loop = asyncio.get_running_loop()
     began, seq = loop.time(), 0
-    for _ in range(args.frames) if args.frames is not None else iter(int, 1):
+    for _ in islice(count(), args.frames):
         due = max(seq, int((loop.time() - began) / args.interval_s))  # number of intervals before the next frame
         with suppress(TimeoutError):
             async with asyncio.timeout_at(began + due * args.interval_s):
@@ -54,7 +55,7 @@ def compose(engine: Engine, status: Status, rows: int) -> Frame:
         dropped=0,
         uptime_s=engine.window.age_s,
         status=status,
-        recent=msgspec.convert(engine.window.recent(), Recent, from_attributes=True),
+        recent=engine.window.recent(),
         process=_process(engine.metrics.connections),
         oldest_waiting_s=engine.oldest_waiting_s(),
         rejected=dict(engine.metrics.rejected),

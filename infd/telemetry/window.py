@@ -6,7 +6,6 @@ between the counters now and an earlier sample, so the hot path records nothing 
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -77,13 +76,18 @@ class Sample(Struct, frozen=True):
 
 
 class Recent(Struct, frozen=True):
-    """What happened within the windows.
+    """What happened within the windows. The feed `top` sends it, so later versions only add fields.
 
-    window_s, rate_s   seconds that percentiles and ratios cover, and rates; less after a start
-    *_s of a count     per second, by `rate_s`
-    tokens_a_step      mean of the computed tokens; None without steps
-    hit_rate           share of looked-up prompt tokens that were in the cache; None without look-ups
-    drafts_kept        drafts kept for each step of a choice that verified drafts; None without drafts
+    window_s         seconds that percentiles, ratios and `preemptions` cover; less after a start
+    rate_s           seconds that the rates cover, which end in _s; less after a start
+    prompt_tokens_s  prompt tokens of choices that generated their first token; computed_tokens_s: tokens that steps
+                     computed
+    ended_s          choices that ended
+    tokens_a_step    mean of the computed tokens; None without steps
+    hit_rate         share of looked-up prompt tokens that were in the cache; None without look-ups
+    drafts_kept      drafts kept for each step of a choice that verified drafts; None without drafts
+    step, ttft, inter_token, loop_lag    durations of steps, from arrival to first token, between tokens of a choice,
+                     and the event loop's delay while steps run
     """
 
     window_s: float
@@ -122,6 +126,8 @@ class Window:
 
     async def run(self) -> None:
         """Take a sample every SAMPLE_S until cancelled."""
+        import asyncio  # here: infdctl, which reads Recent, starts without it
+
         while True:
             await asyncio.sleep(SAMPLE_S)
             self.sample()

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from infd.admin.ctl.terminal import decode
-from infd.admin.ctl.topview import Action, View, duration, plain_text
-from infd.admin.items import Frame, Process, Recent, Spread
+from infd.admin.ctl.topview import Action, View, duration
+from infd.admin.items import Frame, Process
 from infd.admin.protocol import LoraRow, RequestRow, Status
+from infd.telemetry.window import Recent, Spread
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 ID = "0123456789abcdef01234567"
+
+
+def plain_text(lines: list[Text]) -> list[str]:
+    return [line.plain.rstrip() for line in lines]
 
 
 def row(number: int = 0, **fields: object) -> RequestRow:

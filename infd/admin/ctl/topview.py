@@ -8,10 +8,11 @@ from msgspec import Struct
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
 
-    from infd.admin.items import Frame, Spread
+    from infd.admin.items import Frame
     from infd.admin.protocol import RequestRow
+    from infd.telemetry.window import Spread
 
 WIDE = 150  # columns from which the figures stand in two blocks side by side
 LABEL = 12  # columns of the figures' names
@@ -364,7 +365,3 @@ def duration(seconds: float) -> str:
 def printable(text: str) -> str:
     """Return text that moves no cursor: clients choose names of requests."""
     return "".join(character if character.isprintable() else "?" for character in text)
-
-
-def plain_text(lines: Iterable[Text]) -> Sequence[str]:
-    return [line.plain.rstrip() for line in lines]
