@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -19,14 +18,15 @@ class ForcedDrafter:
     def __init__(self, drafter: Drafter) -> None:
         self.sure = False
         self._drafter = drafter
-        self._forced: deque[tuple[int, list[int]]] = deque(maxlen=KEPT)  # the latest first
+        # The latest first. Replaced, never changed: the thread for masks reads while the event loop adds.
+        self._forced: tuple[tuple[int, list[int]], ...] = ()
 
     def force(self, start: int, tokens: list[int]) -> None:
         """Remember that `tokens` follow the choice's first `start` tokens, if these are those that the grammar read."""
-        self._forced.appendleft((start, tokens))
+        self._forced = ((start, tokens), *self._forced[: KEPT - 1])
 
     def forced(self, tokens: Sequence[int]) -> list[int]:
-        """Return the tokens that are known to follow `tokens`."""
+        """Return the tokens that are known to follow `tokens`. Any thread may ask."""
         for start, forced in self._forced:
             known = len(tokens) - start
             if 0 <= known < len(forced) and forced[:known] == tokens[start:]:

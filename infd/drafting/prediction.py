@@ -15,8 +15,6 @@ from infd.drafting.occurrences import AT_ONCE, MOST_INDEXED
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infd.drafting.drafter import Drafter, Drafting
-    from infd.request import Request
 
 LENGTHS: Final = (4, 2)
 
@@ -74,16 +72,3 @@ class PredictionDrafter:
             for at in range(max(self._indexed + 1, length), end + 1):
                 places.setdefault(hash(tuple(self._prediction[at - length : at])), []).append(at)
         self._indexed = max(self._indexed, end)
-
-
-class WithPredictions:
-    """Implements Drafting: of a request with a prediction all drafts come from it, else from another drafting."""
-
-    def __init__(self, drafting: Drafting) -> None:
-        self.most = drafting.most
-        self._drafting = drafting
-
-    def drafter(self, request: Request, root: bytes) -> Drafter:
-        if request.prediction:
-            return PredictionDrafter(request.prediction, len(request.prompt))
-        return self._drafting.drafter(request, root)

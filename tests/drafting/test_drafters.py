@@ -164,3 +164,16 @@ def test_forced_tokens_are_drafted_where_the_choice_has_come_as_far_and_others_e
     drafter.force(5, [1, 9])
     assert (drafter.draft([*seen, 4, 8, 1, 2], 2), drafter.sure) == ([9], True), "an older run agrees"
     assert (drafter.draft([*seen, 4, 8, 2, 3], 2), drafter.sure) == ([4, 8], False)
+
+
+def test_forced_tokens_may_be_added_while_they_are_searched():
+    drafter = ForcedDrafter(NgramDrafter())
+
+    class Tokens(list):
+        def __getitem__(self, part):
+            drafter.force(0, [8, 9])  # as the event loop does while the thread for masks searches
+            return super().__getitem__(part)
+
+    for _ in range(3):
+        drafter.force(1, [7, 7])
+    assert drafter.forced(Tokens([1, 2])) == []

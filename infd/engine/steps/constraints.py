@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from infd.drafting.forced import ForcedDrafter
 from infd.errors import InfdError, RequestFailed
 from infd.grammar.forcing import narrow
 from infd.rounding import ceil_div
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from infd.drafting.forced import ForcedDrafter
     from infd.engine.telemetry import Telemetry
     from infd.grammar.protocol import Grammar, Grammars, Matcher
     from infd.scheduler.scheduler import Scheduled
@@ -82,14 +82,14 @@ class ConstrainedChoice:
     unmasked  see Matcher.unmasked; copied here to be read on the event loop
     complete  whether no further token of the answer may follow
     failure   why the matcher failed; a failed matcher reads no more tokens
-    drafter   drafts the tokens that the grammar forces; None: they are not drafted
+    drafter   learns the tokens that the grammar forces; None: they are not drafted
     """
 
     __slots__ = ("_grammar", "complete", "drafter", "failure", "matcher", "read", "seq", "unmasked")
 
-    def __init__(self, seq: Sequence, grammar: Grammar, drafter: ForcedDrafter | None = None) -> None:
+    def __init__(self, seq: Sequence, grammar: Grammar) -> None:
         self.seq = seq
-        self.drafter = drafter
+        self.drafter = seq.drafter if isinstance(seq.drafter, ForcedDrafter) else None
         self.matcher: Matcher | None = None
         self.read = 0
         self.unmasked = grammar.unmasked
@@ -180,12 +180,9 @@ class Constraints:
     def __len__(self) -> int:
         return len(self._constrained)
 
-    def add(self, seq: Sequence, grammar: Grammar, drafter: ForcedDrafter | None = None) -> None:
-        """Constrain a choice that has generated no token yet.
-
-        drafter  learns the tokens that the grammar forces; None: they are not drafted
-        """
-        self._constrained[seq] = ConstrainedChoice(seq, grammar, drafter)
+    def add(self, seq: Sequence, grammar: Grammar) -> None:
+        """Constrain a choice that has generated no token yet."""
+        self._constrained[seq] = ConstrainedChoice(seq, grammar)
 
     def remove(self, seq: Sequence) -> None:
         """Remove the matcher of a choice that has ended. Does nothing if the choice has no matcher."""

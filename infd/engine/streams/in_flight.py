@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from infd.drafting.drafter import NO_DRAFTS
-from infd.drafting.forced import ForcedDrafter
 from infd.engine.streams.choice import ChoiceState
 from infd.engine.streams.fanout import FanOut
 from infd.engine.streams.request_metrics import RequestMetrics
@@ -94,16 +93,11 @@ class InFlight:
             root = self._roots.of(request, adapter)
             first = None
             for index in range(request.choices):
-                drafting = self._drafting if request.speculative else NO_DRAFTS
-                drafter = drafting.drafter(request, root)
-                forced = None
-                # All drafts of a request with a prediction come from it, since usage counts them.
-                if request.constraint is not None and drafting.most and not request.prediction:
-                    drafter = forced = ForcedDrafter(drafter)
+                drafter = (self._drafting if request.speculative else NO_DRAFTS).drafter(request, root)
                 seq = Sequence(request, index, prefix_root=root, adapter=adapter, first=first, drafter=drafter)
                 first = first or seq
                 if request.constraint is not None:
-                    self._constraints.add(seq, grammars[request.constraint], forced)
+                    self._constraints.add(seq, grammars[request.constraint])
                 # The first choice uses the whole step budget until its prompt is planned. Later choices then find the
                 # prompt's pages in the prefix index.
                 self._queue(seq, next(streams), ticket, place, prompt_tokens=0 if index else len(request.prompt))

@@ -11,6 +11,7 @@ import pytest
 
 from infd.config import Config, LiveConfig
 from infd.drafting.drafter import NO_DRAFTS
+from infd.drafting.select import ByRequest
 from infd.engine.engine import Engine
 from infd.engine.steps.constraints import ConstrainedChoice
 from infd.errors import GrammarFailed, Unsupported
@@ -410,7 +411,8 @@ async def test_tokens_that_a_grammar_forces_are_drafted(depth: int):
     steps = {}
     for constraint in (wanted, free):
         runs = FakeExecutor(depth=depth)
-        engine = Engine(LiveConfig(Config()), runs, Metrics(), grammars=FakeGrammars(), drafting=Silent())
+        drafting = ByRequest(Silent())
+        engine = Engine(LiveConfig(Config()), runs, Metrics(), grammars=FakeGrammars(), drafting=drafting)
         async with running(engine):
             answer = await ask(engine, request([3, 7], constraint))
         assert answer == {0: (constrained([3, 7], constraint), FinishReason.STOP)}
