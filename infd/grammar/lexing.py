@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from infd.errors import GrammarFailed
 from infd.grammar.automata import automaton
+from infd.grammar.loops import without_loops
 from infd.grammar.order import Order
 from infd.grammar.regulars import Regulars
 from infd.grammar.rules import (
@@ -57,7 +58,7 @@ def divided(rules: Rules) -> Rules:
     rules  of characters, texts of one character, and references; all reachable from ROOT
     """
     numbered = {name: f"r{number}" for number, name in enumerate(rules)}
-    ours = {name: _without_loops(name, expression) for name, expression in renamed(rules, numbered).items()}
+    ours = {name: without_loops(name, expression) for name, expression in renamed(rules, numbered).items()}
     if not recursive(ours):
         return {ROOT: Reference(numbered[ROOT].upper())} | renamed(ours, {name: name.upper() for name in ours})
     lexer = _Lexer(Regulars(ours))
@@ -353,50 +354,3 @@ def _lead(code: int) -> int:
     if code < 0x800:
         return 0xC0 | code >> 6
     return 0xE0 | code >> 12 if code < 0x10000 else 0xF0 | code >> 18
-
-
-def _without_loops(name: str, expression: Expression) -> Expression:
-    """Return an equivalent expression of a rule, without recursion if the rule refers to itself only at one end.
-
-    `x ::= a x | b` becomes `a* b`, and `x ::= x a | b` becomes `b a*`.
-    """
-    for last in (True, False):
-        if (found := _loops(name, expression, last=last)) is not None:
-            loops, others = found
-            if loops and others:
-                loop, once = Repeated(alternatives(loops), 0, None), alternatives(others)
-                return sequence((loop, once) if last else (once, loop))
-    return expression
-
-
-def _loops(name: str, expression: Expression, *, last: bool) -> tuple[list[Expression], list[Expression]] | None:
-    """Return what stands beside a rule in those options of the rule that end or begin with it, and the other options.
-
-    last  whether the options end with the rule
-
-    None: the rule stands elsewhere too.
-    """
-    if name not in references(expression):
-        return [], [expression]
-    match expression:
-        case Reference():
-            return [EMPTY], []
-        case Alternatives(options):
-            several = [_loops(name, option, last=last) for option in options]
-            found = [each for each in several if each is not None]
-            if len(found) < len(several):
-                return None
-            return [one for each in found for one in each[0]], [one for each in found for one in each[1]]
-        case Repeated(item, 0, 1) if (found_one := _loops(name, item, last=last)) is not None:
-            return found_one[0], [*found_one[1], EMPTY]
-        case Sequence(items):
-            beside, end = (items[:-1], items[-1]) if last else (items[1:], items[0])
-            if any(name in references(each) for each in beside):
-                return None
-            if (found_end := _loops(name, end, last=last)) is None:
-                return None
-            loops, others = (
-                [sequence((*beside, each) if last else (each, *beside)) for each in some] for some in found_end
-            )
-            return loops, others
-    return None

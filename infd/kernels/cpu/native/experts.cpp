@@ -333,11 +333,6 @@ void add_rows(Number* y, const Number* shared, const Number* gate, int64_t token
   }
 }
 
-template <class Number>
-const Number* typed(const void* p) { return static_cast<const Number*>(p); }
-template <class Number>
-Number* typed(void* p) { return static_cast<Number*>(p); }
-
 }  // namespace
 
 // Choose experts [tokens, chosen], and their weights, for tokens x [tokens, hidden]. half, here and below: x, y, shared,

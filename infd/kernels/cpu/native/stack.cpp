@@ -233,7 +233,7 @@ INFD_KERNEL(stack)
 (int64_t half, const StackLayer* layers, int64_t count, const StackStep* step, void* x, void* stream, int64_t starts,
  int64_t ends) {
   if (half)
-    compute_all(layers, count, *step, static_cast<bf16*>(x), static_cast<bf16*>(stream), starts, ends);
+    compute_all(layers, count, *step, typed<bf16>(x), typed<bf16>(stream), starts, ends);
   else
-    compute_all(layers, count, *step, static_cast<float*>(x), static_cast<float*>(stream), starts, ends);
+    compute_all(layers, count, *step, typed<float>(x), typed<float>(stream), starts, ends);
 }

@@ -7,11 +7,6 @@ namespace {
 constexpr int64_t ENOUGH = 1 << 14;  // with more elements than this, waking other threads saves time
 
 template <class Number>
-const Number* typed(const void* p) { return static_cast<const Number*>(p); }
-template <class Number>
-Number* typed(void* p) { return static_cast<Number*>(p); }
-
-template <class Number>
 void norm_rows(const void* x, int64_t stride, void* out, int64_t tokens, int64_t heads, int64_t size, const void* weight,
                float eps, float offset) {
   const Norm<Number> norm{typed<Number>(weight), eps, offset};

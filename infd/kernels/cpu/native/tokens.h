@@ -6,6 +6,12 @@
 
 namespace {
 
+// The argument of a kernel as a tensor of floats or bfloat16.
+template <class Number>
+const Number* typed(const void* p) { return static_cast<const Number*>(p); }
+template <class Number>
+Number* typed(void* p) { return static_cast<Number*>(p); }
+
 // RMSNorm: x / sqrt(mean(x²) + eps) * (weight + offset).
 template <class Number>
 struct Norm {
