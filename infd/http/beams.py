@@ -3,6 +3,8 @@
 A client of the engine: each step of the search is one submission of the request's ticket. It asks for one token after
 each running beam, with the likeliest alternatives. The prefix cache holds the beams' common pages.
 
+Nothing is drawn, so temperature, top_p, top_k, min_p and seed have no effect.
+
 The search is that of transformers' `generate(num_beams=...)`, and gives the same beams. Source: `_beam_search` of
 transformers 5.
 """

@@ -16,6 +16,7 @@ from infd.errors import GrammarFailed
 from infd.grammar.protocol import Limits
 from infd.request import Choice, Continuation, JsonObject, JsonSchema, Lark, Regex
 from tests.grammar import engines, vocabularies
+from tests.thorough import THOROUGH
 
 if TYPE_CHECKING:
     from infd.grammar.protocol import Compiler, Matcher
@@ -65,9 +66,10 @@ def test_a_mask_allows_exactly_the_tokens_that_the_matcher_accepts(kind: str, co
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=repr)
+@pytest.mark.histories
 def test_after_a_rollback_a_matcher_is_as_one_that_never_went_there(kind: str, constraint: Constraint):
     compiled, draw = compiler(kind), random.Random(2)
-    for _ in range(3):
+    for _ in range(6 if THOROUGH else 3):
         grammar = compiled.compile(constraint, LIMITS)
         tokens = vocabularies.walk(compiled, grammar.matcher(), draw, 15)
         kept = draw.randrange(len(tokens) + 1)
@@ -162,10 +164,11 @@ def test_an_answer_keeps_the_space_it_begins_with_though_the_decoder_drops_one()
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.histories
 def test_a_json_object_parses(kind: str):
     compiled, draw = compiler(kind), random.Random(5)
     grammar, finished = compiled.compile(JsonObject(), LIMITS), 0
-    walks = 12 if kind == "large" else 24  # a mask of 150,000 tokens takes long to look through
+    walks = 12 if kind == "large" else 60 if THOROUGH else 24  # a mask of 150,000 tokens takes long to look through
     for _ in range(walks):
         answer = vocabularies.text(compiled.vocabulary, vocabularies.walk(compiled, grammar.matcher(), draw, 60))
         if answer is not None:

@@ -49,6 +49,9 @@ The columns are routes: `chat`, `completions` and `messages` also without /v1 an
 `conversation` is POST /v1/conversations/{id}, `items` is POST /v1/conversations/{id}/items. Routes that count or render
 tokens check the fields of sampling, and do not use them.
 
+With `use_beam_search` the likeliest texts are searched and none is drawn: `temperature`, `top_p`, `top_k`, `min_p` and
+`seed` have no effect.
+
 """
 
 

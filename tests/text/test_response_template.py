@@ -24,6 +24,7 @@ from tests.grammar.vocabularies import walk
 from tests.text.templates import CHATML, published
 from tests.text.transcripts import Message, cuts, read
 from tests.text.vocabularies import byte_level, wrap
+from tests.thorough import THOROUGH
 
 FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 TEMPLATES: dict[str, dict[str, Any]] = {
@@ -188,12 +189,13 @@ def test_an_answer_is_read_as_transformers_reads_it(name: str, answer: str):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.histories
 def test_random_answers_are_the_same_however_they_arrive(name: str):
     draw = random.Random(name)
     pieces = [answer[at : at + 9] for answer in ANSWERS[name] for at in range(0, len(answer), 9)]
     pieces += [*ResponseTemplate(TEMPLATES[name]).marks, "\n", " ", "<", "a"]
     compared = 0
-    for _ in range(120):
+    for _ in range(300 if THOROUGH else 120):
         text = "".join(draw.choices(pieces, k=draw.randrange(10)))
         whole = read(start(name), [text])
         assert read(start(name), list(text)) == whole, text

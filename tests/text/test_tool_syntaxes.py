@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import lzma
-import os
 import random
 from functools import cache
 from itertools import takewhile
@@ -23,6 +22,7 @@ from tests.text.syntaxes import families
 from tests.text.templates import published
 from tests.text.transcripts import Message, cuts, message_of, read
 from tests.text.vocabularies import KINDS, byte_level, wrap
+from tests.thorough import THOROUGH
 
 if TYPE_CHECKING:
     from infd.text.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ def test_a_transcript_is_the_same_message_wherever_it_is_cut(name: str, what: st
 @pytest.mark.histories
 def test_an_answer_that_ends_early_is_the_same_message_wherever_it_is_cut(name: str, what: str):
     answer, message = FAMILIES[name].transcripts[what]
-    for end in range(0, len(answer), 1 if "INFD_TEST_HISTORIES" in os.environ else 3):
+    for end in range(0, len(answer), 1 if THOROUGH else 3):
         cut = read(start(name), [answer[:end]])
         assert read(start(name), list(answer[:end])) == cut
         for called, whole in zip(cut.calls[:-1], message.calls, strict=False):

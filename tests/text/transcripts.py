@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from infd.text.markup import joined
+from tests.thorough import THOROUGH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,8 +55,8 @@ def check_deltas(deltas: Sequence[CallDelta]) -> None:
     assert len(ids) == latest + 1
 
 
-# Texts of at most so many characters are cut at each pair of places: more with the marker `histories`.
-SHORT = 60 if "INFD_TEST_HISTORIES" in os.environ else 30
+# Texts of at most so many characters are cut at each pair of places.
+SHORT = 100 if THOROUGH else 30
 
 
 def cuts(text: str) -> Iterable[list[str]]:
