@@ -11,6 +11,9 @@ INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_FLAGS)
 
 NATIVE := infd/kernels/cpu/native
 
+# Tests start hundreds of processes; without bytecode each compiles every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run native test test-all test-data soak test-gpu test-triton test-eval test-clients eval lint types format man bench-serve bench-overhead bench-gpu gpu-kit clean
 
 run: $(VENV)/.installed
