@@ -61,13 +61,14 @@ class Asides:
     """Collects the thoughts and calls that parsers find in one answer.
 
     most_calls  number of calls after which further calls are dropped; None: no limit
+    begun       number of calls that have begun
     tokens      marks that count only as tokens
     token       the mark whose token ends the text that the parsers are being fed; empty: none
     """
 
     __slots__ = (
-        *("_arguments", "_begun", "_calls", "_most_calls", "_order", "_thoughts"),
-        *("thought_tokens", "token", "tokens"),
+        *("_arguments", "_calls", "_most_calls", "_order", "_thoughts"),
+        *("begun", "thought_tokens", "token", "tokens"),
     )
 
     def __init__(self, most_calls: int | None = None, tokens: frozenset[str] = frozenset()) -> None:
@@ -78,7 +79,7 @@ class Asides:
         self._calls: list[CallDelta] = []
         self._arguments: list[list[str]] = []  # parts of the arguments of each call in _calls
         self._order: list[Run] = []
-        self._begun = 0
+        self.begun = 0
         self._most_calls = most_calls
 
     def counts(self, mark: str, text: str, end: int) -> bool:
@@ -103,9 +104,8 @@ class Asides:
         """
         if not text:
             return
-        run = self._order[-1] if self._order else None
-        if before_call and run is not None and run.kind == "call":
-            self._order.pop()
+        if before_call and self._order and self._order[-1].kind == "call":
+            run = self._order.pop()
             self._extend("content", len(text))
             self._order.append(run)
         else:
@@ -113,25 +113,20 @@ class Asides:
 
     def call(self, name: str, id: str | None = None) -> None:
         """Begin a call."""
-        self._begun += 1
+        self.begun += 1
         if self._wanted:
-            self._calls.append(CallDelta(self._begun - 1, id=id or f"call_{secrets.token_hex(12)}", name=name))
+            self._calls.append(CallDelta(self.begun - 1, id=id or f"call_{secrets.token_hex(12)}", name=name))
             self._arguments.append([])
-            self._order.append(Run("call", 0, self._begun - 1))
+            self._order.append(Run("call", 0, self.begun - 1))
 
     def append_arguments(self, text: str) -> None:
         """Append to the arguments of the latest call."""
         if text and self._wanted:
             if not self._calls:
-                self._calls.append(CallDelta(self._begun - 1))
+                self._calls.append(CallDelta(self.begun - 1))
                 self._arguments.append([])
             self._arguments[-1].append(text)
-            self._extend("call", len(text), self._begun - 1)
-
-    @property
-    def begun(self) -> int:
-        """The number of calls that have begun."""
-        return self._begun
+            self._extend("call", len(text), self.begun - 1)
 
     def take(self) -> Aside | None:
         """Return the thoughts and tool calls added since the last `take`, None if there are none."""
@@ -146,15 +141,15 @@ class Asides:
         return news
 
     def _extend(self, kind: Literal["content", "thought", "call"], count: int, call: int = -1) -> None:
-        run = self._order[-1] if self._order else None
-        if run is not None and run.kind == kind and run.call == call:
-            run.count += count
+        order = self._order
+        if order and order[-1].kind == kind and order[-1].call == call:
+            order[-1].count += count
         else:
-            self._order.append(Run(kind, count, call))
+            order.append(Run(kind, count, call))
 
     @property
     def _wanted(self) -> bool:
-        return self._most_calls is None or self._begun <= self._most_calls
+        return self._most_calls is None or self.begun <= self._most_calls
 
 
 class Parser(Protocol):
@@ -216,7 +211,8 @@ class Reading:
         """Count the token of the latest text as part of a thought if a thought was open before or after that text."""
         if self._thoughts is not None:
             inside = self._thoughts.inside
-            self._asides.thought_tokens += inside or self._was_inside
+            if inside or self._was_inside:
+                self._asides.thought_tokens += 1
             self._was_inside = inside
 
     def finish(self) -> str:

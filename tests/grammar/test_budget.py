@@ -196,6 +196,10 @@ def test_a_thought_that_quotes_its_marks_in_other_tokens_is_limited_all_the_same
         called = thinking(b"so\n", inside=inside)
         called.advance(call)
         assert called.unmasked > 10**9
+        # Within a line the mark's token is part of the thought.
+        quoting = thinking(b"so ", inside=inside)
+        quoting.advance(call)
+        assert quoting.unmasked < 10**9
 
     # An answer that spells the opening mark spells the closing mark too.
     spelling = matcher_of(compiler, ThoughtBudget(9, ("<think>",), ends, ("</think>",), marks=marks))

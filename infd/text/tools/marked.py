@@ -44,11 +44,16 @@ class MarkedCalls(ABC):
         self._after_call = False  # whether only white space has followed the last call
         self._spelled: _Spelled | None = None  # set while a spelled call is held back
         self._alone = False  # whether the parser stops at text outside of calls
+        self._quiet = False  # whether the text so far ends outside of calls and marks
 
     def feed(self, text: str, asides: Asides) -> str:
-        self._pending += text
-        while self._state(asides):
-            pass
+        if self._quiet and self._begins.search(text) is None:
+            self._emit_content(text)
+        else:
+            self._pending += text
+            while self._state(asides):
+                pass
+            self._quiet = not self._pending and self._state == self._between
         return self._take_content()
 
     def finish(self, asides: Asides) -> str:
@@ -62,6 +67,7 @@ class MarkedCalls(ABC):
         if not self._after_call:
             self._content += self._held_space
         self._held_space.clear()
+        self._quiet = False
         self._state = self._between
         return self._take_content()
 
