@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `infd` and exit with a status of sysexits(3)."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
         code: int = cli.main(arguments, prog_name="infd", standalone_mode=False)
         sys.stdout.flush()
     except click.NoSuchOption as error:
-        _print_error(_instead(error) or misused(error, "infd"))
+        _print_error(_instead(error, arguments) or misused(error, "infd"))
         code = os.EX_USAGE
     except click.UsageError as error:
         _print_error(misused(error, "infd"))
@@ -54,12 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _instead(error: click.NoSuchOption) -> str | None:
+def _instead(error: click.NoSuchOption, arguments: Sequence[str]) -> str | None:
     """Return what to use in place of an option of vLLM's, or None."""
     from infd.config.vllm import instead
 
     command = error.ctx.command_path if error.ctx is not None else ""
-    told = instead(error.option_name) if command == "infd start" else None
+    names = (argument.partition("=")[0] for argument in arguments)
+    option = next((name for name in names if name.startswith(error.option_name)), error.option_name)  # -tp, not -t
+    told = instead(option) if command == "infd start" else None
     return told and f"{told}. See `{command} --help`."
 
 

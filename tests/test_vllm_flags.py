@@ -35,6 +35,8 @@ def test_every_flag_is_listed_once(name: Literal["serve", "bench"]) -> None:
     listed = [*known.taken, *known.ours, *refused(known)]
 
     assert len(set(listed)) == len(listed) == COMMANDS[name][1]
+    assert set(known.short.values()) <= set(listed)
+    assert not set(known.short) & options(COMMANDS[name][0])
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -64,6 +66,9 @@ def test_what_takes_a_flags_place_exists(name: Literal["serve", "bench"]) -> Non
         (["--gpu_memory_utilization=0.5"], "in infd: --set device.memory_utilization=FRACTION"),
         (["--no-enable-prefix-caching"], "in infd: --set cache.prefix_caching=true"),
         (["m", "--tensor-parallel-size", "2"], "which infd has not: infd computes on one device"),
+        (["-tp", "2"], "-tp is vLLM's, which infd has not: infd computes on one device"),
+        (["m", "-dp=2"], "-dp is vLLM's, which infd has not: infd computes on one device"),
+        (["-q", "fp8"], "-q is vLLM's; in infd: --quantization"),
     ],
 )
 def test_a_flag_of_vllm_is_answered_with_infds(

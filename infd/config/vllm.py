@@ -25,11 +25,13 @@ class Flags(Struct, frozen=True, forbid_unknown_fields=True):
     taken    flags that infd has under the same name
     ours     flag -> infd's flag, setting or command instead of it
     refused  all others
+    short    short form -> flag
     """
 
     taken: tuple[str, ...]
     ours: dict[str, str]
     refused: tuple[Refused, ...]
+    short: dict[str, str] = {}
 
 
 def flags(command: Literal["serve", "bench"]) -> Flags:
@@ -43,7 +45,10 @@ def instead(option: str) -> str | None:
     vLLM accepts underscores for hyphens, and --no-NAME for a switch.
     """
     known, option = flags("serve"), option.replace("_", "-")
-    for flag in (option, "--" + option.removeprefix("--no-")):
+    whole = known.short.get(option, option)
+    if whole in known.taken:
+        return f"{option} is vLLM's; in infd: {whole}"
+    for flag in (whole, "--" + whole.removeprefix("--no-")):
         if flag in known.ours:
             return f"{option} is vLLM's; in infd: {known.ours[flag]}"
         for refused in known.refused:
