@@ -18,6 +18,7 @@ from tests.text.templates import published
 from tests.text.test_tool_syntaxes import drawn
 from tests.text.transcripts import Message, cuts, read
 from tests.text.vocabularies import byte_level, wrap
+from tests.thorough import among
 
 OFFERED = Offered({"weather": b"{}"})
 ASKED = "<|start|>user<|message|>hi<|end|><|start|>assistant"
@@ -173,11 +174,12 @@ def test_a_thought_precedes_the_answer_unless_the_prompt_opens_the_answer(prompt
     assert (None if thought is None else thought.inside) == inside
 
 
+@pytest.mark.histories
 def test_soups_of_marks_are_the_same_message_however_they_arrive():
     draw = random.Random(0)
     pieces = [*MARKS, *(mark[:5] for mark in MARKS), "assistant", "analysis", "commentary", "final", " to=functions.f"]
     pieces += ["json", "{", "}", '"', "\\", "a", "é", " ", "\n", "<", "|", '{"a": 1}', " to=", "user"]
-    for _ in range(10_000):
+    for _ in range(among(1500, 4000, 10_000)):
         prompt = draw.choice([ASKED, FINAL, THINKING, "x"])
         text = "".join(draw.choices(pieces, k=draw.randrange(16)))
         whole = read(start(prompt), [text])

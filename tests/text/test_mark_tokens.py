@@ -19,6 +19,7 @@ from tests.text.syntaxes import families
 from tests.text.templates import TEMPLATES
 from tests.text.transcripts import Message, message_of
 from tests.text.vocabularies import KINDS, byte_level, wrap
+from tests.thorough import among
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,12 +113,13 @@ def parsed(reading: Reading, parts: Sequence[tuple[str, bool]]) -> Message:
 
 
 @pytest.mark.parametrize("name", CALLING)
+@pytest.mark.histories
 def test_soups_of_tokens_and_spelled_marks_are_the_same_message_however_they_arrive(name: str):
     syntax, draw, refuted = syntax_of(name), random.Random(name), 0
     marks, call = tools.SYNTAXES[name].marks, CALLING[name]
     pieces = [*marks, *(mark[: len(mark) // 2] for mark in marks), call, call, call[: len(call) // 2]]
     pieces += ["{", "}", '"', "\n", " ", "a", "é", '{"name": "f", "arguments": {', call[len(call) // 2 :]]
-    for _ in range(300):
+    for _ in range(among(100, 150, 300)):
         drawn = [(piece, piece in marks and draw.random() < 0.4) for piece in draw.choices(pieces, k=draw.randrange(9))]
         text = "".join(piece for piece, _ in drawn)
         joined: list[tuple[str, bool]] = []  # neighbouring parts of other text in one part

@@ -25,6 +25,7 @@ from tests.text.templates import published
 from tests.text.test_tag_values import KINDS, schema, value
 from tests.text.transcripts import Message, cuts, read
 from tests.text.vocabularies import byte_level, wrap
+from tests.thorough import among
 
 if TYPE_CHECKING:
     from typing import Any
@@ -168,13 +169,14 @@ def test_an_answer_that_ends_early_has_the_beginning_of_the_whole_message(family
 
 
 @pytest.mark.parametrize("family", TRANSCRIPTS)
+@pytest.mark.histories
 def test_soups_of_marks_are_the_same_message_however_they_arrive(family: str):
     draw = random.Random(family)
     marks = [*answers.SYNTAXES[family].marks, BEGIN[family]]
     pieces = [*marks, *(mark[:5] for mark in marks), " to=", "self", "user", "now", "é", " ", "\n", "<", "|", "a b"]
     for answer, _ in TRANSCRIPTS[family].values():
         pieces += [answer[place : place + 12] for place in range(0, len(answer), 12)]
-    for _ in range(3000):
+    for _ in range(among(600, 1500, 3000)):
         text = "".join(draw.choices(pieces, k=draw.randrange(16)))
         whole = read(start(family), [text])
         assert read(start(family), list(text)) == whole, text

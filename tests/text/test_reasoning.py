@@ -40,6 +40,7 @@ TRANSCRIPTS = {
 
 
 @pytest.mark.parametrize("name", TRANSCRIPTS)
+@pytest.mark.histories
 def test_a_transcript_is_the_same_message_wherever_it_is_cut(name: str):
     prompt, answer, message = TRANSCRIPTS[name]
     for parts in cuts(answer):
@@ -67,6 +68,7 @@ def test_an_answer_that_goes_on_may_go_on_thinking(continued: str, answer: str, 
         assert read(Reading(thoughts), list(answer)) == message
 
 
+@pytest.mark.histories
 def test_a_call_at_the_beginning_of_a_line_ends_a_thought_left_open():
     def message(text: str) -> Message:
         whole = read(Reading(QWEN3.start(OPENED, "", ["<tool_call>", "<call>"])), [text])

@@ -21,6 +21,7 @@ from tests.grammar import engines
 from tests.grammar.vocabularies import walk
 from tests.text.templates import published
 from tests.text.transcripts import Message, cuts, read
+from tests.thorough import among
 
 if TYPE_CHECKING:
     from infd.text.reasoning.blocks import Block
@@ -152,6 +153,7 @@ ANSWERED = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.histories
 def test_a_transcript_is_the_same_message_wherever_it_is_cut(name: str):
     family = FAMILIES[name]
     for opening, closing in ((family.opening, family.closing), *family.variants):
@@ -170,6 +172,7 @@ def test_a_transcript_is_the_same_message_wherever_it_is_cut(name: str):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.histories
 def test_an_answer_has_one_thought_which_may_be_cut(name: str):
     family = FAMILIES[name]
     opening, closing = family.opening, family.closing
@@ -198,6 +201,7 @@ def test_a_call_after_a_thought_that_is_closed_or_left_open_is_a_call(name: str)
 
 
 @pytest.mark.parametrize("name", ANSWERED)
+@pytest.mark.histories
 def test_the_marks_around_an_answer_are_no_content(name: str):
     family, text = FAMILIES[name], ANSWERED[name]
     for parts in cuts(text):
@@ -216,6 +220,7 @@ def test_the_marks_around_an_answer_are_no_content(name: str):
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.answer])
+@pytest.mark.histories
 def test_an_answer_that_the_prompt_has_opened_loses_its_closing_mark(name: str):
     family = FAMILIES[name]
     prompt = f"<|assistant|>{family.answer[0]}"
@@ -225,11 +230,12 @@ def test_an_answer_that_the_prompt_has_opened_loses_its_closing_mark(name: str):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.histories
 def test_random_marks_lose_no_text(name: str):
     family, draw = FAMILIES[name], random.Random(1)
     words = [family.opening, family.closing, *family.answer, family.opening[:2], family.closing[1:], "\n", "ab", "é"]
     words += [*family.marks, *(mark[: len(mark) // 2] for mark in family.marks), " ", "<", "["]
-    for _ in range(200):
+    for _ in range(among(50, 100, 200)):
         text = "".join(draw.choices(words, k=draw.randint(0, 9)))
         for prompt in ("", family.opening, family.closing):
             parser = family.start(prompt, "")

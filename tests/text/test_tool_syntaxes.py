@@ -20,9 +20,9 @@ from infd.text.syntax import Syntax
 from infd.text.tools.offered import Offered
 from tests.text.syntaxes import families
 from tests.text.templates import published
-from tests.text.transcripts import Message, cuts, message_of, read
+from tests.text.transcripts import Arriving, Message, cuts, message_of, read
 from tests.text.vocabularies import KINDS, byte_level, wrap
-from tests.thorough import THOROUGH
+from tests.thorough import THOROUGH, among
 
 if TYPE_CHECKING:
     from infd.text.tokenizer import Tokenizer
@@ -39,9 +39,14 @@ def start(name: str) -> Reading:
 
 
 @cache
+def chat_of(template: str) -> ChatTemplate:
+    return ChatTemplate({"default": published()[template]}, VARIABLES)
+
+
+@cache
 def chosen(template: str) -> str | None:
     """Return the name of the syntax that "auto" chooses for a published template."""
-    syntax = Syntax.choose(TOKENIZER, ChatTemplate({"default": published()[template]}, VARIABLES))
+    syntax = Syntax.choose(TOKENIZER, chat_of(template))
     return next((name for name, known in tools.SYNTAXES.items() if known is syntax.tools), None)
 
 
@@ -63,9 +68,17 @@ def test_a_transcript_is_the_same_message_wherever_it_is_cut(name: str, what: st
 @pytest.mark.histories
 def test_an_answer_that_ends_early_is_the_same_message_wherever_it_is_cut(name: str, what: str):
     answer, message = FAMILIES[name].transcripts[what]
-    for end in range(0, len(answer), 1 if THOROUGH else 3):
+    syntax, offered = tools.SYNTAXES[name], Offered(FAMILIES[name].schemas)
+    characters = Arriving(Reading(calls=syntax.start(offered)), syntax, offered)
+    places = range(len(answer))
+    ends = places if THOROUGH else random.Random(answer).sample(places, min(12, len(answer)))
+    for end in places:
+        if end not in ends:
+            characters.feed(answer[end])
+            continue
         cut = read(start(name), [answer[:end]])
-        assert read(start(name), list(answer[:end])) == cut
+        assert characters.so_far() == cut
+        characters.feed(answer[end])
         for called, whole in zip(cut.calls[:-1], message.calls, strict=False):
             assert called == whole
         if cut.calls and len(cut.calls) <= len(message.calls):
@@ -168,14 +181,10 @@ def soups(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.histories
 def test_soups_of_marks_are_the_same_message_however_they_arrive(name: str):
-    soups(name, 1000)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", SHAPES)
-def test_ten_thousand_soups_of_marks_are_the_same_message_however_they_arrive(name: str):
-    soups(name, 10_000)
+    """One family of each shape reads ten times as many as the others in `make soak`."""
+    soups(name, among(200, 500, 10_000 if name in SHAPES else 1000))
 
 
 def drawn(draw: random.Random, depth: int = 3) -> Any:
@@ -209,12 +218,15 @@ def drawn(draw: random.Random, depth: int = 3) -> Any:
             return draw.choice(texts)
 
 
+CALLS = among(40, 80, 200)
+
+
 @pytest.mark.parametrize(("name", "template"), [(name, each) for name in FAMILIES for each in FAMILIES[name].templates])
+@pytest.mark.histories
 def test_random_calls_that_a_published_template_writes_are_read_back(name: str, template: str):
-    family, draw = FAMILIES[name], random.Random(template)
-    chat = ChatTemplate({"default": published()[template]}, VARIABLES)
+    family, draw, chat = FAMILIES[name], random.Random(template), chat_of(template)
     calls = 0
-    for number in range(200):
+    for number in range(CALLS):
         arguments = {
             key: "a" if template in family.lossy else drawn(draw) or ""
             for key in draw.sample(["city", "days", "a_b", "x"], draw.randrange(4))
@@ -248,7 +260,7 @@ def test_random_calls_that_a_published_template_writes_are_read_back(name: str, 
         (call,) = aside.calls
         assert (call.name, json.loads(call.arguments)) == (function["name"], arguments), turn
         calls += 1
-    assert calls == 200
+    assert calls == CALLS
 
 
 WRITTEN = json.loads(lzma.decompress(Path(__file__).with_name("written_calls.json.xz").read_bytes()))

@@ -150,12 +150,14 @@ def test_text_is_returned_at_once_unless_it_may_begin_a_call():
     assert returned == ["a", " b", "", "", " <c", "", "", " <tool_call> x", "y", "\nz"]
 
 
+@pytest.mark.histories
 def test_only_the_first_call_counts_where_one_is_wanted():
     answer = f"a {block(*PARIS)} b {block(*ROME)} c {block(*ROME)}"
     for parts in cuts(answer):
         assert read(hermes(most_calls=1), parts) == Message("a b c", calls=(PARIS,))
 
 
+@pytest.mark.histories
 def test_nothing_in_a_thought_is_a_call():
     answer = f"<think>\n{block(*PARIS)}\n</think>\n\n{block(*ROME)}"
     for parts in cuts(answer):
