@@ -18,10 +18,11 @@ from contextlib import AsyncExitStack, contextmanager
 from string import Template
 from typing import TYPE_CHECKING, Annotated, Any
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, field, structs
 from server_process import ServerProcess, free_port
 from workloads import FIGURES, Workload
 
+from infd.loadgen.datasets.spec import Synthetic
 from infd.loadgen.load import offer
 from infd.loadgen.settings import Settings
 from infd.loadgen.stream import RequestFailed
@@ -334,7 +335,7 @@ async def _measure(
                 gb_s=rates,
                 client_cpu=client_cpu,
                 good=good,
-                measured=measured,
+                measured=structs.replace(measured, samples=[], failures=[]),  # their size
             )
         )
         shown = ", ".join(f"{FIGURES[name].title} {value:.1f} {FIGURES[name].unit}" for name, value in figures.items())
@@ -352,15 +353,14 @@ def _settings(rival: Rival, workload: Workload, plan: Plan, turn: str) -> Settin
         endpoint=plan.endpoint,
         requests=workload.requests,
         concurrency=workload.concurrency,
-        input_tokens=workload.input_tokens,
-        output_tokens=workload.output_tokens,
-        prompts=workload.prompts,
-        shared=workload.shared,
-        temperature=0.0,
+        dataset=Synthetic(
+            input_tokens=workload.input_tokens, output_tokens=workload.output_tokens, shared=workload.shared
+        ),
+        exact=False,
         seed=zlib.crc32(f"{plan.seed} {workload.name} {turn}".encode()),
         warmup=workload.warmup,
         timeout_s=plan.timeout_s,
-        body=rival.server.body,
+        body={"temperature": 0.0, **rival.server.body},
     )
 
 

@@ -6,11 +6,10 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from infd.loadgen.figures import Report as Measured
-from infd.loadgen.prompts import Kind
 
 
 class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A workload for every server, and which of FIGURES to report. The other fields are those of `Settings`."""
+    """A workload for every server, and which of FIGURES to report; other fields are as in `Settings`, `Synthetic`."""
 
     name: Annotated[str, Meta(min_length=1)]
     figures: tuple[str, ...]
@@ -18,7 +17,6 @@ class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     concurrency: int = 1
     input_tokens: int
     output_tokens: int
-    prompts: Kind = "random"
     shared: float = 0.0
     warmup: int = 0
 
@@ -72,7 +70,6 @@ WORKLOADS = (
         requests=3,
         input_tokens=1032,
         output_tokens=1,
-        prompts="shared-prefix",
         shared=1000 / 1032,
         warmup=1,
     ),
@@ -83,7 +80,6 @@ WORKLOADS = (
         concurrency=32,
         input_tokens=1032,
         output_tokens=1,
-        prompts="shared-prefix",
         shared=1000 / 1032,
         warmup=1,
     ),

@@ -191,7 +191,12 @@ def vllm_page() -> str:
 
 
 def _flags(known: Flags) -> Iterator[str]:
-    yield from (".SS The same flag", escaped(", ".join(known.taken) + "."), ".SS Another name")
+    yield from (".SS The same flag", escaped(", ".join(known.taken) + "."))
+    if known.aliases:
+        yield ".SS Taken as another name of"
+        for flag, ours in known.aliases.items():
+            yield from (".TP", f".B {escaped(flag)}", escaped(ours))
+    yield ".SS Another name"
     for flag, ours in known.ours.items():
         yield from (".TP", f".B {escaped(flag)}", escaped(ours))
     yield ".SS None, with the reason"

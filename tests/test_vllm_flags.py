@@ -32,7 +32,7 @@ def refused(known: Flags) -> list[str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_flag_is_listed_once(name: Literal["serve", "bench"]) -> None:
     known = flags(name)
-    listed = [*known.taken, *known.ours, *refused(known)]
+    listed = [*known.taken, *known.aliases, *known.ours, *refused(known)]
 
     assert len(set(listed)) == len(listed) == COMMANDS[name][1]
     assert set(known.short.values()) <= set(listed)
@@ -43,7 +43,8 @@ def test_every_flag_is_listed_once(name: Literal["serve", "bench"]) -> None:
 def test_flags_that_are_taken_exist_and_refused_ones_do_not(name: Literal["serve", "bench"]) -> None:
     known, ours = flags(name), options(COMMANDS[name][0])
 
-    assert set(known.taken) <= ours
+    assert set(known.taken) | set(known.aliases.values()) <= ours
+    assert not ours & set(known.aliases)
     assert not ours & set(refused(known))
 
 

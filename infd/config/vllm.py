@@ -23,6 +23,7 @@ class Flags(Struct, frozen=True, forbid_unknown_fields=True):
     """All flags of one of vLLM's commands.
 
     taken    flags that infd has under the same name
+    aliases  flag -> infd's flag, which infd takes in its place with the same values
     ours     flag -> infd's flag, setting or command instead of it
     refused  all others
     short    short form -> flag
@@ -31,6 +32,7 @@ class Flags(Struct, frozen=True, forbid_unknown_fields=True):
     taken: tuple[str, ...]
     ours: dict[str, str]
     refused: tuple[Refused, ...]
+    aliases: dict[str, str] = {}
     short: dict[str, str] = {}
 
 
@@ -39,12 +41,12 @@ def flags(command: Literal["serve", "bench"]) -> Flags:
     return msgspec.convert(tomllib.loads(TABLE.read_text(encoding="utf-8"))[command], Flags)
 
 
-def instead(option: str) -> str | None:
-    """Say what to use in place of an option of `vllm serve` that `infd start` has not; None: vLLM has it neither.
+def instead(option: str, command: Literal["serve", "bench"] = "serve") -> str | None:
+    """Say what to use in place of an option of vLLM's that infd's command has not; None: vLLM has it neither.
 
     vLLM accepts underscores for hyphens, and --no-NAME for a switch.
     """
-    known, option = flags("serve"), option.replace("_", "-")
+    known, option = flags(command), option.replace("_", "-")
     whole = known.short.get(option, option)
     if whole in known.taken:
         return f"{option} is vLLM's; in infd: {whole}"

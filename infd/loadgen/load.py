@@ -1,4 +1,4 @@
-"""Send requests of given sizes, at given times, to an endpoint, and measure the answers."""
+"""Send a dataset's requests, at given times, to a server, and measure the answers."""
 
 from __future__ import annotations
 
@@ -6,157 +6,329 @@ import asyncio
 import datetime as dt
 import random
 import time
-from collections import Counter
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from contextlib import asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import aiohttp
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from infd.loadgen import figures, prompts
-from infd.loadgen.stream import RequestFailed, Usage, cause, measure, refusal
+from infd.loadgen import arrivals, structured
+from infd.loadgen.datasets import files, synthetic
+from infd.loadgen.datasets.call import Block, Call, Outline
+from infd.loadgen.datasets.spec import Synthetic
+from infd.loadgen.figures import Drafts, Measured, Report, summarise
+from infd.loadgen.prompts import ALL_WORDS, PROBES, IdWriter, TextWriter, WordCost, Writer, body_of, words
+from infd.loadgen.samples import Failure, Sample
+from infd.loadgen.server import DraftCounts, Server
+from infd.loadgen.stream import RequestFailed, measure, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from infd.loadgen.figures import Report, Sample
     from infd.loadgen.settings import Settings
 
-T = TypeVar("T")
+_WRITERS: Final = 16  # prompts fitted at once
+_CHARACTERS_A_TOKEN: Final = 4  # of recorded replies, where the server has no tokenizer
+_WARMUP_TOKENS: Final = 32  # of a warm-up's prompt, where the dataset is a file
 
 
-class _Listed(Struct):
-    id: str
+class Audience(Protocol):
+    """Hears of a run's progress."""
+
+    def tell(self, text: str) -> None:
+        """A message for people."""
+
+    def advance(self, stage: str, done: int, total: int) -> None:
+        """`done` of `total` requests are written ("prompts") or have ended ("requests")."""
 
 
-class _Models(Struct):
-    data: Annotated[list[_Listed], Meta(min_length=1)]
+class Nobody:
+    """An audience that does not listen."""
+
+    def tell(self, text: str) -> None:
+        pass
+
+    def advance(self, stage: str, done: int, total: int) -> None:
+        pass
 
 
-class _Answer(Struct):
-    usage: Usage | None = None
+class Job(Struct, frozen=True):
+    """A request ready to send.
+
+    schema  that the answer must fit; None: the answer is free
+    tokens  of the prompt, where they are known
+    """
+
+    body: bytes
+    url: str
+    model: str
+    schema: dict[str, Any] | None
+    tokens: int
 
 
-async def offer(settings: Settings, *, api_key: str = "", notify: Callable[[str], None] = lambda text: None) -> Report:
-    """Run the load of `settings`, and return the measurements.
+async def offer(
+    settings: Settings, *, api_key: str = "", audience: Audience | None = None, keep_on_cancel: bool = False
+) -> Report:
+    """Run the load of `settings` once, and return the measurements. Raises as `connect` and `Generator.offer` do."""
+    async with connect(settings, api_key=api_key, audience=audience) as generator:
+        return await generator.offer(settings, keep_on_cancel=keep_on_cancel)
 
-    notify  receives progress messages for people
 
-    Raises RequestFailed if listing models, a probe or a warm-up request fails; the report counts later failures.
+@asynccontextmanager
+async def connect(
+    settings: Settings,
+    *,
+    api_key: str = "",
+    headers: Mapping[str, str] | None = None,
+    insecure: bool = False,
+    patience_s: float = 0.0,
+    audience: Audience | None = None,
+) -> AsyncIterator[Generator]:
+    """Wait until the server answers, learn its tokens, and yield a generator of loads for it.
+
+    headers     sent with every request
+    insecure    whether any TLS certificate is accepted
+    patience_s  how long the server may take to become ready
+
+    Raises RequestFailed.
     """
     timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
-    headers = {"Content-Type": "application/json"}
+    sent = {"Content-Type": "application/json", **(headers or {})}
     if api_key:
-        headers["Authorization"] = f"Bearer {api_key}"
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        return await _Run(settings, session, headers, notify).measure()
+        sent["Authorization"] = f"Bearer {api_key}"
+    connector = aiohttp.TCPConnector(limit=0, ssl=not insecure)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        chat = settings.endpoint == "chat"
+        server = Server(settings, session, sent)
+        await server.ready({**settings.body, **body_of("ready", chat=chat)}, chat=chat, patience_s=patience_s)
+        audience = audience or Nobody()
+        yield Generator(server, session, await _writer(server, settings, audience), audience)
+
+
+async def _writer(server: Server, settings: Settings, audience: Audience) -> Writer:
+    """Choose how prompts get their lengths: by ids, by texts that the server counts, or by the usage of probes."""
+    chat = settings.endpoint == "chat"
+    template = {"chat_template_kwargs": given} if (given := settings.body.get("chat_template_kwargs")) else {}
+
+    async def count(text: str) -> int:
+        found = await server.tokens({**template, **body_of(text, chat=True)})
+        if found is None:
+            raise RequestFailed("no tokens", "POST /tokenize of messages")
+        return len(found)
+
+    pool = await server.tokens({"prompt": ALL_WORDS, "add_special_tokens": False}) if settings.exact else None
+    if pool and not chat:
+        return IdWriter(pool)
+    rng = random.Random(f"probe {settings.seed}")  # noqa: S311 - reproducible, not secret
+    probes = [words(rng, size) for size in PROBES]
+    if pool:
+        try:
+            cost = WordCost.from_probes((await count(probes[0]), await count(probes[1])))
+        except RequestFailed as failure:
+            audience.tell(f"lengths of prompts are about right: the server counts no messages ({failure})")
+        else:
+            return TextWriter(cost, count)
+    fields = {**settings.body, "model": server.model}
+    first, second = [await server.usage({**fields, **body_of(text, chat=chat)}, chat=chat) for text in probes]
+    if first is None or second is None:
+        audience.tell("the server reports no usage: a word counts as one token")
+        return TextWriter(WordCost(), None)
+    return TextWriter(WordCost.from_probes((first.prompt_tokens, second.prompt_tokens)), None)
+
+
+class Generator:
+    """Offers loads to one server."""
+
+    def __init__(self, server: Server, session: aiohttp.ClientSession, writer: Writer, audience: Audience) -> None:
+        self._server = server
+        self._session = session
+        self._writer = writer
+        self._audience = audience
+
+    async def offer(self, settings: Settings, *, keep_on_cancel: bool = False) -> Report:
+        """Run one load, and return the measurements.
+
+        keep_on_cancel  whether cancelling ends the measurement, of which the report then tells the part that has ended
+
+        Raises RequestFailed if a warm-up request fails; the report counts later failures. Raises DatasetError.
+        """
+        self._writer.lengths.inexact = 0
+        warmups, calls = _calls(settings)
+        for job in await self._write(warmups, settings):
+            await measure(self._session, job.url, job.body, self._server.headers, time.perf_counter())
+        # Bodies are built before the measurement, so that during it the generator only sends and reads.
+        jobs = await self._write(calls, settings)
+        self._audience.tell(f"{len(jobs)} requests to {jobs[0].url}, model {self._server.model}")
+        started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        before = await self._server.drafts()
+        run = _Run(settings, self._session, self._server.headers, self._audience)
+        await run.send_all(jobs, _due_times(settings, calls), keep_on_cancel=keep_on_cancel)
+        measured = run.measured
+        measured.drafts = _drafts(before, await self._server.drafts())
+        if any(isinstance(call.prompt, Outline) for call in calls):
+            measured.lengths, measured.inexact = self._writer.lengths.by, self._writer.lengths.inexact
+        return summarise(settings, self._server.model, started, measured)
+
+    async def _write(self, calls: Sequence[Call], settings: Settings) -> list[Job]:
+        jobs: dict[int, Job] = {}
+        models = _assigned(settings, self._server.model, len(calls))
+        waiting = iter(enumerate(calls))
+
+        async def write() -> None:
+            for number, call in waiting:
+                jobs[number] = await self._job(call, models[number], settings)
+                self._audience.advance("prompts", len(jobs), len(calls))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(_WRITERS):
+                    group.create_task(write())
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [jobs[number] for number in range(len(calls))]
+
+    async def _job(self, call: Call, model: str, settings: Settings) -> Job:
+        chat = (call.endpoint or settings.endpoint) == "chat"
+        body: dict[str, Any] = dict(call.body)
+        tokens = 0
+        if isinstance(call.prompt, Outline):
+            tokens = call.prompt.tokens
+            body |= body_of(await self._writer.write(call.prompt, settings.seed), chat=chat)
+        elif call.prompt is not None:
+            body |= body_of(call.prompt, chat=chat)
+        length = call.output_tokens or await self._reply_tokens(call.reply)
+        if length:
+            for name in ("max_completion_tokens", "max_tokens"):
+                body.pop(name, None)
+            body["max_tokens"] = length
+        body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}} | settings.body
+        url = self._server.url(chat=chat)
+        return Job(msgspec.json.encode(body), url, model, structured.wanted(body), tokens)
+
+    async def _reply_tokens(self, reply: str) -> int:
+        if not reply:
+            return 0
+        found = await self._server.tokens({"prompt": reply, "add_special_tokens": False})
+        return max(1, len(reply) // _CHARACTERS_A_TOKEN if found is None else len(found))
 
 
 class _Run:
+    """One measurement: from the first request sent to the last answer's end."""
+
     def __init__(
-        self, settings: Settings, session: aiohttp.ClientSession, headers: dict[str, str], notify: Callable[[str], None]
+        self, settings: Settings, session: aiohttp.ClientSession, headers: Mapping[str, str], audience: Audience
     ) -> None:
+        self.measured = Measured()
         self._settings = settings
         self._session = session
         self._headers = headers
-        self._notify = notify
-        self._base = settings.url.rstrip("/").removesuffix("/v1") + "/v1"
-        self._url = self._base + ("/chat/completions" if settings.endpoint == "chat" else "/completions")
-        self._model = settings.model
+        self._audience = audience
+        self._in_flight = 0
+        self._kinds: set[str] = set()
 
-    async def measure(self) -> Report:
-        settings = self._settings
-        if not self._model:
-            self._model = (await self._fetch("GET", f"{self._base}/models", None, _Models)).data[0].id
-        cost = await self._word_cost()
-        length = cost.words(settings.input_tokens)
-        supply = prompts.Prompts(settings.prompts, length, settings.seed, shared=settings.shared)
-        for _ in range(settings.warmup):
-            await measure(self._session, self._url, self._body(supply.take()), self._headers, time.perf_counter())
-        # Bodies are built before the measurement, so that during it the generator only sends and reads.
-        bodies = [self._body(supply.take()) for _ in range(settings.requests)]
-        self._notify(f"{settings.requests} requests to {self._url}, model {self._model}")
-        started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    async def send_all(self, jobs: Sequence[Job], due_s: Sequence[float] | None, *, keep_on_cancel: bool) -> None:
+        """Send each job when it is due; without due times, when `concurrency` allows."""
+        measured, cap = self.measured, self._settings.concurrency
+        gate = asyncio.Semaphore(cap) if cap is not None else nullcontext()
         begun = time.perf_counter()
-        samples, errors = await self._send_all(bodies, begun)
-        return figures.summarise(
-            settings, self._model, started, time.perf_counter() - begun, samples, dict(errors.most_common())
-        )
 
-    async def _send_all(self, bodies: list[bytes], begun: float) -> tuple[list[Sample], Counter[str]]:
-        samples: list[Sample] = []
-        errors: Counter[str] = Counter()
-        cap = self._settings.concurrency
-        in_flight = asyncio.Semaphore(cap) if cap is not None else nullcontext()
+        async def send(job: Job, due: float | None) -> None:
+            async with gate:
+                await self._send(job, begun, time.perf_counter() if due is None else due)
+                self._audience.advance("requests", len(measured.samples) + len(measured.failures), len(jobs))
 
-        async def send(body: bytes, due: float | None) -> None:
-            async with in_flight:
-                try:
-                    start = time.perf_counter() if due is None else due
-                    samples.append(await measure(self._session, self._url, body, self._headers, start))
-                except RequestFailed as failure:
-                    if failure.kind not in errors:
-                        self._notify(f"first failure of its kind: {failure}")
-                    errors[failure.kind] += 1
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, job in enumerate(jobs):
+                    due = None if due_s is None else begun + due_s[number]
+                    if due is not None:
+                        await asyncio.sleep(due - time.perf_counter())
+                    group.create_task(send(job, due))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not keep_on_cancel or task is None:
+                raise
+            task.uncancel()
+            measured.interrupted = True
+        measured.duration_s = time.perf_counter() - begun
 
-        async with asyncio.TaskGroup() as group:
-            for body, due in zip(bodies, self._due_times(begun), strict=False):
-                if due is not None:
-                    await asyncio.sleep(due - time.perf_counter())
-                group.create_task(send(body, due))
-        return samples, errors
-
-    def _due_times(self, begun: float) -> Iterator[float | None]:
-        rate = self._settings.request_rate
-        rng = random.Random(self._settings.seed)  # noqa: S311 - reproducible, not secret
-        due = begun
-        while True:
-            yield due if rate is not None else None
-            if rate is not None:
-                due += rng.expovariate(rate)
-
-    async def _word_cost(self) -> prompts.WordCost:
-        rng = random.Random(f"probe {self._settings.seed}")  # noqa: S311 - reproducible, not secret
-        counts = []
-        for size in prompts.PROBES:
-            body = self._body(prompts.words(rng, size), max_tokens=1, stream=False)
-            usage = (await self._fetch("POST", self._url, body, _Answer)).usage
-            if usage is None:
-                self._notify("the server reports no usage: a word counts as one token")
-                return prompts.WordCost()
-            counts.append(usage.prompt_tokens)
-        return prompts.WordCost.from_probes((counts[0], counts[1]))
-
-    def _body(self, prompt: str, *, max_tokens: int | None = None, stream: bool = True) -> bytes:
-        settings = self._settings
-        body: dict[str, Any] = {"model": self._model, "max_tokens": max_tokens or settings.output_tokens}
-        if settings.endpoint == "chat":
-            body["messages"] = [{"role": "user", "content": prompt}]
+    async def _send(self, job: Job, begun: float, due: float) -> None:
+        measured = self.measured
+        lines: list[bytes] | None = None if job.schema is None else []
+        self._in_flight += 1
+        measured.unfinished += 1
+        measured.peak_in_flight = max(measured.peak_in_flight, self._in_flight)
+        try:
+            sample = await measure(self._session, job.url, job.body, self._headers, due, lines)
+        except RequestFailed as failure:
+            if failure.kind not in self._kinds:
+                self._kinds.add(failure.kind)
+                self._audience.tell(f"first failure of its kind: {failure}")
+            e2e_s = time.perf_counter() - due
+            measured.failures.append(Failure(kind=failure.kind, due_s=due - begun, e2e_s=e2e_s, model=job.model))
         else:
-            body["prompt"] = prompt
-        if stream:
-            body["stream"] = True
-            body["stream_options"] = {"include_usage": True}
-        if settings.ignore_eos:
-            body["ignore_eos"] = True
-        if settings.temperature is not None:
-            body["temperature"] = settings.temperature
-        return msgspec.json.encode(body | settings.body)
+            measured.samples.append(_judged(sample, job, due - begun, lines))
+        finally:
+            self._in_flight -= 1
+        measured.unfinished -= 1
 
-    async def _fetch(self, method: str, url: str, body: bytes | None, kind: type[T]) -> T:
-        try:
-            async with self._session.request(method, url, data=body, headers=self._headers) as response:
-                answer = await response.read()
-        except aiohttp.ClientConnectorError as error:
-            raise RequestFailed("unreachable", f"{url}: {cause(error)}") from None
-        except TimeoutError:
-            raise RequestFailed("unreachable", f"{url}: no answer in time") from None
-        except aiohttp.ClientError as error:
-            raise RequestFailed("disconnected", f"{url}: {error!r}") from None
-        if response.status != 200:
-            raise refusal(response.status, answer)
-        try:
-            return msgspec.json.decode(answer, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise RequestFailed("no OpenAI endpoint", f"{url}: {error}") from None
+
+def _judged(sample: Sample, job: Job, due_s: float, lines: list[bytes] | None) -> Sample:
+    sample.due_s, sample.model = due_s, job.model
+    sample.input_tokens = sample.input_tokens if sample.counted else job.tokens
+    if job.schema is not None and lines is not None:
+        sample.schema = True
+        sample.valid = None if sample.finish == "length" else structured.fits(text_of(lines), job.schema)
+    return sample
+
+
+def _calls(settings: Settings) -> tuple[list[Call], list[Call]]:
+    """Return the warm-up's requests and the measured ones."""
+    spec, seed = settings.dataset, settings.seed
+    if isinstance(spec, Synthetic):
+        made = synthetic.calls(spec, settings.warmup + settings.requests, seed)
+        return made[: settings.warmup], made[settings.warmup :]
+    outlines = [Outline((Block(f"warm-up {number}", _WARMUP_TOKENS),)) for number in range(settings.warmup)]
+    warmups = [Call(prompt=outline, output_tokens=_WARMUP_TOKENS) for outline in outlines]
+    return warmups, files.calls(spec, settings.requests, seed)
+
+
+def _due_times(settings: Settings, calls: Sequence[Call]) -> list[float] | None:
+    """Return when each request is due; None: when `concurrency` allows."""
+    if settings.request_rate is not None:
+        return arrivals.arrivals(settings.request_rate, settings.burstiness, len(calls), settings.seed)
+    times_s = [call.at_s for call in calls if call.at_s is not None]
+    if isinstance(settings.dataset, Synthetic) or len(times_s) < len(calls):
+        return None
+    return arrivals.replayed(times_s, settings.dataset.time_scale)
+
+
+def _assigned(settings: Settings, model: str, count: int) -> list[str]:
+    """Return the model of each request."""
+    names = list(settings.models) or [model]
+    if settings.assignment == "round-robin":
+        return [names[number % len(names)] for number in range(count)]
+    rng = random.Random(f"models {settings.seed}")  # noqa: S311 - reproducible, not secret
+    return rng.choices(names, weights=list(settings.models.values()) or None, k=count)
+
+
+def _drafts(before: DraftCounts | None, after: DraftCounts | None) -> Drafts | None:
+    """Return what was drafted between two readings; None if nothing was."""
+    if after is None:
+        return None
+    before = before or DraftCounts()
+    drafts, drafted = after.drafts - before.drafts, after.drafted - before.drafted
+    accepted = after.accepted - before.accepted
+    if drafts <= 0 or drafted <= 0:
+        return None
+    places = sorted(after.by_position, key=int)
+    shares = [(after.by_position[place] - before.by_position.get(place, 0.0)) / drafts for place in places]
+    return Drafts(
+        drafts=int(drafts),
+        drafted_tokens=int(drafted),
+        accepted_tokens=int(accepted),
+        acceptance=accepted / drafted,
+        step_tokens=1 + accepted / drafts,
+        by_position=shares,
+    )

@@ -17,15 +17,15 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from infd.loadgen.figures import Sample
+from infd.loadgen.samples import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
 # A delta's key with a non-empty string. Quotes inside a text are escaped, so a text cannot match.
 _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s*:\s*"[^"]')
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
-_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"(\w+)')
 _ERROR = re.compile(rb'data:\s*\{\s*"error"\s*:')
 
 
@@ -42,9 +42,14 @@ class RequestFailed(Exception):
         self.status = status
 
 
+class PromptDetails(Struct):
+    cached_tokens: int | None = None
+
+
 class Usage(Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
 
 
 class _Chunk(Struct):
@@ -68,53 +73,73 @@ def cause(error: aiohttp.ClientConnectorError) -> str:
 
 
 async def measure(
-    session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], due: float
+    session: aiohttp.ClientSession,
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    due: float,
+    lines: list[bytes] | None = None,
 ) -> Sample:
     """Send a streaming request, and read the whole answer.
 
-    due  time at which to send the request (`time.perf_counter()`). Latencies count from `due`, even if the request is
-         sent later
+    due    time at which to send the request (`time.perf_counter()`). Latencies count from `due`, even if the request is
+           sent later
+    lines  receives the lines that carry text, for `text_of`
 
     Raises RequestFailed.
     """
+    sent = time.perf_counter()
     try:
         async with session.post(url, data=body, headers=headers) as response:
             if response.status != 200:
                 raise refusal(response.status, await response.read())
-            return await _read(response.content.iter_any(), due)
+            sample = await read(response.content.iter_any(), due, lines)
     except aiohttp.ClientConnectorError as error:
         raise RequestFailed("unreachable", cause(error)) from None
     except TimeoutError:
         raise RequestFailed("timeout") from None
     except (aiohttp.ClientError, ConnectionError) as error:
         raise RequestFailed("disconnected", repr(error)) from None
+    sample.queued_s = max(0.0, sent - due)
+    return sample
 
 
-async def _read(pieces: AsyncIterator[bytes], due: float) -> Sample:
+async def read(
+    pieces: AsyncIterator[bytes],
+    due: float,
+    kept: list[bytes] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Sample:
+    """Read a streamed answer to its end. Arguments as `measure`'s; `clock` tells the time. Raises RequestFailed."""
     arrivals: list[float] = []
     usage: Usage | None = None
-    done = False
+    done, finish = False, ""
     tail = b""
     async for piece in pieces:
-        now = time.perf_counter()
+        now = clock()
         *lines, tail = (tail + piece).split(b"\n")
         for line in lines:
             if not line.startswith(b"data:"):
                 continue
             if _TEXT.search(line):
                 arrivals.append(now)
+                if kept is not None:
+                    kept.append(line[5:])
             if _USAGE.search(line):
                 usage = _usage(line)
             elif _ERROR.match(line):
                 raise refusal(200, line[5:])
             # A finish reason or [DONE] marks the end: some servers omit [DONE], others send usage between the two.
-            if line[5:].strip() == b"[DONE]" or _FINISHED.search(line):
+            if found := _FINISHED.search(line):
+                done, finish = True, found[1].decode()
+            elif line[5:].strip() == b"[DONE]":
                 done = True
-    ended = time.perf_counter()
+    ended = clock()
     if not done:
         raise RequestFailed("truncated", "the stream ended without a finish reason and without [DONE]")
     if not arrivals:
-        raise RequestFailed("no text")
+        raise RequestFailed("no text", "the model ended its answer at once; --ignore-eos asks it to go on")
+    details = usage.prompt_tokens_details if usage else None
     return Sample(
         ttft_s=arrivals[0] - due,
         e2e_s=ended - due,
@@ -122,7 +147,28 @@ async def _read(pieces: AsyncIterator[bytes], due: float) -> Sample:
         input_tokens=usage.prompt_tokens if usage else 0,
         output_tokens=usage.completion_tokens if usage else len(arrivals),
         counted=usage is not None,
+        cached_tokens=details.cached_tokens if details else None,
+        finish=finish,
     )
+
+
+def text_of(lines: list[bytes]) -> str:
+    """Return the text of an answer's lines, without its thoughts."""
+    choices = [choice for line in lines for choice in msgspec.json.decode(line, type=_Texts).choices]
+    return "".join(choice.text or (choice.delta.content if choice.delta else None) or "" for choice in choices)
+
+
+class _Delta(Struct):
+    content: str | None = None
+
+
+class _Choice(Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+
+
+class _Texts(Struct):
+    choices: list[_Choice] = []
 
 
 def _usage(line: bytes) -> Usage | None:

@@ -14,19 +14,34 @@ import msgspec
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
 
 class FakeOpenAI:
     """Answers with `max_tokens` text chunks.
 
     fail  returns, for the number of a streamed request (from 0), how it ends: "" (normally), "refuse", "error", "cut",
-          "vanish", "short" (one token less), "reason" (with a finish reason, without [DONE])
+          "vanish", "short" (one token less), "reason" (with a finish reason, without [DONE]), "hang" (never)
+    tokenize  returns the token ids of a text, to which a chat's template adds 7; None: no such route
+    metrics   scrapes of /metrics, one after another; empty: no such route
+    text      of every chunk
     """
 
-    def __init__(self, *, usage: bool = True, fail: Callable[[int], str] = lambda number: "") -> None:
+    def __init__(
+        self,
+        *,
+        usage: bool = True,
+        fail: Callable[[int], str] = lambda number: "",
+        tokenize: Callable[[str], list[int]] | None = None,
+        metrics: Sequence[str] = (),
+        text: str = '"content": "x" "usage": {} data: [DONE]',  # contains the generator's search patterns
+    ) -> None:
         self.usage = usage
         self.fail = fail
+        self.tokenizer = tokenize
+        self.scrapes = list(metrics)
+        self.text = text
+        self.hanging = asyncio.Event()
         self.bodies: list[dict[str, Any]] = []  # of streamed requests
         self.headers: list[dict[str, str]] = []
         self.running = 0
@@ -39,7 +54,11 @@ class FakeOpenAI:
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/completions", self.completions)
-        runner = web.AppRunner(app)
+        if self.tokenizer is not None:
+            app.router.add_post("/tokenize", self.tokenize)
+        if self.scrapes:
+            app.router.add_get("/metrics", self.metrics)
+        runner = web.AppRunner(app, handler_cancellation=True)  # of handlers that hang
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port).start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
@@ -51,6 +70,16 @@ class FakeOpenAI:
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "fake"}, {"id": "other"}]})
 
+    async def tokenize(self, request: web.Request) -> web.Response:
+        assert self.tokenizer is not None
+        body = await request.json()
+        if "messages" in body:
+            return web.json_response({"tokens": [0] * 7 + self.tokenizer(body["messages"][0]["content"])})
+        return web.json_response({"tokens": self.tokenizer(body["prompt"])})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=self.scrapes.pop(0))
+
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         return await self.answer(request, body, body["messages"][0]["content"], chat=True)
@@ -60,10 +89,13 @@ class FakeOpenAI:
         return await self.answer(request, body, body["prompt"], chat=False)
 
     async def answer(
-        self, request: web.Request, body: dict[str, Any], prompt: str, *, chat: bool
+        self, request: web.Request, body: dict[str, Any], prompt: str | list[int], *, chat: bool
     ) -> web.StreamResponse:
         count = body["max_tokens"]
-        usage = {"prompt_tokens": 10 + 2 * len(prompt.split()), "completion_tokens": count}
+        tokens = len(prompt) if isinstance(prompt, list) else 10 + 2 * len(prompt.split())
+        if isinstance(prompt, str) and self.tokenizer is not None:
+            tokens = len(self.tokenizer(prompt)) + 7 * chat
+        usage = {"prompt_tokens": tokens, "completion_tokens": count}
         if not body.get("stream"):
             return web.json_response({"choices": [], **({"usage": usage} if self.usage else {})})
         fate = self.fail(len(self.bodies))
@@ -81,10 +113,12 @@ class FakeOpenAI:
             if chat:
                 await self.send(response, {"choices": [{"delta": {"role": "assistant", "content": ""}}]})
             for _ in range(count):
-                # A text that contains the generator's search patterns.
-                text = '"content": "x" "usage": {} data: [DONE]'
+                text = self.text
                 await self.send(response, {"choices": [{"delta": {"content": text}} if chat else {"text": text}]})
                 await asyncio.sleep(0)
+            if fate == "hang":
+                self.hanging.set()
+                await asyncio.Event().wait()
             if fate == "error":
                 await self.send(response, {"error": {"message": "broke", "type": "internal_error", "code": None}})
             if fate == "vanish":

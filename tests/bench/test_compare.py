@@ -18,7 +18,7 @@ from comparison import Plan, Refused, Report, Server, Started, Window, compare
 from server_process import ServerProcess, free_port
 from workloads import Workload
 
-from infd.loadgen.figures import summarise
+from infd.loadgen.figures import Measured, summarise
 from infd.loadgen.settings import Settings
 from tests.bench.fake_server import FakeOpenAI
 
@@ -169,7 +169,7 @@ def window(number: int, server: str, *, good: bool = True, **figures: float) -> 
         gb_s=(40.0, 44.0),
         client_cpu=0.1,
         good=good,
-        measured=summarise(Settings(url="u"), "m", "", 1.0, [], {}),
+        measured=summarise(Settings(url="u"), "m", "", Measured(duration_s=1.0)),
     )
 
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infd.loadgen.figures import Sample, percentile, spread, summarise
+from infd.loadgen.figures import Measured, percentile, spread, summarise
+from infd.loadgen.samples import Failure, Sample
 from infd.loadgen.settings import Settings
 
 
@@ -35,7 +36,9 @@ def test_figures_of_a_known_run() -> None:
         sample(ttft_s=0.1, gaps_s=[0.01, 0.03], output_tokens=3),
         sample(ttft_s=0.3, gaps_s=[0.02, 0.02], output_tokens=5),  # two chunks had two tokens each
     ]
-    report = summarise(Settings(url="u"), "m", "now", 2.0, samples, {"timeout": 1})
+    failures = [Failure(kind="timeout", due_s=0.0, e2e_s=1.0)]
+    measured = Measured(duration_s=2.0, samples=samples, failures=failures)
+    report = summarise(Settings(url="u"), "m", "now", measured)
 
     assert report.requests.completed == 2
     assert report.requests.failed == 1
@@ -58,4 +61,6 @@ def test_one_answer_without_usage_makes_the_count_the_clients() -> None:
         sample(ttft_s=0.1, gaps_s=[], output_tokens=1),
         sample(ttft_s=0.1, gaps_s=[], output_tokens=1, counted=False),
     ]
-    assert summarise(Settings(url="u"), "m", "now", 1.0, samples, {}).tokens.counted == "client"
+    assert (
+        summarise(Settings(url="u"), "m", "now", Measured(duration_s=1.0, samples=samples)).tokens.counted == "client"
+    )

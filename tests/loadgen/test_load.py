@@ -1,17 +1,36 @@
 from __future__ import annotations
 
+import asyncio
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
+
 import pytest
 
-from infd.loadgen.load import offer
-from infd.loadgen.prompts import Prompts, WordCost
+if TYPE_CHECKING:
+    from pathlib import Path
+
+from infd.loadgen.datasets.spec import File, Synthetic
+from infd.loadgen.load import Nobody, connect, offer
+from infd.loadgen.prompts import WordCost
 from infd.loadgen.settings import Settings
 from infd.loadgen.stream import RequestFailed
 from tests.bench.fake_server import FakeOpenAI
 
 
+class Listener(Nobody):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def tell(self, text: str) -> None:
+        self.told.append(text)
+
+
 async def test_every_token_of_every_request_is_counted() -> None:
     async with FakeOpenAI().serving() as server:
-        report = await offer(Settings(url=server.url, requests=5, concurrency=2, output_tokens=7, warmup=0))
+        report = await offer(
+            Settings(url=server.url, requests=5, concurrency=2, dataset=Synthetic(output_tokens=7), warmup=0)
+        )
 
     assert (report.requests.completed, report.requests.failed) == (5, 0)
     assert report.tokens.output == 35
@@ -22,14 +41,16 @@ async def test_every_token_of_every_request_is_counted() -> None:
 
 async def test_prompts_have_the_wanted_length_in_the_servers_tokens() -> None:
     async with FakeOpenAI().serving() as server:
-        report = await offer(Settings(url=server.url, requests=3, input_tokens=130, output_tokens=2, warmup=0))
+        report = await offer(
+            Settings(url=server.url, requests=3, dataset=Synthetic(input_tokens=130, output_tokens=2), warmup=0)
+        )
 
     assert report.tokens.input == 3 * 130
 
 
 async def test_first_text_counts_and_a_role_alone_does_not() -> None:
     async with FakeOpenAI(usage=False).serving() as server:
-        report = await offer(Settings(url=server.url, requests=2, output_tokens=4, warmup=0))
+        report = await offer(Settings(url=server.url, requests=2, dataset=Synthetic(output_tokens=4), warmup=0))
 
     assert (report.tokens.output, report.tokens.counted) == (8, "client")
 
@@ -37,7 +58,11 @@ async def test_first_text_counts_and_a_role_alone_does_not() -> None:
 async def test_completions_are_measured_alike() -> None:
     async with FakeOpenAI().serving() as server:
         settings = Settings(
-            url=server.url + "/v1", endpoint="completions", requests=2, output_tokens=3, ignore_eos=True
+            url=server.url + "/v1",
+            endpoint="completions",
+            requests=2,
+            dataset=Synthetic(output_tokens=3),
+            body={"ignore_eos": True},
         )
         report = await offer(settings)
 
@@ -49,10 +74,10 @@ async def test_completions_are_measured_alike() -> None:
 
 async def test_failures_are_counted_by_kind() -> None:
     fates = ["refuse", "error", "cut", "vanish", "", "refuse"]
-    told: list[str] = []
+    audience = Listener()
     async with FakeOpenAI(fail=fates.__getitem__).serving() as server:
-        settings = Settings(url=server.url, requests=6, concurrency=1, output_tokens=2, warmup=0)
-        report = await offer(settings, notify=told.append)
+        settings = Settings(url=server.url, requests=6, concurrency=1, dataset=Synthetic(output_tokens=2), warmup=0)
+        report = await offer(settings, audience=audience)
 
     assert report.requests.errors == {
         "http 429 queue_full": 2,
@@ -61,19 +86,21 @@ async def test_failures_are_counted_by_kind() -> None:
         "disconnected": 1,
     }
     assert (report.requests.completed, report.requests.failed) == (1, 5)
-    assert sum("first failure" in line for line in told) == 4
+    assert sum("first failure" in line for line in audience.told) == 4
 
 
 async def test_a_finish_reason_is_an_end_too() -> None:
     async with FakeOpenAI(fail=lambda number: "reason").serving() as server:
-        report = await offer(Settings(url=server.url, requests=2, output_tokens=3, warmup=0))
+        report = await offer(Settings(url=server.url, requests=2, dataset=Synthetic(output_tokens=3), warmup=0))
 
     assert (report.requests.completed, report.tokens.output) == (2, 6)
 
 
 async def test_a_servers_own_fields_are_in_every_body() -> None:
     async with FakeOpenAI().serving() as server:
-        settings = Settings(url=server.url, requests=1, output_tokens=4, body={"min_tokens": 4, "temperature": 0.5})
+        settings = Settings(
+            url=server.url, requests=1, dataset=Synthetic(output_tokens=4), body={"min_tokens": 4, "temperature": 0.5}
+        )
         await offer(settings)
 
     assert [(body["min_tokens"], body["temperature"]) for body in server.bodies] == [(4, 0.5)] * 2
@@ -90,7 +117,12 @@ async def test_a_key_travels_in_the_header_and_not_in_the_report() -> None:
 async def test_poisson_arrivals_are_not_held_back_by_slow_answers() -> None:
     async with FakeOpenAI().serving() as server:
         settings = Settings(
-            url=server.url, requests=8, concurrency=None, request_rate=100_000.0, output_tokens=50, warmup=0
+            url=server.url,
+            requests=8,
+            concurrency=None,
+            request_rate=100_000.0,
+            dataset=Synthetic(output_tokens=50),
+            warmup=0,
         )
         report = await offer(settings)
 
@@ -112,28 +144,6 @@ async def test_a_missing_route_is_reported() -> None:
             await offer(Settings(url=server.url + "/elsewhere"))
 
 
-def test_equal_seeds_give_equal_prompts() -> None:
-    first, second = (Prompts("random", 20, 7, shared=0.5) for _ in range(2))
-    other = Prompts("random", 20, 8, shared=0.5)
-    taken = first.take()
-    assert taken == second.take()
-    assert taken != other.take()
-    assert taken != first.take()
-
-
-def test_shared_prompts_begin_alike_and_go_on_differently() -> None:
-    supply = Prompts("shared-prefix", 20, 0, shared=0.75)
-    one, two = supply.take().split(), supply.take().split()
-    assert len(one) == len(two) == 20
-    assert one[:15] == two[:15]
-    assert one[15:] != two[15:]
-
-
-def test_a_prompt_shared_as_a_whole_still_ends_in_a_word_of_its_own() -> None:
-    supply = Prompts("shared-prefix", 8, 0, shared=1.0)
-    assert supply.take().split()[:7] == supply.take().split()[:7]
-
-
 @pytest.mark.parametrize(("overhead", "per_word"), [(0, 1), (11, 1), (5, 4.25)])
 def test_two_probes_give_the_tokens_per_word(overhead: int, per_word: float) -> None:
     cost = WordCost.from_probes((round(overhead + 32 * per_word), round(overhead + 96 * per_word)))
@@ -142,3 +152,134 @@ def test_two_probes_give_the_tokens_per_word(overhead: int, per_word: float) -> 
 
 def test_implausible_probes_count_a_word_as_one_token() -> None:
     assert WordCost.from_probes((40, 40)).words(128) == 128
+
+
+def letters(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+async def test_with_a_tokenizer_completions_get_ids_and_chats_get_counted_texts() -> None:
+    async with FakeOpenAI(tokenize=letters).serving() as server:
+        short = Synthetic(input_tokens=61, output_tokens=1)
+        ids = await offer(Settings(url=server.url, endpoint="completions", requests=3, dataset=short, warmup=0))
+        texts = await offer(Settings(url=server.url, requests=3, dataset=short, warmup=0))
+
+    assert [len(body["prompt"]) for body in server.bodies[:3]] == [61] * 3
+    assert (ids.lengths, ids.inexact, ids.tokens.input) == ("ids", 0, 183)
+    assert (texts.lengths, texts.inexact, texts.tokens.input) == ("tokenize", 0, 183)
+
+
+async def test_a_conversations_answer_is_as_long_as_its_recorded_reply(tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps([{"conversations": [{"value": "Hi?"}, {"value": "Hello."}]}]))
+    for tokenize, wanted in ((letters, 6), (None, 1)):  # without a tokenizer a token has four characters
+        async with FakeOpenAI(tokenize=tokenize).serving() as server:
+            dataset = File(path=str(path), shape="sharegpt")
+            await offer(Settings(url=server.url, requests=1, dataset=dataset, warmup=0))
+
+        assert [(body["messages"][0]["content"], body["max_tokens"]) for body in server.bodies] == [("Hi?", wanted)]
+
+
+async def test_a_batchs_lines_go_to_their_endpoints_with_the_runs_model(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    body = {"model": "gpt", "prompt": "Once", "max_tokens": 3, "seed": 5}
+    path.write_text(json.dumps({"url": "/v1/completions", "body": body}))
+    async with FakeOpenAI().serving() as server:
+        dataset = File(path=str(path), shape="batch")
+        report = await offer(Settings(url=server.url, requests=2, dataset=dataset, warmup=1, body={"temperature": 0.5}))
+
+    assert report.tokens.output == 6
+    sent = body | {"model": "fake", "temperature": 0.5, "stream": True, "stream_options": {"include_usage": True}}
+    assert server.bodies[1:] == [sent, sent]
+    assert report.sampling == {"temperature": 0.5}
+
+
+async def test_adapters_share_the_requests_by_weight_or_in_turns() -> None:
+    async with FakeOpenAI().serving() as server:
+        one = Synthetic(output_tokens=1)
+        mixed = Settings(url=server.url, requests=60, models={"a": 3.0, "b": 1.0}, dataset=one, warmup=0)
+        report = await offer(mixed)
+        sent = Counter(body["model"] for body in server.bodies)
+        turns = Settings(url=server.url, requests=4, models={"a": 1, "b": 1}, assignment="round-robin", warmup=0)
+        in_turns = await offer(turns)
+
+    assert {name: one.completed for name, one in report.models.items()} == sent
+    assert sent["a"] > 1.5 * sent["b"] > 0
+    assert {name: one.completed for name, one in in_turns.models.items()} == {"a": 2, "b": 2}
+
+
+async def test_acceptance_is_what_the_servers_counters_gained() -> None:
+    def scrape(drafts: int, drafted: int, accepted: tuple[int, int]) -> str:
+        places = "".join(
+            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{place}"}} {count}\n'
+            for place, count in enumerate(accepted)
+        )
+        return (
+            f"# HELP x\nvllm:spec_decode_num_drafts_total {drafts}.0\n{places}"
+            f"vllm:spec_decode_num_draft_tokens_total {drafted}\n"
+            f"vllm:spec_decode_num_accepted_tokens_total {sum(accepted)}\n"
+        )
+
+    async with FakeOpenAI(metrics=[scrape(5, 10, (4, 1)), scrape(15, 30, (12, 6))]).serving() as server:
+        report = await offer(Settings(url=server.url, requests=1, warmup=0))
+
+    drafts = report.drafts
+    assert drafts is not None
+    assert (drafts.drafts, drafts.drafted_tokens, drafts.accepted_tokens) == (10, 20, 13)
+    assert (drafts.acceptance, drafts.step_tokens) == (0.65, 2.3)
+    assert drafts.by_position == [0.8, 0.5]
+
+
+async def test_answers_that_had_to_fit_a_schema_are_judged() -> None:
+    schema = {"type": "object", "required": ["a"]}
+    fates = ["", "reason", "", ""]  # the second is cut by its length
+    form = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    reports = []
+    for text in ('{"a": 1}', '{"b": 1}', "{"):
+        async with FakeOpenAI(text=text, fail=fates.__getitem__).serving() as server:
+            one = Synthetic(output_tokens=1)
+            reports.append(await offer(Settings(url=server.url, requests=3, dataset=one, warmup=0, body=form)))
+
+    assert [(report.structured.valid, report.structured.invalid) for report in reports if report.structured] == [
+        (2, 0),
+        (0, 2),
+        (0, 2),
+    ]
+    assert [report.structured.cut for report in reports if report.structured] == [1, 1, 1]
+
+
+async def test_an_interrupted_run_reports_what_has_ended() -> None:
+    fates = ["", "", "hang", "hang"]
+    async with FakeOpenAI(fail=fates.__getitem__).serving() as server:
+        settings = Settings(url=server.url, requests=50, concurrency=2, warmup=0)
+        run = asyncio.create_task(offer(settings, keep_on_cancel=True))
+        await server.hanging.wait()
+        while server.running < 2:
+            await asyncio.sleep(0)
+        run.cancel()
+        report = await run
+
+    assert report.interrupted
+    assert (report.requests.completed, report.requests.unfinished) == (2, 2)
+
+
+async def test_cancelling_ends_a_run_unless_its_measurements_are_wanted() -> None:
+    async with FakeOpenAI(fail=lambda number: "hang").serving() as server:
+        run = asyncio.create_task(offer(Settings(url=server.url, requests=1, warmup=0)))
+        await server.hanging.wait()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+
+async def test_a_server_that_starts_late_is_waited_for(unused_tcp_port: int) -> None:
+    settings = Settings(url=f"http://127.0.0.1:{unused_tcp_port}", requests=1, warmup=0)
+
+    async def measured() -> int:
+        async with connect(settings, patience_s=30) as generator:
+            return (await generator.offer(settings)).requests.completed
+
+    waiting = asyncio.create_task(measured())
+    await asyncio.sleep(0)
+    async with FakeOpenAI().serving(unused_tcp_port):
+        assert await waiting == 1

@@ -3,76 +3,282 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, get_args
+import secrets
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from infd.admin.ctl import show
+from infd.admin.ctl import benchargs
+from infd.admin.ctl.benchargs import POSITIVE, BenchCommand, Parsed, Several
 from infd.admin.ctl.client import Refused, TimedOut, Unreachable
-from infd.loadgen.prompts import Kind
 
 if TYPE_CHECKING:
+    from infd.admin.ctl.benchprogress import Progress
+    from infd.loadgen.datasets.spec import File, Synthetic
     from infd.loadgen.figures import Report
+    from infd.loadgen.settings import Settings
 
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+_SHARED = 0.5
 
 
-@click.command()
+@click.command(cls=BenchCommand)
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server, with or without /v1.")
 @click.option("--model", default="", help="Name of the model. Default: the first that the server lists.")
-@click.option("--endpoint", type=click.Choice(["chat", "completions"]), default="chat", show_default=True)
+@click.option(
+    "--endpoint",
+    type=Parsed("chat|completions", benchargs.endpoint),
+    default="chat",
+    show_default=True,
+    help="What requests ask for.",
+)
 @click.option("--api-key-env", metavar="NAME", help="Environment variable that holds the API key.")
+@click.option("--header", type=Parsed("name=value", benchargs.pair), multiple=True, help="Header of every request.")
+@click.option("--insecure", is_flag=True, help="Accept any TLS certificate.")
 @click.option("--requests", type=click.IntRange(min=1), default=64, show_default=True, help="Requests to measure.")
 @click.option(
     "--concurrency",
-    type=click.IntRange(min=1),
-    help="Requests in flight at once. Default: 8; with --request-rate, as many as arrive.",
+    type=Several(click.IntRange(min=1)),
+    help="Most requests in flight; a list such as 1,2,4,8 measures each. Default: 8; with --request-rate or a trace, as"
+    " many as arrive.",
 )
-@click.option("--request-rate", type=_POSITIVE, metavar="PER_SECOND", help="Mean of random (Poisson) arrivals.")
+@click.option(
+    "--request-rate",
+    type=Several(POSITIVE),
+    metavar="PER_SECOND",
+    help="Mean of random arrivals; a list such as 1,2,4 measures each.",
+)
+@click.option(
+    "--burstiness",
+    type=POSITIVE,
+    default=1.0,
+    show_default=True,
+    help="Of arrivals: 1 is Poisson's, less comes in bursts, more is regular.",
+)
+@click.option(
+    "--dataset",
+    type=Parsed("name", benchargs.dataset),
+    help="random, shared-prefix, or the shape of --dataset-path: sharegpt, batch, prompts, mooncake, burstgpt. Default:"
+    " random, or the shape that the file has.",
+)
+@click.option(
+    "--dataset-path", type=click.Path(), metavar="FILE", help="Requests to send, as JSON, JSONL, CSV or text."
+)
+@click.option("--keep-order", is_flag=True, help="Send a file's requests in its order. A trace's are always.")
+@click.option("--time-scale", type=POSITIVE, default=1.0, show_default=True, help="Factor of a trace's times.")
 @click.option("--input-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Length of a prompt.")
-@click.option("--output-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Most to generate.")
-@click.option("--prompts", type=click.Choice(get_args(Kind)), default="random", show_default=True)
-@click.option("--shared", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Common part of prompts.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="Default: the server's.")
+@click.option(
+    "--output-tokens",
+    type=click.IntRange(min=1),
+    help="Most to generate. Default: 128, or what the file says of each request.",
+)
+@click.option(
+    "--range-ratio",
+    type=Parsed("ratio", benchargs.ranges),
+    default="0",
+    help='Lengths vary by this part, up and down: 0.3, or {"input": 0.3, "output": 0}.',
+)
+@click.option("--shared", type=click.FloatRange(0, 1), help=f"Part of a prompt that is a prefix. Default: {_SHARED}.")
+@click.option("--prefixes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of shared prefixes.")
+@click.option(
+    "--lora-modules", type=Parsed("name[=weight]", benchargs.weighted), multiple=True, help="Adapters to mix."
+)
+@click.option(
+    "--lora-assignment", "assignment", type=click.Choice(["random", "round-robin"]), default="random", show_default=True
+)
+@click.option("--temperature", type=click.FloatRange(min=0), help="Default of this and the next six: the server's.")
+@click.option("--top-p", type=click.FloatRange(0, 1))
+@click.option("--top-k", type=int)
+@click.option("--min-p", type=click.FloatRange(0, 1))
+@click.option("--frequency-penalty", type=float)
+@click.option("--presence-penalty", type=float)
+@click.option("--repetition-penalty", type=float)
 @click.option("--ignore-eos", is_flag=True, help="Ask for --output-tokens tokens, wherever the model would stop.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and arrivals.")
+@click.option("--schema", type=click.Path(), metavar="FILE", help="JSON schema that every answer has to fit.")
+@click.option("--extra-body", type=Parsed("json", benchargs.json_object), help="Further fields of every request.")
+@click.option(
+    "--goodput",
+    type=Parsed("name:ms", benchargs.objective),
+    multiple=True,
+    help="Objectives, such as ttft:200 tpot:50: count the requests that meet all. Names: ttft, tpot, itl, e2el.",
+)
+@click.option("--seed", type=int, help="Of prompts and arrivals. Default: another one each time.")
 @click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Requests sent unmeasured.")
-@click.option("--timeout", "timeout_s", type=_POSITIVE, default=600.0, show_default=True, help="Seconds a request.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON with a stable schema.")
-def bench(as_json: bool, api_key_env: str | None, concurrency: int | None, **options: Any) -> None:
-    """Measure a server: time to first token, token gaps, end-to-end time and throughput.
+@click.option("--timeout", "timeout_s", type=POSITIVE, default=600.0, show_default=True, help="Seconds a request.")
+@click.option(
+    "--ready-timeout",
+    "patience_s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Seconds to wait until the server is ready.",
+)
+@click.option("--no-progress", is_flag=True, help="No progress bar on a terminal.")
+@click.option("--label", default="", help="Name of the measurement in the JSON, plots and comparisons.")
+@click.option("--metadata", type=Parsed("name=value", benchargs.pair), multiple=True, help="Notes for the JSON.")
+@click.option(
+    "--json",
+    "json_path",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    help="Write figures and every request's times as JSON, to standard output if no file is named.",
+)
+def bench(
+    api_key_env: str | None,
+    header: tuple[tuple[str, str], ...],
+    insecure: bool,
+    concurrency: list[int | None] | None,
+    request_rate: list[float | None] | None,
+    patience_s: float,
+    no_progress: bool,
+    label: str,
+    metadata: tuple[tuple[str, str], ...],
+    json_path: str | None,
+    **options: Any,
+) -> None:
+    """Measure a server: time to first token, token gaps, end-to-end time, throughput and goodput.
 
-    Works with any OpenAI-compatible endpoint. Prompts are random words: with --prompts random no prompt hits the
-    server's prefix cache, with --prompts shared-prefix all prompts share a prefix.
+    Works with any OpenAI-compatible endpoint. Sends random prompts of exact lengths, or the requests of a file:
+    ShareGPT's conversations, an OpenAI batch, prompts, Mooncake's or BurstGPT's traces. Ctrl-C ends a measurement early
+    and prints what was measured. Takes the names of vLLM's `bench serve` too.
     """
     import asyncio  # only this command needs an event loop
 
     import uvloop
 
-    from infd.loadgen.load import offer
-    from infd.loadgen.settings import Settings
+    from infd.admin.ctl import benchview
+    from infd.admin.ctl.benchprogress import Progress
+    from infd.loadgen.datasets.call import DatasetError
+    from infd.loadgen.record import Record, encode, write
+    from infd.loadgen.stream import RequestFailed
+    from infd.loadgen.sweep import sweep
+
+    loads = sweep(_settings(options), concurrency or [], request_rate or [])
+    key = _key(api_key_env)
+    reports: list[Report] = []
+    ended: Exception | KeyboardInterrupt | None = None
+    progress = Progress(len(loads), bar=not no_progress)
+    connection = {"api_key": key, "headers": dict(header), "insecure": insecure, "patience_s": patience_s}
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, progress:
+            runner.run(_measure(loads, reports, progress, connection))
+    except (RequestFailed, DatasetError, KeyboardInterrupt) as error:
+        ended = error  # figures of loads measured before are shown first
+    if reports:
+        record = Record(label=label, metadata=dict(metadata), runs=reports)
+        if json_path == "-":
+            click.echo(encode(record), nl=False)
+        else:
+            benchview.show(reports)
+            if json_path is not None:
+                write(json_path, record)
+    _raise(ended, loads[0].timeout_s)
+    if reports[-1].interrupted:
+        raise KeyboardInterrupt
+    failed = sum(report.requests.failed for report in reports)
+    if failed:
+        raise Refused(f"{failed} of {failed + sum(report.requests.completed for report in reports)} requests failed")
+
+
+async def _measure(
+    loads: list[Settings], reports: list[Report], progress: Progress, connection: dict[str, Any]
+) -> None:
+    from infd.loadgen.load import connect
+
+    async with connect(loads[0], audience=progress, **connection) as generator:
+        for load in loads:
+            progress.begin()
+            reports.append(await generator.offer(load, keep_on_cancel=True))
+            if reports[-1].interrupted:
+                return
+
+
+def _raise(ended: Exception | KeyboardInterrupt | None, timeout_s: float) -> None:
+    """Raise the Failure, with its exit code, for what ended the measurement."""
     from infd.loadgen.stream import RequestFailed
 
-    if concurrency is None and options["request_rate"] is None:
-        concurrency = 8
-    settings = Settings(concurrency=concurrency, **options)
+    if ended is None:
+        return
+    if not isinstance(ended, RequestFailed):
+        raise ended if isinstance(ended, KeyboardInterrupt) else Refused(str(ended))
+    if ended.kind == "unreachable":
+        raise Unreachable(f"{ended}; is the server running, and is --url right?")
+    if ended.kind == "timeout":
+        raise TimedOut(f"no answer within {timeout_s:g} s")
+    advice = "; name the variable that holds the key with --api-key-env" if ended.status == 401 else ""
+    raise Refused(f"{ended}{advice}")
+
+
+def _settings(options: dict[str, Any]) -> Settings:
+    from infd.loadgen.settings import SAMPLING, Settings
+
+    body = {name: options[name] for name in SAMPLING if options[name] is not None}
+    if options["ignore_eos"]:
+        body["ignore_eos"] = True
+    if options["schema"] is not None:
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": _schema(options)}}
+    return Settings(
+        dataset=_file(options) if options["dataset_path"] is not None else _synthetic(options),
+        models=dict(options["lora_modules"]),
+        objectives_ms=dict(options["goodput"]),
+        seed=secrets.randbelow(2**31) if options["seed"] is None else options["seed"],
+        body=body | (options["extra_body"] or {}),
+        **{name: options[name] for name in _SAME},
+    )
+
+
+_SAME = ("url", "model", "endpoint", "requests", "burstiness", "assignment", "warmup", "timeout_s")
+
+
+def _synthetic(options: dict[str, Any]) -> Synthetic:
+    from infd.loadgen.datasets.spec import DEFAULT_OUTPUT_TOKENS, Synthetic
+
+    name = options["dataset"] or "random"
+    if name not in {"random", "shared-prefix"}:
+        raise click.UsageError(f"--dataset {name} needs --dataset-path FILE")
+    if name == "random" and options["shared"] is not None:
+        raise click.UsageError("--shared is of --dataset shared-prefix")
+    before, after = options["range_ratio"]
+    return Synthetic(
+        input_tokens=options["input_tokens"],
+        output_tokens=options["output_tokens"] or DEFAULT_OUTPUT_TOKENS,
+        input_range=before,
+        output_range=after,
+        shared=0.0 if name == "random" else _SHARED if options["shared"] is None else options["shared"],
+        prefixes=options["prefixes"],
+    )
+
+
+def _file(options: dict[str, Any]) -> File:
+    from infd.loadgen.datasets.call import DatasetError
+    from infd.loadgen.datasets.files import recognized
+    from infd.loadgen.datasets.spec import File
+
+    path, name = options["dataset_path"], options["dataset"]
+    if name in {"random", "shared-prefix"}:
+        raise click.UsageError(
+            f"--dataset {name} makes its prompts; leave out --dataset-path, or name the file's shape"
+        )
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            report = runner.run(offer(settings, api_key=_key(api_key_env), notify=_notify))
-    except RequestFailed as failure:
-        if failure.kind == "unreachable":
-            raise Unreachable(f"{failure}; is the server running, and is --url right?") from None
-        if failure.kind == "timeout":
-            raise TimedOut(f"no answer within {settings.timeout_s:g} s") from None
-        advice = "; name the variable that holds the key with --api-key-env" if failure.status == 401 else ""
-        raise Refused(f"{failure}{advice}") from None
-    show.as_json(report) if as_json else _show(report)
-    if report.requests.failed:
-        raise Refused(f"{report.requests.failed} of {settings.requests} requests failed")
+        shape = name or recognized(path)
+    except DatasetError as error:
+        raise Refused(str(error)) from None
+    return File(
+        path=path,
+        shape=shape,
+        output_tokens=options["output_tokens"],
+        time_scale=options["time_scale"],
+        shuffle=not options["keep_order"],
+    )
 
 
-def _notify(text: str) -> None:
-    click.echo(text, err=True)
+def _schema(options: dict[str, Any]) -> dict[str, Any]:
+    try:
+        with open(options["schema"], encoding="utf-8") as file:
+            return benchargs.json_object(file.read())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise click.BadParameter(f"{options['schema']}: {reason}", param_hint="--schema") from None
 
 
 def _key(name: str | None) -> str:
@@ -81,36 +287,3 @@ def _key(name: str | None) -> str:
     if name not in os.environ:
         raise click.BadParameter(f"the environment has no variable {name}", param_hint="--api-key-env")
     return os.environ[name]
-
-
-def _show(report: Report) -> None:
-    done, rate, tokens = report.requests, report.throughput, report.tokens
-    note = "" if tokens.counted == "server" else " (pieces of text: the server reports no usage)"
-    show.table(
-        (),
-        [
-            ("requests", f"{done.completed} done, {done.failed} failed in {report.duration_s:.1f} s"),
-            *((f"  {kind}", str(count)) for kind, count in done.errors.items()),
-            ("tokens", f"{tokens.input} in, {tokens.output} out{note}"),
-            ("requests/s", f"{rate.requests_s:.2f}"),
-            ("output tok/s", f"{rate.output_tokens_s:.1f}"),
-            ("total tok/s", f"{rate.total_tokens_s:.1f}"),
-        ],
-    )
-    click.echo()
-    latency = report.latency_ms
-    columns = ("mean", "p50", "p90", "p99", "max")
-    rows = {
-        "first token": latency.ttft,
-        "between tokens": latency.inter_token,
-        "per output token": latency.per_token,
-        "end to end": latency.e2e,
-    }
-    show.table(
-        ("MS", *map(str.upper, columns)),
-        [
-            (name, *("-" if spread is None else f"{getattr(spread, column):.2f}" for column in columns))
-            for name, spread in rows.items()
-        ],
-        right=tuple(map(str.upper, columns)),
-    )

@@ -1,0 +1,157 @@
+"""Tables of measurements: one run in full, a sweep with one row for each load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from infd.admin.ctl import show as output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from infd.loadgen.figures import Report, Spread
+
+_COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
+_LENGTHS = {
+    "ids": "token ids, of exact lengths",
+    "tokenize": "texts, counted by the server's tokenizer",
+    "probes": "texts of about the lengths: the server has no /tokenize",
+}
+
+
+def show(reports: Sequence[Report]) -> None:
+    """Print one report in full, or several as a table."""
+    if len(reports) == 1:
+        _one(reports[0])
+    else:
+        _sweep(reports)
+
+
+def _one(report: Report) -> None:
+    output.table((), list(_facts(report)))
+    click.echo()
+    latency = report.latency_ms
+    rows = {
+        "first token": latency.ttft,
+        "between tokens": latency.inter_token,
+        "per output token": latency.per_token,
+        "end to end": latency.e2e,
+    }
+    _spreads("MS", rows)
+    if report.models:
+        click.echo()
+        output.table(
+            ("MODEL", "DONE", "FAILED", "TOKENS", "TTFT P50", "TTFT P99", "TPOT P50"),
+            [
+                (
+                    name,
+                    str(one.completed),
+                    str(one.failed),
+                    str(one.output_tokens),
+                    _number(one.ttft_ms, "p50"),
+                    _number(one.ttft_ms, "p99"),
+                    _number(one.per_token_ms, "p50"),
+                )
+                for name, one in report.models.items()
+            ],
+            right=("DONE", "FAILED", "TOKENS", "TTFT P50", "TTFT P99", "TPOT P50"),
+        )
+
+
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
+    done, rate, tokens = report.requests, report.throughput, report.tokens
+    early = f", {done.unfinished} unfinished, interrupted" if report.interrupted else ""
+    yield "requests", f"{done.completed} done, {done.failed} failed{early} in {report.duration_s:.1f} s"
+    yield from ((f"  {kind}", str(count)) for kind, count in done.errors.items())
+    note = "" if tokens.counted == "server" else " (pieces of text: the server reports no usage)"
+    cached = f", {tokens.cached} of the input cached" if tokens.cached else ""
+    yield "tokens", f"{tokens.input} in, {tokens.output} out{cached}{note}"
+    if report.lengths is not None:
+        off = f"; {report.inexact} of them some tokens off" if report.inexact else ""
+        yield "prompts", f"{_LENGTHS[report.lengths]}{off}; seed {report.settings.seed}"
+    yield "sampling", _sampling(report)
+    yield "requests/s", f"{rate.requests_s:.2f}, at most {report.peak_in_flight} in flight"
+    yield "input tok/s", f"{rate.input_tokens_s:.1f}"
+    yield "output tok/s", f"{rate.output_tokens_s:.1f}"
+    yield "total tok/s", f"{rate.total_tokens_s:.1f}"
+    if (good := report.goodput) is not None:
+        asked = ", ".join(f"{name} {limit:g} ms" for name, limit in good.objectives_ms.items())
+        yield "goodput", f"{good.requests_s:.2f} requests/s, {good.share:.1%} of requests ({asked})"
+        yield from ((f"  missed {name}", str(count)) for name, count in good.missed.items())
+    if (drafts := report.drafts) is not None:
+        kept = f"{drafts.acceptance:.1%} of {drafts.drafted_tokens} drafted tokens accepted"
+        yield "drafts", f"{kept}, {drafts.step_tokens:.2f} tokens a step"
+        places = " ".join(f"{share:.0%}" for share in drafts.by_position)
+        yield "  by position", places
+    if (judged := report.structured) is not None:
+        only = "" if judged.checked == "schema" else " (JSON alone: jsonschema is not installed)"
+        yield (
+            "schema",
+            f"{judged.valid} answers fit{only}, {judged.invalid} do not, {judged.cut} were cut by their length",
+        )
+
+
+def _sampling(report: Report) -> str:
+    given = ", ".join(f"{name} {value}" for name, value in report.sampling.items())
+    return f"{given}; else the server's defaults" if given else "the server's defaults"
+
+
+def _spreads(title: str, rows: dict[str, Spread | None]) -> None:
+    head = tuple(map(str.upper, _COLUMNS))
+    output.table(
+        (title, *head),
+        [(name, *(_number(spread, column) for column in _COLUMNS)) for name, spread in rows.items()],
+        right=head,
+    )
+
+
+def _sweep(reports: Sequence[Report]) -> None:
+    """Print a row for each load, of at most 80 columns; latencies are in milliseconds.
+
+    With objectives the share of good requests has the place of the end-to-end time.
+    """
+    good = any(report.goodput for report in reports)
+    last = "GOOD" if good else "E2E50"
+    head = ("LOAD", "DONE", "ERR", "REQ/S", "TOK/S", "TTFT50", "TTFT99", "TPOT50", "TPOT99", last)
+    rows = []
+    for report in reports:
+        latency = report.latency_ms
+        share = f"{report.goodput.share:.0%}" if report.goodput else "-"
+        cells = (
+            load(report),
+            str(report.requests.completed),
+            str(report.requests.failed),
+            f"{report.throughput.requests_s:.2f}",
+            f"{report.throughput.output_tokens_s:.0f}",
+            _number(latency.ttft, "p50"),
+            _number(latency.ttft, "p99"),
+            _number(latency.per_token, "p50"),
+            _number(latency.per_token, "p99"),
+            share if good else _number(latency.e2e, "p50"),
+        )
+        rows.append(cells)
+    output.table(head, rows, right=head[1:])
+    click.echo(f"sampling: {_sampling(reports[0])}; seed {reports[0].settings.seed}")
+    for kind in dict.fromkeys(kind for report in reports for kind in report.requests.errors):
+        total = sum(report.requests.errors.get(kind, 0) for report in reports)
+        click.echo(f"errors: {total} {kind}")
+    if reports[-1].interrupted:
+        click.echo(f"interrupted: the last row has {reports[-1].requests.unfinished} requests unfinished")
+
+
+def load(report: Report) -> str:
+    """Return the load of a run: its rate, its limit of requests in flight, or both."""
+    settings = report.settings
+    rate = f"{settings.request_rate:g}/s" if settings.request_rate is not None else ""
+    limit = f"{settings.concurrency} at once" if settings.concurrency is not None else ""
+    return " ".join(filter(None, (rate, limit))) or "as it comes"
+
+
+def _number(spread: Spread | None, column: str) -> str:
+    """Return a figure in at most 7 characters: with decimals while it is small."""
+    if spread is None:
+        return "-"
+    value: float = getattr(spread, column)
+    return f"{value:.2f}" if value < 1000 else f"{value:.0f}"

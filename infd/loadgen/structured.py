@@ -1,0 +1,43 @@
+"""Judge answers that had to be JSON or fit a JSON schema."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CHECKED: Final = "schema" if find_spec("jsonschema") is not None else "json"
+"""What an answer is checked against: its schema needs the package jsonschema."""
+
+
+def wanted(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the schema that a request's answer must fit, {} for any JSON; None: the answer is free."""
+    form = body.get("response_format")
+    if isinstance(form, dict) and form.get("type") == "json_object":
+        return {}
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        named = form.get("json_schema")
+        found = named.get("schema", {}) if isinstance(named, dict) else {}
+    else:
+        outputs = body.get("structured_outputs")
+        found = outputs.get("json") if isinstance(outputs, dict) else None
+    if isinstance(found, str):
+        found = msgspec.json.decode(found)
+    return found if isinstance(found, dict) else None
+
+
+def fits(text: str, schema: Mapping[str, Any]) -> bool:
+    """Return whether a text is JSON, and fits a schema if CHECKED says so."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+    if schema and CHECKED == "schema":
+        validators = import_module("jsonschema.validators")
+        return bool(validators.validator_for(schema)(schema).is_valid(value))
+    return True
