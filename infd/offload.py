@@ -14,12 +14,18 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 GRAMMAR_THREADS: Final = 4
+
+# Libraries of grammars recurse as deep as a grammar nests, and a stack that overflows ends the process. So all grammars
+# but small ones are compiled in a worker with a stack of WORKER_STACK first (`grammar/forks.py`, `grammar/writing.py`).
+WORKER_STACK: Final = 8 * 2**20
+_GRAMMAR_STACK: Final = 4 * WORKER_STACK
 
 
 class _Call:
@@ -48,11 +54,8 @@ class Offload:
         """interrupt: ends the task that the worker runs. Called on the event loop's thread."""
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="infd-offload")
         self._short = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-short")
-        self._grammars = [
-            ThreadPoolExecutor(1, thread_name_prefix=f"infd-offload-grammars-{thread}")
-            for thread in range(GRAMMAR_THREADS)
-        ]
-        self._masks = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-masks")
+        self._grammars = [_GrammarThread(f"infd-offload-grammars-{thread}") for thread in range(GRAMMAR_THREADS)]
+        self._masks = _GrammarThread("infd-offload-masks")
         self._storage = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-storage")
         self._apart = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-apart")
         self._interrupt = interrupt
@@ -116,3 +119,21 @@ class Offload:
         with self._lock:
             if self._running is not None and not self._running.awaited and self._awaited:
                 self._interrupt()
+
+
+class _GrammarThread(ThreadPoolExecutor):
+    """One thread with a stack of _GRAMMAR_STACK. The interpreter's setting applies to threads that start meanwhile."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(1, thread_name_prefix=name)
+        self._started = False
+
+    def submit(self, work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        if self._started:
+            return super().submit(work, *args, **kwargs)
+        self._started = True
+        default = threading.stack_size(_GRAMMAR_STACK)
+        try:
+            return super().submit(work, *args, **kwargs)
+        finally:
+            threading.stack_size(default)

@@ -1,8 +1,9 @@
-"""A call to the worker whose caller was cancelled does not delay other calls."""
+"""Calls to the worker whose callers were cancelled delay no other call; threads for grammars have large stacks."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import threading
 from contextlib import closing, suppress
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from infd.apart.client import Worker
 from infd.errors import TextFailed, TooCostly
-from infd.offload import Offload
+from infd.offload import GRAMMAR_THREADS, WORKER_STACK, Offload
 from tests.apart.program import Do
 
 if TYPE_CHECKING:
@@ -68,3 +69,22 @@ async def test_a_queued_task_without_a_caller_is_dropped():
         await asyncio.gather(first, third)
 
     assert done == [3]
+
+
+def stack_bytes() -> int:
+    """Return the size of the present thread's stack."""
+    libc, attributes, size = ctypes.CDLL(None), ctypes.create_string_buffer(64), ctypes.c_size_t()
+    libc.pthread_self.restype = ctypes.c_void_p
+    libc.pthread_getattr_np(ctypes.c_void_p(libc.pthread_self()), attributes)
+    libc.pthread_attr_getstacksize(attributes, ctypes.byref(size))
+    libc.pthread_attr_destroy(attributes)
+    return size.value
+
+
+async def test_threads_for_grammars_have_larger_stacks_than_the_workers_that_compile_first():
+    before = threading.stack_size()
+    with closing(Offload()) as offload:
+        stacks = [await offload.masks(stack_bytes)]
+        stacks += [await offload.grammars(thread, stack_bytes) for thread in range(GRAMMAR_THREADS)]
+    assert min(stacks) >= 2 * WORKER_STACK
+    assert threading.stack_size() == before

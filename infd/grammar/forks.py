@@ -20,8 +20,9 @@ import msgspec
 
 from infd.apart import wire
 from infd.apart.child import serve
-from infd.errors import Fault
+from infd.errors import Fault, GrammarFailed
 from infd.grammar.workers import Outcome
+from infd.offload import WORKER_STACK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 MEMORY: Final = 2**30  # most bytes of private writable memory of the child (RLIMIT_DATA)
 NICE: Final = 10  # niceness of the workers, so that they do not delay the event loop and the device's thread
 _PR_SET_PDEATHSIG: Final = 1
+_TOO_DEEP: Final = Fault.of(
+    GrammarFailed("the rules or references of the constraint nest too deep", code="grammar_too_large")
+)
 
 
 class Task(Protocol):
@@ -54,12 +58,13 @@ def work(tasks: Any, do: Callable[[Any], Outcome[Any]]) -> None:
         if not (fork := os.fork()):
             _end_with(parent)
             resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+            _limit_stack()
             serve(tasks, lambda task: _limited(task, do, busy))
             os._exit(0)
         _, status = os.waitpid(fork, 0)
         if not os.WIFSIGNALED(status) or not busy[0]:  # no task waits for a reply
             return
-        outcome: Outcome[None] = Outcome(late=os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGPROF))
+        outcome = _ended_by(os.WTERMSIG(status))
         try:
             wire.send(connection, wire.Reply(msgspec.Raw(msgspec.msgpack.encode(outcome))))
         except wire.Closed:
@@ -73,11 +78,26 @@ def _limited(task: Task, do: Callable[[Any], Outcome[Any]], busy: mmap) -> Outco
         return do(task)
     except MemoryError:
         return Outcome()
+    except RecursionError:
+        return Outcome(fault=_TOO_DEEP)
     except Exception as error:
         return Outcome(fault=Fault.of(error))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         busy[0] = False
+
+
+def _ended_by(number: int) -> Outcome[None]:
+    """Return the outcome of a task during which a signal ended the child."""
+    if number == signal.SIGSEGV:  # the stack is full; if memory runs out, an exception or SIGABRT ends the task
+        return Outcome(fault=_TOO_DEEP)
+    return Outcome(late=number in (signal.SIGALRM, signal.SIGPROF))
+
+
+def _limit_stack() -> None:
+    """Bound the stack of this process to what the daemon's threads for grammars have in plenty."""
+    _, most = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (WORKER_STACK if most < 0 else min(WORKER_STACK, most), most))
 
 
 def _end_with(parent: int) -> None:

@@ -12,6 +12,7 @@ contain anything exceeds its limit of 50,000 items in a vocabulary of 150,000 to
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -57,19 +58,19 @@ def divided(rules: Rules) -> Rules:
 
     rules  of characters, texts of one character, and references; all reachable from ROOT
     """
-    numbered = {name: f"r{number}" for number, name in enumerate(rules)}
-    ours = {name: without_loops(name, expression) for name, expression in renamed(rules, numbered).items()}
-    if not recursive(ours):
-        return {ROOT: Reference(numbered[ROOT].upper())} | renamed(ours, {name: name.upper() for name in ours})
-    lexer = _Lexer(Regulars(ours))
-    try:
-        lexer.spend(15 * sum(map(_size, ours.values())))
-        division = _Division(ours, numbered[ROOT])
-        while longer := lexer.longer(division.rules(), division.terminals):
-            division.cuts |= longer
-    except (GrammarFailed, RecursionError):  # too large to compare: every character is a terminal
-        return {ROOT: Reference(numbered[ROOT])} | ours
-    return division.rules()
+    looped = {name: without_loops(name, expression) for name, expression in rules.items()}
+    letter = "r" if recursive(looped) else "R"
+    numbered = {name: f"{letter}{number}" for number, name in enumerate(rules)}
+    ours, start = renamed(looped, numbered), numbered[ROOT]
+    if letter == "r":
+        lexer = _Lexer(Regulars(ours))
+        with suppress(GrammarFailed, RecursionError):  # too large to compare: every character is a terminal
+            lexer.spend(15 * sum(map(_size, ours.values())))
+            division = _Division(ours, start)
+            while longer := lexer.longer(division.rules(), division.terminals):
+                division.cuts |= longer
+            return division.rules()
+    return {ROOT: Reference(start)} | ours
 
 
 class _Division:

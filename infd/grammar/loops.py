@@ -24,6 +24,8 @@ def without_loops(name: str, expression: Expression) -> Expression:
 
     `x ::= a x | b` becomes `a* b`, and `x ::= x a | b` becomes `b a*`.
     """
+    if name not in references(expression):
+        return expression
     for last in (True, False):
         if (found := _beside(name, expression, last=last)) is not None:
             loops, others = found

@@ -18,7 +18,9 @@ _EMPTY: Final = ("NoExtension", "Unsatisfiable")
 def refused(message: str) -> GrammarFailed:
     """Return the error of a grammar that llguidance did not compile."""
     if message.startswith("panic"):
-        return GrammarFailed(f"llguidance fails on the constraint: {shortened(message)}", code="unsupported_grammar")
+        advice = "alternatives of classes whose characters overlap may have to be written as one class"
+        failed = f"llguidance fails on the constraint ({shortened(message)}): {advice}"
+        return GrammarFailed(failed, code="unsupported_grammar")
     if any(word in message for word in _EMPTY):
         return GrammarFailed("no text satisfies the constraint", code="invalid_grammar")
     if any(word in message for word in _LARGE):

@@ -100,6 +100,7 @@ Leaf = Characters | Text | Token | Reference | Pattern | Document | Until | With
 Expression = Leaf | Sequence | Alternatives | Repeated
 Rules = dict[str, Expression]
 EMPTY: Final = Sequence(())
+_LETTERS: Final = (Characters, Text)  # most parts of a large grammar
 
 
 def ranges_of(pairs: list[tuple[int, int]]) -> Ranges:
@@ -188,7 +189,8 @@ def references(expression: Expression) -> Iterator[str]:
         current = todo.pop()
         if isinstance(current, Reference):
             yield current.name
-        todo += children(current)
+        elif not isinstance(current, _LETTERS):
+            todo += children(current)
 
 
 def renamed(rules: Rules, names: dict[str, str]) -> Rules:

@@ -46,6 +46,9 @@ WHITESPACE: Final = r"[ ]|\r?\n[ \t]{0,40}"
 # Keywords with which compilation may take more than linear time.
 _COSTLY: Final = ("allOf", "pattern", "patternProperties", "multipleOf")
 
+# Schemas are compiled by recursion through their references, which takes about 8 KB of stack for each level.
+_LEVELS: Final = 400
+
 
 class Written(Struct, frozen=True):
     """A constraint as grammars of llguidance. Each grammar is the JSON text of an object.
@@ -193,12 +196,14 @@ def with_options(
 
 
 def _is_costly(grammars: list[dict[str, Any]]) -> bool:
-    """Return whether compiling these llguidance grammars may take time that neither fuel nor `Limits` bounds."""
+    """Return whether compiling these llguidance grammars may take time or stack that nothing else bounds."""
     todo: list[Any] = [each.get("json_schema") or each["lark_grammar"] for each in grammars]
+    schemas, refers = 0, False
     while todo:
         value = todo.pop()
         if isinstance(value, dict):
-            if any(name in value for name in _COSTLY):
+            schemas, refers = schemas + 1, refers or "$ref" in value
+            if (refers and schemas > _LEVELS) or any(name in value for name in _COSTLY):
                 return True
             todo += value.values()
         elif isinstance(value, list):

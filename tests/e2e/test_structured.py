@@ -280,6 +280,27 @@ def test_constrained_neighbours_change_no_token_of_others(daemon: Daemon):
     assert {body["choices"][0]["finish_reason"] for _, body in answers[1::2]} <= {"stop", "length"}
 
 
+def test_constraints_that_panic_or_nest_deeper_than_a_stack_are_refused_and_others_go_on(daemon: Daemon):
+    links = {f"d{number}": {"items": {"$ref": f"#/$defs/d{number + 1}"}} for number in range(1200)}
+    panics = {"guided_regex": "([b-cé]|[è-é]|a)|[è-é]"}
+    deep = {"guided_json": {"$defs": {**links, "d1200": {}}, "$ref": "#/$defs/d0"}}
+    bound = {"guided_regex": "[a-z ]{60}", "max_tokens": 200}
+    whole = text_of(daemon, **bound)
+    with daemon.stream(ignore_eos=False, temperature=0, prompt="Where is it?", **bound) as events:
+        refused = [post(daemon, question(**fields)) for fields in (panics, deep)]
+        rest = list(events)
+
+    assert [(status, body["error"]["code"]) for status, body in refused] == [
+        (400, "unsupported_grammar"),
+        (400, "grammar_too_large"),
+    ]
+    panicked, nested = (body["error"]["message"] for _, body in refused)
+    assert "written as one class" in panicked
+    assert "nest too deep" in nested
+    assert "".join(choice["text"] for event in [events.first, *rest] for choice in event["choices"]) == whole
+    assert text_of(daemon, guided_regex="still here") == "still here"
+
+
 @pytest.mark.parametrize(
     ("stop", "go"),
     [(["pause", "--mode", "keep"], ["resume"]), (["sleep", "--level", "1", "--mode", "keep"], ["wake"])],

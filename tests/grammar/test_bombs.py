@@ -58,6 +58,21 @@ def chained(levels: int, keyword: str) -> JsonSchema:
     return schema(**{"$defs": {**links, f"d{levels}": {"type": "integer"}}, "$ref": "#/$defs/d0"})
 
 
+def referring(definitions: int, levels: int) -> JsonSchema:
+    """A schema of definitions, each of which has levels of arrays around a reference to the next definition."""
+    links = {}
+    for number in range(definitions):
+        links[f"d{number}"] = schema_of = {"items": {"$ref": f"#/$defs/d{number + 1}"}}
+        for _ in range(levels - 1):
+            links[f"d{number}"] = schema_of = {"items": schema_of}
+    return schema(**{"$defs": {**links, f"d{definitions}": {"type": "integer"}}, "$ref": "#/$defs/d0"})
+
+
+def nesting(rules: int) -> Ebnf:
+    nested = [f'r{number} ::= "({number}" r{number + 1}? ")"' for number in range(rules)]
+    return Ebnf("\n".join(["root ::= r0", *nested, f'r{rules} ::= "x"']))
+
+
 PATTERNS = {"allOf": [{"pattern": f".*{a}.*{b}"} for a in "abcdef" for b in "uvwxyz"]}
 TOOL = ToolSchema("f", json.dumps({"properties": {"a": PATTERNS}, "required": ["a"]}), "tools[0]")
 NO_ARGUMENTS = ToolSchema("f", '{"type": "object"}', "tools[0]")
@@ -92,6 +107,9 @@ REFUSED: dict[str, Constraint] = {
     ),
     "integers beyond 64 bits": schema(type="integer", minimum=-(10**30), maximum=10**30),
     "an integer of 9,000 digits": JsonSchema('{"minimum": ' + "1" * 9000 + "}"),
+    "1,200 references in a row": referring(1200, 1),
+    "20,000 levels behind references": referring(400, 50),
+    "1,500 rules one in another": nesting(1500),
     "a schema of itself": JsonSchema('{"$ref": "#"}'),
     "multipleOf 1e-300": JsonSchema('{"type": "number", "multipleOf": 1e-300}'),
     "20,000 alternatives": Lark("start: " + " | ".join(f'"w{each}"' for each in range(20_000))),

@@ -18,6 +18,7 @@ from infd.grammar.llguidance import FUEL, LlguidanceCompiler
 from infd.grammar.protocol import Limits
 from infd.grammar.trial import Trial
 from infd.grammar.workers import WORKERS
+from infd.offload import WORKER_STACK
 from infd.request import JsonObject, JsonSchema, Lark, Regex
 from tests.grammar import vocabularies
 
@@ -122,6 +123,7 @@ def test_a_worker_yields_to_the_daemon_and_its_memory_is_bounded(trial: Trial):
     assert nice == min(19, os.nice(0) + NICE)
     limits = Path(f"/proc/{fork}/limits").read_text().splitlines()
     assert next(line.split()[3:5] for line in limits if line.startswith("Max data size")) == [str(MEMORY)] * 2
+    assert next(line.split()[3] for line in limits if line.startswith("Max stack size")) == str(WORKER_STACK)
 
 
 def test_a_task_ends_at_its_limit_of_processor_time(trial: Trial):
