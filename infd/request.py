@@ -331,6 +331,7 @@ class Request(Struct, frozen=True, kw_only=True):
     """One prompt, as token ids, and the outputs to compute.
 
     wants       at most one of each kind, in any order; empty: every choice finishes at once
+    continues   index of a choice of its ticket's submission before: this prompt begins with that choice's; None: none
     constraint  restricts the text of each choice; None: any text. It is not a field of Generate, because executors
                 receive masks and no constraints
     """
@@ -346,6 +347,7 @@ class Request(Struct, frozen=True, kw_only=True):
     speculative: bool = True  # whether tokens may be drafted; drafts change no answer
     prediction: tuple[int, ...] = ()  # the answer that the client expects; it is drafted
     cache_salt: str = ""  # cached prefixes are shared only between requests of one tenant with equal salts
+    continues: int | None = None
 
 
 class Adapter(Struct, frozen=True):

@@ -95,8 +95,10 @@ async def search(
     ]
     prompt_tokens = cached_tokens = None
     ended = None
+    submitted: dict[_Beam | None, int] = {}
     while running := [(beams, beam) for beams in searches if ended is None for beam in beams.running]:
-        steps = [beams.step(beam) for beams, beam in running]
+        steps = [replace(beams.step(beam), continues=submitted.get(beam.parent)) for beams, beam in running]
+        submitted = {beam: index for index, (_, beam) in enumerate(running)}
         choices = await ticket.submit(*steps, client=client, last=False)
         found: list[TokenLogprobs | None] = [None] * len(steps)
         async for index, delta in choices:

@@ -136,6 +136,11 @@ class Sequence:
         longest = regimes.longest(regime)
         self.regime_limit = self.limit if longest is None else longest
 
+    def continue_from(self, other: Sequence) -> None:
+        """Take over the prefix keys of another sequence, with whose prompt this one's begins."""
+        if self.root == other.root:  # no reset, reload or other regime between the two
+            self.keys = {size: keys[: other.prompt_tokens // size] for size, keys in other.keys.items()}
+
     @property
     def root(self) -> bytes:
         """The parent of the first prefix key."""

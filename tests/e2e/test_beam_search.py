@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.executors.local import LocalExecutor
+from infd.scheduler import prefix
 from tests import tiny
 from tests.fakes import VOCAB
 from tests.http.endpoint import serving
@@ -30,16 +32,25 @@ PROMPT = [7, 300, 41, 5, 99, 260]
 SPREAD = 1.5  # standard deviation of the logits: several continuations are likely
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def likely(variant: str, directory: Path, offset: float = 0.0) -> Path:
+    """Make a checkpoint with several likely continuations.
+
+    offset  what the model adds to the weight of its last norm
+    """
     from safetensors.torch import load_file, save_file
 
-    directory = tiny.make("llama", tmp_path_factory.mktemp("beams"), vocab_size=VOCAB)
+    tiny.make(variant, directory, vocab_size=VOCAB)
     weights = directory / "model.safetensors"
     tensors = load_file(weights)
-    tensors["model.norm.weight"] *= SPREAD / tiny.SPREAD
+    norm = tensors["model.norm.weight"]
+    norm.copy_((norm + offset) * (SPREAD / tiny.SPREAD) - offset)
     save_file(tensors, weights, metadata={"format": "pt"})
     return directory
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return likely("llama", tmp_path_factory.mktemp("beams"))
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +113,24 @@ async def test_beams_are_those_of_transformers(checkpoint: Path, oracle: PreTrai
             theirs = expected(oracle, PROMPT, width, count, **settings, eos_token_id=[*END, *ends])
             ours = await beams_of(endpoint, n=width, max_tokens=count, stop_token_ids=ends, **settings)
             assert ours == theirs, (width, settings)
+        assert endpoint.engine.status().pages_referenced == 0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("family", "offset"), [("qwen3", 0.0), ("gemma3", 1.0)])
+async def test_beams_of_other_families(tmp_path: Path, family: str, offset: float):
+    """Gemma 3 has windows, which the longer prompt exceeds, and caps its logits."""
+    directory = likely(family, tmp_path, offset)
+    model, ends, long = tiny.oracle(directory), list(range(40, 120)), [5 + number % 90 for number in range(40)]
+    async with searching(directory) as endpoint:
+        for prompt, width, settings in (
+            (PROMPT, 4, {"length_penalty": 2.0, "early_stopping": "never"}),
+            (long, 5, {"early_stopping": True}),
+            (long, 3, {"length_penalty": 0.0}),
+        ):
+            theirs = expected(model, prompt, width, 14, **settings, eos_token_id=[*END, *ends])
+            ours = await beams_of(endpoint, prompt=prompt, n=width, max_tokens=14, stop_token_ids=ends, **settings)
+            assert ours == theirs, (prompt, width, settings)
         assert endpoint.engine.status().pages_referenced == 0
 
 
@@ -180,6 +209,22 @@ async def test_beams_share_pages_and_leave_none_behind(checkpoint: Path):
         assert computed <= len(prompt) + 15 * 8 * (4 + 1)
         assert answer["usage"]["prompt_tokens"] == len(prompt)
         assert status.pages_referenced == 0
+
+
+async def test_a_prompt_is_hashed_once(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
+    hashed = 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal hashed
+        hashed += 1
+        return blake2b(*args, **kwargs)
+
+    monkeypatch.setattr(prefix, "blake2b", counted)
+    async with searching(checkpoint) as endpoint:
+        prompts = [list(range(first, first + 80)) for first in (3, 100)]  # 20 pages each
+        await beams_of(endpoint, prompt=prompts, n=4, max_tokens=16)
+    # 15 steps of 8 beams; in four of a beam's steps a page of its own is complete.
+    assert hashed <= 2 * 20 + 15 * 8
 
 
 async def test_a_client_that_leaves_ends_its_search(checkpoint: Path):

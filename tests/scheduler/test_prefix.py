@@ -61,3 +61,20 @@ print(keys([1, 2, 3, 4], b"root")[0].hex())
     }  # fmt: skip
 
     assert said == {keys([1, 2, 3, 4], b"root")[0].hex()}
+
+
+@settings(deadline=None)
+@given(TOKENS, TOKENS, st.booleans())
+def test_a_prompt_that_continues_another_has_the_keys_of_its_own_tokens(
+    tokens: list[int], more: list[int], reset: bool
+):
+    before = Sequence(Request(id="r", prompt=tuple(tokens), wants=()), prefix_root=b"0")
+    page_keys(before, PAGE)
+    before.tokens += [5] * PAGE  # what it generates is not what the other continues with
+    page_keys(before, PAGE)
+    root = b"1" if reset else b"0"
+    after = Sequence(Request(id="r", prompt=(*tokens, *more), wants=()), prefix_root=root)
+    after.continue_from(before)
+
+    assert bool(after.keys.get(PAGE)) == (len(tokens) >= PAGE and not reset)
+    assert page_keys(after, PAGE) == keys([*tokens, *more], root)

@@ -85,7 +85,8 @@ class InFlight:
         adapter   the adapter of all requests; each sequence holds it until the choice's terminal event
         grammars  the grammar of each constraint of the requests
         """
-        place = ticket.choices[0].seq.place if ticket.choices else None
+        before = [choice.seq for choice in ticket.choices]
+        place = before[0].place if before else None
         ticket.begin_again()
         choices = Choices(watchers, partial(self.resume, ticket))
         streams = iter(choices.streams)
@@ -96,6 +97,8 @@ class InFlight:
                 drafter = (self._drafting if request.speculative else NO_DRAFTS).drafter(request, root)
                 seq = Sequence(request, index, prefix_root=root, adapter=adapter, first=first, drafter=drafter)
                 first = first or seq
+                if request.continues is not None:
+                    seq.continue_from(before[request.continues])
                 if request.constraint is not None:
                     self._constraints.add(seq, grammars[request.constraint])
                 # The first choice uses the whole step budget until its prompt is planned. Later choices then find the
