@@ -38,10 +38,11 @@ native:
 	cmake -S $(NATIVE) -B build/native
 	cmake --build build/native --parallel
 
-soak: $(VENV)/.installed-test
+soak: $(VENV)/.installed-clients
 	INFD_SOAK=1 INFD_TEST_HISTORIES=10000 $(BIN)/python -m pytest -s --timeout 10000 tests/e2e/test_soak*.py tests/scheduler/test_invariants.py \
 		tests/engine/lifecycle/test_lifecycle.py tests/engine/lifecycle/test_sleep.py tests/engine/test_adapters.py tests/engine/test_races.py \
-		tests/grammar/test_answers.py tests/grammar/test_json_schema.py tests/e2e/test_random_answers.py tests/text $(PYTEST_FLAGS)
+		tests/grammar/test_answers.py tests/grammar/test_json_schema.py tests/e2e/test_random_answers.py tests/text tests/e2e/test_described_answers.py \
+		$(PYTEST_FLAGS)
 
 # On a GPU: every test that computes on it, with Triton's and FlashInfer's kernels; `make bench-gpu` times them. Warnings
 # of other libraries are not errors here. Without a package index: `make gpu-kit` on another machine, then
@@ -119,7 +120,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(INSTALL) --no-deps xgrammar apache-tvm-ffi
 	touch $@
 
-# Clients that the tests of structured output run. instructor pins jiter and rich below openai's jiter and the newest
+# Clients that tests run, schemathesis among them. instructor pins jiter and rich below openai's jiter and the newest
 # rich, and works with these.
 $(VENV)/.installed-clients: $(VENV)/.installed-test
 	$(INSTALL) -e '.[test,clients]'

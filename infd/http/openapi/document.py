@@ -21,6 +21,16 @@ _ABOUT: Final = """infd serves a language model to clients of OpenAI's, Anthropi
 Unknown fields of a body are ignored. A known field that is not served is refused by name, unless its value changes no
 answer. The paths of /v1/chat/completions, /v1/completions, /v1/messages and /v1/models exist without /v1 too."""
 
+# Before OpenAPI 3.2, the schema of an event stream describes each event.
+_EVENT: Final = {
+    "type": "object",
+    "properties": {
+        "event": {"type": "string", "description": "Of Responses and Anthropic's messages: the type of the event."},
+        "data": {"type": "string", "description": "JSON; of OpenAI's other routes, the last is [DONE]."},
+    },
+    "required": ["data"],
+}
+
 
 @cache
 def document() -> dict[str, Any]:
@@ -59,7 +69,7 @@ def _operation(operation: Operation, components: Components) -> dict[str, Any]:
     content: dict[str, Any] = {operation.media_type: {"schema": components.any_of(operation.answers)}}
     success: dict[str, Any] = {"description": "The answer.", "content": dict(content)}
     if operation.streams:
-        success["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        success["content"]["text/event-stream"] = {"schema": _EVENT}
     if operation.links:
         success["links"] = {
             link.operation: {"operationId": link.operation, "parameters": link.parameters} for link in operation.links
