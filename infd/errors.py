@@ -125,8 +125,10 @@ class PromptTooLong(RequestError):
     code, param = "context_length_exceeded", "messages"
 
     def __init__(self, tokens: int, limit: int, *, at_least: bool = False, param: str | None = None) -> None:
+        """limit: most tokens of a prompt, one less than the context. Clients search the message for OpenAI's words."""
         size = f"at least {tokens}" if at_least else tokens
-        super().__init__(f"the prompt is {size} tokens; this model reads at most {limit}", param=param)
+        context = f"this model's maximum context length is {limit + 1} tokens"
+        super().__init__(f"the prompt is {size} tokens; {context}, one of them for the answer", param=param)
 
 
 class NothingAllowed(RequestError):

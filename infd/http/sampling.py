@@ -118,8 +118,8 @@ def max_tokens(
         return remaining if default is None else min(default, remaining)
     if requested > remaining:
         raise InvalidRequest(
-            f"{prompt_tokens} prompt tokens and {param} {requested} are more than the {served.max_model_len}"
-            " tokens this model can hold",
+            f"{prompt_tokens} prompt tokens and {param} {requested} are too many: this model's maximum context length"
+            f" is {served.max_model_len} tokens",
             param=param,
             code="context_length_exceeded",
         )
