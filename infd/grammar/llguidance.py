@@ -16,7 +16,7 @@ from infd.errors import GrammarFailed, TooSlow
 from infd.grammar import markup, writing
 from infd.grammar.binding import Handle, Library, error_of
 from infd.grammar.locating import locate
-from infd.grammar.refusal import refused, shortened
+from infd.grammar.refusal import failed, refused
 from infd.request import Continuation
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class LlguidanceCompiler:
         row = np.empty((1, self.vocabulary.words), dtype=np.int32)
         (failure,) = self.fill([matcher], row)
         if failure is not None:
-            raise refused(str(failure))
+            raise refused(matcher.error() or str(failure))
         if not row.any() and not matcher.accepting:
             raise GrammarFailed("no text satisfies the constraint", code="invalid_grammar")
         return LlguidanceGrammar(matcher, len(text)), row[0]
@@ -195,12 +195,12 @@ class LlguidanceMatcher:
             array = (ctypes.c_uint32 * len(text))(*text)
             self._functions.llg_matcher_consume_tokens(self._handle.pointer, array, len(text))
             if (error := self.error()) is not None:
-                raise _failure(error)
+                raise failed(error)
         if len(tokens) > len(text):
             if not self.accepting:
-                raise _failure("the answer ended before it was complete")
+                raise failed("the answer ended before it was complete")
             if any(token not in self._ends for token in tokens[len(text) :]):
-                raise _failure("a token after the end")
+                raise failed("a token after the end")
             self._ended += len(tokens) - len(text)
 
     def validate(self, tokens: Sequence[int]) -> int:
@@ -224,7 +224,7 @@ class LlguidanceMatcher:
         ends = min(tokens, self._ended)
         self._ended -= ends
         if tokens > ends and self._functions.llg_matcher_rollback(self._handle.pointer, tokens - ends):
-            raise _failure(self.error() or "rollback failed")
+            raise failed(self.error() or "rollback failed")
 
     def copy(self) -> LlguidanceMatcher:
         pointer = self._functions.llg_clone_matcher(self._handle.pointer)
@@ -237,7 +237,7 @@ class LlguidanceMatcher:
         """Fill `size` bytes of a mask at the address `pointer`; return the error if llguidance fails."""
         if self._functions.llg_matcher_compute_mask_into(self._handle.pointer, pointer, size) == 0:
             return None
-        return _failure(self.error() or "no mask")
+        return failed(self.error() or "no mask")
 
     @property
     def ended(self) -> bool:
@@ -276,8 +276,3 @@ def _row(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
 
 def _any_allowed(row: NDArray[np.int32], of: NDArray[np.int32]) -> bool:
     return bool((row & of).any())
-
-
-def _failure(error: str) -> GrammarFailed:
-    """Return the error of an answer that violates its constraint."""
-    return GrammarFailed(f"the answer left its constraint: {shortened(error)}")

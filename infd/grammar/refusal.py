@@ -12,6 +12,7 @@ _LARGE: Final = (
     *("limit", "fuel", "max is", "recursion", "level exceeded"),
 )
 _UNSUPPORTED: Final = ("nimplemented", "not supported", "nsupported", "not disjoint", "Unknown format", "retriev")
+_AMBIGUOUS: Final = ("Too many items", "items; max is")  # limits of llguidance's parser, also while an answer grows
 _EMPTY: Final = ("NoExtension", "Unsatisfiable")
 
 
@@ -21,6 +22,8 @@ def refused(message: str) -> GrammarFailed:
         advice = "alternatives of classes whose characters overlap may have to be written as one class"
         failed = f"llguidance fails on the constraint ({shortened(message)}): {advice}"
         return GrammarFailed(failed, code="unsupported_grammar")
+    if _ambiguous(message):
+        return GrammarFailed(_advised(message), code="grammar_too_large")
     if any(word in message for word in _EMPTY):
         return GrammarFailed("no text satisfies the constraint", code="invalid_grammar")
     if any(word in message for word in _LARGE):
@@ -28,6 +31,25 @@ def refused(message: str) -> GrammarFailed:
     if any(word in message for word in _UNSUPPORTED):
         return GrammarFailed(f"the constraint cannot be kept: {shortened(message)}", code="unsupported_grammar")
     return GrammarFailed(f"the constraint is malformed: {shortened(message)}", code="invalid_grammar")
+
+
+def failed(message: str) -> GrammarFailed:
+    """Return the error of an answer that llguidance could not follow."""
+    if _ambiguous(message):
+        return GrammarFailed(_advised(message))
+    return GrammarFailed(f"the answer left its constraint: {shortened(message)}")
+
+
+def _ambiguous(message: str) -> bool:
+    """Return whether llguidance found too many readings of a text."""
+    return any(word in message for word in _AMBIGUOUS)
+
+
+def _advised(message: str) -> str:
+    return (
+        "the constraint has too many readings of one text: derive each text in one way only, and leave out of the "
+        f"classes of plain text the characters with which other parts begin and end ({shortened(message)})"
+    )
 
 
 def shortened(message: str) -> str:

@@ -58,7 +58,11 @@ class Constrained(Struct, frozen=True):
 
 def constrained(request: OpenAIRequest) -> Constrained | None:
     """Return the constraint of a request's answers; None: unconstrained. Raises InvalidRequest, Unsupported."""
-    found = list(_constraints(request))
+    return sole(list(_constraints(request)))
+
+
+def sole(found: Sequence[Constrained]) -> Constrained | None:
+    """Return a request's one constraint; None if it has none. Raises InvalidRequest if it has several."""
     if len(found) > 1:
         first, second = found[0].param, found[1].param
         raise InvalidRequest(f"{first} and {second} each constrain the answer: send one of them", param=second)
@@ -183,7 +187,7 @@ def _constraints(request: OpenAIRequest) -> Iterator[Constrained]:
     if request.response_format is not None:
         yield from _response_format(request.response_format)
     if request.structured_outputs is not None:
-        yield from _structured_outputs(request.structured_outputs)
+        yield from structured(request.structured_outputs)
     for name in ("guided_json", "json_schema"):
         if is_set(value := getattr(request, name)):
             yield Constrained(JsonSchema(json_text(value, name)), name)
@@ -232,7 +236,8 @@ def _check_fields(format: ResponseFormat) -> None:
                 )
 
 
-def _structured_outputs(outputs: StructuredOutputs) -> Iterator[Constrained]:
+def structured(outputs: StructuredOutputs) -> Iterator[Constrained]:
+    """Yield the constraints of the field `structured_outputs`. Raises InvalidRequest, Unsupported."""
     at = "structured_outputs"
     refuse_unsupported(outputs, outputs.NEUTRAL, supported=outputs.SUPPORTED, path=f"{at}.")
     whitespace = not outputs.disable_any_whitespace

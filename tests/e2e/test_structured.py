@@ -201,6 +201,14 @@ def test_every_field_of_a_constraint_is_kept_or_refused(
     assert (status, body["error"]["param"]) == (400, param), body
 
 
+def test_a_response_keeps_structured_outputs(daemon: Daemon):
+    for check, fields, _, param in CASES:
+        if param in ("structured_outputs.regex", "structured_outputs.choice"):
+            status, body = post(daemon, {"input": "Where?", "temperature": 0, **fields}, "/v1/responses")
+            assert status == 200, body
+            check(body["output"][-1]["content"][0]["text"])
+
+
 @pytest.mark.parametrize("fields", [CASES[2][1], CASES[4][1], CASES[5][1], CASES[6][1], CASES[7][1]], ids=str)
 def test_a_stream_has_the_same_text(daemon: Daemon, fields: dict[str, Any]):
     status, whole = post(

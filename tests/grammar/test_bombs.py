@@ -176,6 +176,9 @@ SLOW = {
     "a million items": "xgrammar",
     "a million characters": "xgrammar",
     "5,000 prefixItems": "xgrammar",
+    "1,200 references in a row": "xgrammar",
+    "20,000 levels behind references": "xgrammar",
+    "1,500 rules one in another": "xgrammar",
     "36 patterns beside a call": "xgrammar",
     "arguments of 36 patterns at once": "xgrammar",
     "36 patterns behind a token by number": "llguidance",
@@ -247,3 +250,44 @@ def test_arrangements_are_counted_before_they_are_listed(compiler: Compiler):
     forty_thousand = schema(type="array", items={"enum": list(range(8))}, uniqueItems=True, minItems=8)
     with pytest.raises(GrammarFailed, match="too many arrangements"):
         compiler.compile(forty_thousand, Limits())
+
+
+MARKDOWN = r"""root ::= block+
+block ::= heading | list | quote | paragraph
+heading ::= "#"+ " " inline "\n"
+list ::= ("- " inline "\n" ("  " block)*)+
+quote ::= "> " block
+paragraph ::= inline "\n"
+inline ::= (text | bold | italic)+
+text ::= [^\n]+
+bold ::= "**" inline "**"
+italic ::= "*" inline "*"
+"""
+# In which each text has one reading: as the error advises.
+UNAMBIGUOUS = r"""root ::= block+
+block ::= heading | list | quote | paragraph
+heading ::= "#"+ " " inline "\n"
+list ::= "- " inline "\n" ("  " (list | paragraph))*
+quote ::= "> " paragraph
+paragraph ::= [^\n*_#> -] inline? "\n"
+inline ::= (text | bold | italic)+
+text ::= [^\n*_]
+bold ::= "**" text+ "**"
+italic ::= "_" text+ "_"
+"""
+
+
+@pytest.mark.exhaustive
+def test_the_error_of_an_ambiguous_grammar_says_what_helps(engine: str, compiler: Compiler):
+    if engine != "llguidance":
+        pytest.skip("xgrammar has no limit of readings")
+    draw, advice = random.Random(1), "derive each text in one way only"
+    with pytest.raises(GrammarFailed, match=advice) as refused:
+        compiler.compile(Ebnf(MARKDOWN), Limits())
+    assert refused.value.code == "grammar_too_large"
+    failing = compiler.compile(Lark('start: x\nx: x x | "a" | /[a-z ]/ | "(" x ")"'), Limits()).matcher()
+    with pytest.raises(GrammarFailed, match=advice) as failed:
+        vocabularies.walk(compiler, failing, draw, 60, ends=0)
+    assert failed.value.code == "grammar_failed"
+
+    assert len(vocabularies.walk(compiler, compiler.compile(Ebnf(UNAMBIGUOUS), Limits()).matcher(), draw, 60)) == 60

@@ -361,6 +361,9 @@ async def test_the_stores_bounds_are_settings():
             await get(endpoint, f"{PATH}/{id}", status)
 
 
+JSON_TEXT = {"format": {"type": "json_object"}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -373,6 +376,8 @@ async def test_the_stores_bounds_are_settings():
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "text": JSON_TEXT}, "structured_outputs.regex"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"conversation": 1}, "conversation"),
         ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "previous_response_id"),

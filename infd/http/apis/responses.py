@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from infd.errors import InvalidRequest, Unsupported, shorten
 from infd.http import sampling
-from infd.http.constraints import CallChoice, Constrained, constrained_calls, is_set, json_text
+from infd.http.constraints import CallChoice, Constrained, constrained_calls, is_set, json_text, sole, structured
 from infd.http.conversation import ToolSpec, custom_spec, offered_tools, template_tools
 from infd.http.generation import Conversation, Generation
 from infd.http.remote_tools import NO_REMOTE_TOOLS
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from infd.config import Config
     from infd.http.remote_tools import RemoteTools
-    from infd.http.schema.responses import AllowedTool, ResponsesFields, ResponsesRequest, ResponseTool
+    from infd.http.schema.responses import AllowedTool, ResponsesFields, ResponsesRequest, ResponseTool, TextFormat
 
 LOGPROBS: Final = "message.output_text.logprobs"
 _SCHEMA: Final = "text.format.schema"
@@ -156,13 +156,16 @@ def _names(tool: ResponseToolChoice | AllowedTool, remote: RemoteTools) -> tuple
 
 
 def _constrained(request: ResponsesFields) -> Constrained | None:
-    if request.text is None or request.text.format is None:
-        return None
-    format = request.text.format
+    found = [] if request.text is None or request.text.format is None else _of_format(request.text.format)
+    return sole([*found, *(() if request.structured_outputs is None else structured(request.structured_outputs))])
+
+
+def _of_format(format: TextFormat) -> list[Constrained]:
+    """Return the constraint of a format; an empty list if text of the format is free."""
     if format.type == "json_object":
-        return Constrained(JsonObject(), "text.format", beside_calls=True)
+        return [Constrained(JsonObject(), "text.format", beside_calls=True)]
     if format.type == "json_schema":
         if not is_set(format.schema):
             raise InvalidRequest("text.format of type json_schema needs a schema", param=_SCHEMA)
-        return Constrained(JsonSchema(json_text(format.schema, _SCHEMA)), _SCHEMA, beside_calls=True)
-    return None
+        return [Constrained(JsonSchema(json_text(format.schema, _SCHEMA)), _SCHEMA, beside_calls=True)]
+    return []

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from infd.http.schema.chat import MESSAGES
+from infd.http.schema.constraints import StructuredOutputs
 from infd.http.schema.logprobs import TokenLogprob
 from infd.http.schema.sampling import GenerationFields, StopString
 from infd.http.schema.thinking import Effort, Verbosity
@@ -171,6 +172,7 @@ class ResponsesFields(GenerationFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
+    structured_outputs: StructuredOutputs | None = None  # vLLM
     truncation: Literal["auto", "disabled"] | None = None
 
     context_management: UnsupportedField = ABSENT
@@ -212,7 +214,6 @@ class ResponsesRequest(ResponsesFields, kw_only=True):
     mm_processor_kwargs: UnsupportedField = ABSENT
     previous_input_messages: UnsupportedField = ABSENT
     previous_response: UnsupportedField = ABSENT
-    structured_outputs: UnsupportedField = ABSENT
     vllm_xargs: UnsupportedField = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
