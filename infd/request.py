@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from msgspec import Struct
 
@@ -327,6 +327,16 @@ def pick(kind: type[W], wants: Iterable[Want]) -> W | None:
     return next((want for want in wants if isinstance(want, kind)), None)
 
 
+class Tenant(Struct, frozen=True):
+    """Whose requests share cached prefixes, and a share of the device relative to the shares of other tenants."""
+
+    name: str = ""
+    share: float = 1.0
+
+
+ANYONE: Final = Tenant()  # of requests without an API key
+
+
 class Request(Struct, frozen=True, kw_only=True):
     """One prompt, as token ids, and the outputs to compute.
 
@@ -344,10 +354,17 @@ class Request(Struct, frozen=True, kw_only=True):
     priority: int = 0  # lower is earlier
     adapter: str | None = None  # name; None: the base model
     tenant: str = ""  # cached prefixes are shared only between requests of one tenant
+    share: float = 1.0  # the tenant's share of the device, relative to those of other tenants
     speculative: bool = True  # whether tokens may be drafted; drafts change no answer
     prediction: tuple[int, ...] = ()  # the answer that the client expects; it is drafted
     cache_salt: str = ""  # cached prefixes are shared only between requests of one tenant with equal salts
     continues: int | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that the request may use: its prompt, which counts once, and the answers."""
+        answer = sum(want.sampling.max_tokens for want in self.wants if isinstance(want, Generate))
+        return len(self.prompt) + self.choices * answer
 
 
 class Adapter(Struct, frozen=True):

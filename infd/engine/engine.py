@@ -21,6 +21,7 @@ from infd.engine.lifecycle.state import Lifecycle, State
 from infd.engine.status import RequestRow, Status, gauges, stage
 from infd.engine.telemetry import Telemetry
 from infd.errors import RequestFailed, ServerStopped
+from infd.request import ANYONE
 from infd.telemetry.events import Events
 from infd.telemetry.window import Window
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from infd.engine.admission.ticket import Ticket
     from infd.engine.executor import Executor
     from infd.grammar.protocol import Grammars
-    from infd.request import Adapter
+    from infd.request import Adapter, Tenant
     from infd.scheduler.layout import Capacity
     from infd.telemetry.metrics import Gauges, Metrics
 
@@ -168,7 +169,9 @@ class Engine:
     # Requests
 
     @asynccontextmanager
-    async def admit(self, choices: int, body_bytes: int, within: Ticket | None = None) -> AsyncIterator[Ticket]:
+    async def admit(
+        self, choices: int, body_bytes: int, within: Ticket | None = None, *, tenant: Tenant = ANYONE
+    ) -> AsyncIterator[Ticket]:
         """Reserve places in the queue. Leaving the block for any reason ends the request's unfinished choices.
 
         within  the ticket of `admit_rounds`, if the request is a round; it is admitted while the engine drains too
@@ -177,7 +180,7 @@ class Engine:
         engine. Waits while the gate holds new requests; the wait may raise NotReady, QueueTimeout, RequestTimeout or
         Aborted.
         """
-        ticket = self.admission.reserve(choices, body_bytes, within)
+        ticket = self.admission.reserve(choices, body_bytes, within, tenant)
         try:
             self.control.on_request()
             await self.admission.enter(ticket)
@@ -199,9 +202,9 @@ class Engine:
             ticket.deadlines.started()
             yield ticket
 
-    def require_room(self) -> None:
-        """Raise NotReady or Overloaded if a request would be refused now."""
-        self.admission.require_room()
+    def require_room(self, tenant: Tenant = ANYONE) -> None:
+        """Raise NotReady or Overloaded if a request of a tenant would be refused now."""
+        self.admission.require_room(tenant=tenant)
 
     def abort(self, request_id: str) -> bool:
         """End a request with "abort"; return False if no request has this id."""

@@ -96,6 +96,7 @@ class Cache(Resource):
         seq.tables = []
         seq.computed = seq.covered = seq.indexed = 0
         self._running -= 1
+        self._refused = None
 
     def _find(self, seq: Sequence) -> tuple[int, Tables]:
         """Return the number of a sequence's cached tokens, and the pages that contain them."""

@@ -26,7 +26,7 @@ class Policy:
     def place(self, priority: int) -> QueuePlace:
         """Return the place of the next arrival. Lower priorities are earlier; priorities are clamped to ±LEVELS."""
         self._arrivals += 1
-        return self._arrivals + max(-LEVELS, min(priority, LEVELS)) * self._patience, self._arrivals
+        return self._arrivals + clamped(priority) * self._patience, self._arrivals
 
     def may_pass(self, seq: Sequence, waiting: Sequence) -> bool:
         """Return whether `seq` may be admitted before `waiting`, an earlier sequence that lacks a resource.
@@ -34,6 +34,10 @@ class Policy:
         `seq` may if its place is at most `patience` after that of `waiting`.
         """
         return seq.place[0] <= waiting.place[0] + self._patience
+
+
+def clamped(priority: int) -> int:
+    return max(-LEVELS, min(priority, LEVELS))
 
 
 def by_place(seq: Sequence) -> QueuePlace:

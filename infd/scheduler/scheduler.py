@@ -11,6 +11,7 @@ still in flight.
 from __future__ import annotations
 
 from bisect import insort
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -18,6 +19,7 @@ from msgspec import Struct
 from infd.request import FinishReason
 from infd.scheduler.adapters import AdapterSlots
 from infd.scheduler.cache import Cache
+from infd.scheduler.fair_queue import FairQueue
 from infd.scheduler.plan import Grant, Join, Span, StepPlan
 from infd.scheduler.policy import Policy, by_place, split_decoding
 from infd.scheduler.resources import RowPool
@@ -68,10 +70,10 @@ class Scheduled(Struct):
 class Scheduler:
     """Sequences, and the resources they share.
 
-    `waiting` and `running` are each in queue order (`policy.py`). A running
-    sequence holds its share of each resource; a preempted sequence returns to
-    its old place in `waiting`. A sequence on hold, whose reader is paused, is
-    in neither list.
+    `running` is in the order of places (`policy.py`), `waiting` too within each
+    tenant (`fair_queue.py`). A running sequence holds its share of each resource;
+    a preempted sequence returns to its old place in `waiting`. A sequence on hold,
+    whose reader is paused, is in neither.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Scheduler:
         max_drafts: int = 0,
     ) -> None:
         self.capacity = capacity
-        self.waiting: list[Sequence] = []
+        self.waiting = FairQueue(capacity.rows, priority_patience)
         self.running: list[Sequence] = []
         self.budget = TokenBudget(capacity)
         self.rows = RowPool(capacity.rows)
@@ -115,13 +117,14 @@ class Scheduler:
         seq.limit = min(seq.limit, self.capacity.max_model_len)
         seq.token_cost = self.capacity.score_cost if seq.scoring else 1
         seq.place = self._policy.place(seq.request.priority) if place is None else place
-        insort(self.waiting, seq, key=by_place)
+        self.waiting.add(seq)
 
     def remove(self, seq: Sequence, finish: FinishReason, failure: BaseException | None = None) -> None:
         """End a sequence now. Tokens that steps in flight still compute for it are dropped."""
         if seq.finish is not None:
             return
         seq.finish, seq.failure = finish, failure
+        self.waiting.settle(seq)
         self._dequeue(seq)
 
     def hold(self, seq: Sequence) -> None:
@@ -141,7 +144,7 @@ class Scheduler:
         """Return a sequence to its old place in the queue. Does nothing if the sequence is not on hold."""
         if seq in self._held:
             self._held.remove(seq)
-            insort(self.waiting, seq, key=by_place)
+            self.waiting.add(seq)
 
     def plan(self, only: Container[Sequence] | None = None) -> Scheduled | None:
         """Fill the next step; return None if no sequence can be computed now.
@@ -149,12 +152,15 @@ class Scheduler:
         only  the sequences that may be planned; None: all
         """
         step, budget = Scheduled(StepPlan(self._number, [], [], [], []), []), self.budget
+        if self.waiting.contested and only is None:
+            self._make_room()
         decoding, others = split_decoding(self.running)
         starting = self._starting(others)
         drafts = self.speculation.room(len(decoding), budget.limit)
         remaining = self._fill(step, decoding, budget.limit, only, drafts)
         remaining = min(remaining, budget.mixed(step.plan.tokens, starting))
-        budget.remaining = self._fill(step, others, remaining, only)
+        kept = self.waiting.kept(others, remaining)
+        budget.remaining = kept + self._fill(step, self.waiting.in_turn(others), remaining - kept, only)
         if self.waiting and budget.remaining:
             self._admit(step, only)
         if not step.sequences:
@@ -255,11 +261,11 @@ class Scheduler:
         """Assert every invariant of the queues and of all resources."""
         for resource in self.resources:
             resource.verify(self.running)
+        self.waiting.verify(self.running)
         idle = [*self.waiting, *self._held]
         assert not any(seq.row is not None or seq.computed or seq.tables or seq.slot for seq in idle)
         assert all(seq.finish is None and seq.in_flight >= 0 for seq in (*idle, *self.running))
-        for queue in (self.waiting, self.running):
-            assert queue == sorted(queue, key=by_place), "a queue is out of order"
+        assert self.running == sorted(self.running, key=by_place), "the running sequences are out of order"
 
     # Planning and committing one step
 
@@ -326,7 +332,7 @@ class Scheduler:
 
     def _starting(self, others: Many[Sequence]) -> int:
         """Return how many requests wait for their first token, except those in the queue for which no row is free."""
-        candidates = (*others, *self.waiting[: self.rows.available])
+        candidates = (*others, *islice(self.waiting, self.rows.available))
         return len({id(seq.request) for seq in candidates if not seq.generated})
 
     def _admit(self, step: Scheduled, only: Container[Sequence] | None) -> None:
@@ -339,10 +345,7 @@ class Scheduler:
         """
         reserved: list[Sequence] = []
         passed = None
-        position = 0
-        while position < len(self.waiting):
-            seq = self.waiting[position]
-            position += 1
+        for seq in self.waiting.candidates():
             if (only is not None and seq not in only) or (seq.first is not None and seq.first.owes_scores):
                 continue
             if passed is not None and not self._policy.may_pass(seq, passed):
@@ -353,17 +356,27 @@ class Scheduler:
             seq.set_regime(self.capacity.layout.regimes)
             lacking = next((resource for resource in self.resources if not resource.fits(seq, reserved)), None)
             if lacking is None:
-                position -= 1
-                self._start(step, seq, position)
+                self._start(step, seq)
             elif lacking.passable:
                 passed = passed or seq
             else:
                 return
 
-    def _start(self, step: Scheduled, seq: Sequence, position: int) -> None:
-        """Move a sequence from `position` in `waiting` to `running`, and add its first span."""
+    def _make_room(self) -> None:
+        """Preempt sequences of tenants beyond their share while the first in the queue finds no row or pages."""
+        first = self.waiting.first
+        if first.in_flight:
+            return
+        first.set_regime(self.capacity.layout.regimes)
+        while not (self.rows.fits(first, ()) and self.cache.fits(first, ())):
+            other = self.waiting.displaced(self.running)
+            if other is None:
+                return
+            self.preempt(other)
+
+    def _start(self, step: Scheduled, seq: Sequence) -> None:
+        """Move a sequence from `waiting` to `running`, and add its first span."""
         plan = step.plan
-        del self.waiting[position]
         insort(self.running, seq, key=by_place)
         for resource in self.resources:
             resource.take(seq, plan)
@@ -372,6 +385,7 @@ class Scheduler:
             if self.cache.uses_prefix_cache(seq):
                 self.prefix_queries += seq.prompt_tokens
                 self.prefix_hits += seq.prompt_cached
+        self.waiting.start(seq)
         cost = self._add_span(step, seq, self.budget.remaining)
         assert cost, "an admitted sequence has room for its first span"
         self.budget.remaining -= cost
@@ -399,7 +413,7 @@ class Scheduler:
         """
         shortage = self.cache.shortage(seq, end)
         while self.cache.pool.available < shortage:
-            victim = next(s for s in reversed(self.running) if s.last_step != plan.number)
+            victim = self.waiting.victim(s for s in reversed(self.running) if s.last_step != plan.number)
             if victim is seq:
                 return False  # `seq` keeps its pages and continues when other sequences have finished
             self.preempt(victim)
@@ -464,7 +478,7 @@ class Scheduler:
     def _requeue(self, seq: Sequence) -> None:
         """Send a running sequence back to its old place in the queue, to be recomputed."""
         self._release(seq)
-        insort(self.waiting, seq, key=by_place)
+        self.waiting.add(seq)
 
     def _dequeue(self, seq: Sequence) -> None:
         """Remove a sequence from `running`, `waiting` or hold, and release its share of every resource."""
@@ -478,6 +492,7 @@ class Scheduler:
     def _release(self, seq: Sequence) -> None:
         """Remove a sequence from `running`, and release its share of every resource."""
         self.running.remove(seq)
+        self.waiting.stop(seq)
         for resource in self.resources:
             resource.release(seq)
         seq.last_step = -1

@@ -30,6 +30,7 @@ class Sequence:
     __slots__ = (
         "adapter",
         "agreement",
+        "charged",
         "choice",
         "computed",
         "covered",
@@ -113,6 +114,7 @@ class Sequence:
         self.regime_limit = self.limit  # maximum tokens computed in this regime
 
         self.place: QueuePlace = (0, 0)  # unchanged by preemption
+        self.charged = 0.0  # estimated work for which the tenant was charged, see fair_queue.py; 0: never ran
         self.computed = 0
         self.in_flight = 0  # number of planned samples, kept or not, that are not yet committed
         self.last_step = -1  # number of the last plan since admission that has a span of this sequence; -1: none

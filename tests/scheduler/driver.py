@@ -38,6 +38,8 @@ def sequence(
     adapter: Adapter | None = None,
     first: Sequence | None = None,
     drafter: Drafter = NO_DRAFTS,
+    tenant: str = "",
+    share: float = 1.0,
 ) -> Sequence:
     tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
     wants: list[Want] = []
@@ -45,7 +47,7 @@ def sequence(
         wants.append(Generate(SamplingParams(max_tokens=max_tokens, seed=seed), end_ids))
     if scored is not None:
         wants.append(Score(scored))
-    request = Request(id="r", prompt=tuple(tokens), wants=tuple(wants), priority=priority)
+    request = Request(id="r", prompt=tuple(tokens), wants=tuple(wants), priority=priority, tenant=tenant, share=share)
     return Sequence(request, prefix_root=root + repr(adapter).encode(), adapter=adapter, first=first, drafter=drafter)
 
 
@@ -184,7 +186,7 @@ class Driver:
             if not (self.scheduler.waiting or self.scheduler.running or self.in_flight):
                 break
             self.step()
-        assert not self.scheduler.waiting + self.scheduler.running, "work is left but nothing moves"
+        assert not [*self.scheduler.waiting, *self.scheduler.running], "work is left but nothing moves"
         assert self.scheduler.cache.pool.referenced == 0
         assert not any(seq.in_flight for seq in self.everybody)
 

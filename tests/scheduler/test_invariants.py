@@ -95,6 +95,8 @@ class Histories(RuleBasedStateMachine):
         adapter=st.none() | st.integers(0, 4),
         steps_apart=st.booleans(),
         wrong=st.none() | st.sampled_from([0.0, 0.3, 1.0]),
+        tenant=st.sampled_from(["a", "a", "b", "c"]),
+        share=st.sampled_from([0.5, 1.0, 3.0]),
     )
     def arrive(
         self,
@@ -109,6 +111,8 @@ class Histories(RuleBasedStateMachine):
         adapter: int | None,
         steps_apart: bool,
         wrong: float | None,
+        tenant: str,
+        share: float,
     ) -> None:
         """Add choices together, or one per step: a later step then needs an adapter that an earlier step loads."""
         layout = self.driver.capacity.layout
@@ -132,6 +136,8 @@ class Histories(RuleBasedStateMachine):
                 end_ids=frozenset(stop),
                 adapter=chosen,
                 first=first,
+                tenant=tenant,
+                share=share,
                 drafter=NO_DRAFTS if wrong is None else Oracle.of(prompt, 12, seed=seed + choice, **drafting),
             )
             first = first or seq
@@ -141,7 +147,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 100))
     def cancel(self, which: int) -> None:
-        alive = self.driver.scheduler.waiting + self.driver.scheduler.running
+        alive = [*self.driver.scheduler.waiting, *self.driver.scheduler.running]
         if alive:
             self.driver.scheduler.remove(alive[which % len(alive)], FinishReason.ABORT)
 

@@ -308,7 +308,7 @@ def test_when_pages_run_out_the_latest_arrival_is_preempted_and_keeps_its_place(
         driver.step()
 
     assert early.row is not None
-    assert driver.scheduler.waiting[:2] == [late, later]
+    assert list(driver.scheduler.waiting)[:2] == [late, later]
     driver.finish()
     driver.check_answers()
     assert driver.scheduler.preemptions >= 1
@@ -321,7 +321,7 @@ def test_priority_is_a_bounded_head_start():
     polite = driver.add(sequence(3, priority=1))
     others = [driver.add(sequence(3)) for _ in range(6)]
 
-    assert driver.scheduler.waiting == [*others[:3], polite, *others[3:]]
+    assert list(driver.scheduler.waiting) == [*others[:3], polite, *others[3:]]
 
 
 def test_a_window_frees_the_pages_behind_it():

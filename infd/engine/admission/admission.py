@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from infd.engine.admission.prepare import AdapterNeed, GrammarNeed, prepare
 from infd.engine.admission.ticket import Ticket
 from infd.errors import Aborted
-from infd.request import FinishReason
+from infd.request import ANYONE, FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from infd.engine.telemetry import Telemetry
     from infd.errors import RequestError
     from infd.grammar.protocol import Grammar, Grammars
-    from infd.request import Adapter, Request, Restriction
+    from infd.request import Adapter, Request, Restriction, Tenant
 
 BYTES_PER_TOKEN: Final = 4  # estimates a body's prompt tokens until the prompt is read, see `QueueBudget.exchange`
 
@@ -74,15 +74,17 @@ class Admission:
         preparing = (ticket for ticket in self if ticket.expired is None and not ticket.held)
         return len(self._core.in_flight) + sum(ticket.reservation.choices for ticket in preparing)
 
-    def require_room(self, choices: int = 1, tokens: int = 0, *, admitted: bool = False) -> None:
+    def require_room(
+        self, choices: int = 1, tokens: int = 0, tenant: Tenant = ANYONE, *, admitted: bool = False
+    ) -> None:
         """Raise NotReady or Overloaded if a request of this size would be refused now.
 
         admitted  whether the request is a round of a request admitted earlier
         """
         self.gate.require(admitted=admitted)
-        self.budget.require(choices, tokens, len(self._core.scheduler.waiting))
+        self.budget.require(choices, tokens, len(self._core.scheduler.waiting), tenant)
 
-    def reserve(self, choices: int, body_bytes: int, within: Ticket | None = None) -> Ticket:
+    def reserve(self, choices: int, body_bytes: int, within: Ticket | None = None, tenant: Tenant = ANYONE) -> Ticket:
         """Return a ticket, with places in the queue reserved until the requests are queued or the ticket is retired.
 
         within  ticket of the request of which this one is a round
@@ -92,8 +94,8 @@ class Admission:
         if within is not None and within.expired is not None:
             raise within.expired
         tokens = body_bytes // BYTES_PER_TOKEN
-        self.require_room(choices, tokens, admitted=within is not None)
-        reservation = self.budget.reserve(choices, tokens)
+        self.require_room(choices, tokens, tenant, admitted=within is not None)
+        reservation = self.budget.reserve(choices, tokens, tenant)
         ticket = Ticket(
             secrets.token_hex(12),
             reservation,

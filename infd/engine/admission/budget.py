@@ -1,7 +1,8 @@
 """Bound the queue: the choices and the prompt tokens that may wait.
 
 A request's reservation is estimated from the size of its body, and replaced by the real token counts when the request
-is queued.
+is queued. When the queue is full, tenants that hold less than their share of it may still queue requests, so that a
+flood costs nobody else a refusal. The queue then holds less than twice its bounds.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from infd.errors import Overloaded
+from infd.request import ANYONE
 
 if TYPE_CHECKING:
     from infd.config import LiveConfig
+    from infd.request import Tenant
 
 
 class Reservation(Struct):
@@ -21,6 +24,15 @@ class Reservation(Struct):
 
     choices: int
     tokens: int
+    tenant: Tenant = ANYONE
+
+
+class Held(Struct):
+    """One tenant's part of the queue."""
+
+    share: float
+    choices: int = 0
+    tokens: int = 0
 
 
 class QueueBudget:
@@ -34,26 +46,29 @@ class QueueBudget:
         self.reserved_choices = 0
         self.queued_tokens = 0
         self._live = live
+        self._held: dict[str, Held] = {}  # by the name of the tenant
 
-    def require(self, choices: int, tokens: int, waiting: int) -> None:
+    def require(self, choices: int, tokens: int, waiting: int, tenant: Tenant = ANYONE) -> None:
         """Raise Overloaded if a request of this size does not fit.
 
         waiting  choices in the scheduler's queue
         """
         waiting += self.reserved_choices
         if waiting + choices > (most := self._live.now.scheduler.max_waiting):
-            raise Overloaded(f"{waiting} choices are waiting, of at most {most}")
-        self._require_tokens(tokens, beside=self.queued_tokens)
+            share, held = self._share(tenant)
+            if held.choices + choices > most * share:
+                raise Overloaded(f"{waiting} choices are waiting, of at most {most}")
+        self._require_tokens(tokens, self.queued_tokens, tenant)
 
-    def reserve(self, choices: int, tokens: int) -> Reservation:
+    def reserve(self, choices: int, tokens: int, tenant: Tenant = ANYONE) -> Reservation:
         self.reserved_choices += choices
-        self.queued_tokens += tokens
-        return Reservation(choices, tokens)
+        self._hold(tenant, choices, tokens)
+        return Reservation(choices, tokens, tenant)
 
     def release(self, reservation: Reservation) -> None:
         """Release a reservation. Idempotent."""
         self.reserved_choices -= reservation.choices
-        self.queued_tokens -= reservation.tokens
+        self._hold(reservation.tenant, -reservation.choices, -reservation.tokens)
         reservation.choices = reservation.tokens = 0
 
     def exchange(self, reservation: Reservation, choices: int, tokens: int, *, keep: bool = False) -> None:
@@ -64,22 +79,48 @@ class QueueBudget:
         Raises Overloaded if `tokens` prompt tokens do not fit.
         """
         assert choices <= reservation.choices, "more choices than reserved, or submitted twice"
-        self._require_tokens(tokens, beside=self.queued_tokens - reservation.tokens)
+        self._require_tokens(tokens, self.queued_tokens - reservation.tokens, reservation.tenant, reservation.tokens)
         kept = reservation.choices if keep else 0
         self.release(reservation)
         reservation.choices = kept
         self.reserved_choices += kept
+        self._hold(reservation.tenant, kept, 0)
 
-    def enqueue(self, tokens: int) -> None:
-        """Count the prompt of a queued choice until `dequeue`."""
+    def enqueue(self, tenant: Tenant, tokens: int) -> None:
+        """Count a queued choice and its prompt until `dequeue`."""
+        self._hold(tenant, 1, tokens)
+
+    def dequeue(self, tenant: Tenant, tokens: int) -> None:
+        """Stop counting a choice: its first step is planned, or it has ended without a step."""
+        self._hold(tenant, -1, -tokens)
+
+    def _hold(self, tenant: Tenant, choices: int, tokens: int) -> None:
+        """Add choices, reserved or queued, and prompt tokens to a tenant's part of the queue."""
         self.queued_tokens += tokens
+        held = self._held.get(tenant.name)
+        if held is None:
+            held = self._held[tenant.name] = Held(tenant.share)
+        held.share = tenant.share
+        held.choices += choices
+        held.tokens += tokens
+        if not held.choices and not held.tokens:
+            del self._held[tenant.name]
 
-    def dequeue(self, tokens: int) -> None:
-        """Stop counting the prompt of a choice: its first step is planned, or it has ended without a step."""
-        self.queued_tokens -= tokens
+    def _share(self, tenant: Tenant) -> tuple[float, Held]:
+        """Return a tenant's share of a full queue, 0 if no other tenant holds part of it, and its own part."""
+        others = sum(held.share for name, held in self._held.items() if name != tenant.name)
+        share = tenant.share / (tenant.share + others) if others else 0.0
+        return share, self._held.get(tenant.name) or Held(tenant.share)
 
-    def _require_tokens(self, tokens: int, beside: int) -> None:
-        """Raise Overloaded if `tokens` more do not fit. A prompt fits in any case if no other prompt waits."""
+    def _require_tokens(self, tokens: int, beside: int, tenant: Tenant, reserved: int = 0) -> None:
+        """Raise Overloaded if `tokens` more do not fit. A prompt fits in any case if no other prompt waits.
+
+        beside    queued tokens of other requests
+        reserved  tokens that the request's own reservation holds
+        """
         most = self._live.now.scheduler.max_waiting_tokens
         if beside and beside + tokens > most:
+            share, held = self._share(tenant)
+            if held.tokens - reserved + tokens <= most * share:
+                return
             raise Overloaded(f"{beside} prompt tokens are waiting, of at most {most}: {tokens} more would be too many")

@@ -121,7 +121,7 @@ class InFlight:
             self._adapters.keep(seq.adapter)
         self._open[seq] = choice, ticket
         self.accepted += 1
-        self._budget.enqueue(prompt_tokens)
+        self._budget.enqueue(ticket.reservation.tenant, prompt_tokens)
         ticket.choices.append(choice)
         ticket.streams.append(stream)
         ticket.prompt_tokens += prompt_tokens
@@ -166,7 +166,7 @@ class InFlight:
             if choice.started is None:
                 choice.started = issued.at
                 ticket.deadlines.started()
-                self._budget.dequeue(choice.prompt_tokens)
+                self._budget.dequeue(ticket.reservation.tenant, choice.prompt_tokens)
                 if choice.prompt_tokens:
                     ticket.cached_tokens += seq.prompt_cached or 0
                 self._metrics.planned(choice)
@@ -212,7 +212,7 @@ class InFlight:
         """
         choice, ticket = self._open.pop(seq)
         if choice.started is None:
-            self._budget.dequeue(choice.prompt_tokens)
+            self._budget.dequeue(ticket.reservation.tenant, choice.prompt_tokens)
         if finish is not None:  # sent first: the reader must receive it even if a call below raises
             failure = error if isinstance(error, InfdError) else RequestFailed("this request failed")
             choice.stream.end(finish, failure if finish is FinishReason.ERROR else None)
