@@ -23,6 +23,7 @@ InfdError
 │   ├── UnknownExpectation 417
 │   ├── ToolServerFailed   424, an MCP server does not answer as the protocol says
 │   ├── Overloaded         429, with Retry-After; a limit of load is reached
+│   ├── RateLimited        429, with Retry-After; a key or tenant has used up its rate
 │   ├── NotReady           503, with Retry-After
 │   ├── AdapterUnavailable 503, the adapter's files are missing, changed, or now too large
 │   ├── QueueTimeout       503, with Retry-After
@@ -259,6 +260,17 @@ class Overloaded(RequestError):
     """A limit of load is reached, such as the length of the queue. Raised before the request is queued."""
 
     status, type, code, retry_after_s = 429, "overloaded_error", "queue_full", 1
+
+
+class RateLimited(RequestError):
+    """The key or its tenant has used up a rate: OpenAI's type names the unit, `requests` or `tokens`."""
+
+    status, code = 429, "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, unit: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.type = unit  # type: ignore[misc]
+        self.retry_after_s = retry_after_s
 
 
 class NotReady(RequestError):

@@ -216,12 +216,12 @@ bytes = "8G"
 server.api_key_file names a file with one client a line; blank lines and lines that begin with # are skipped:
 .PP
 .RS
-name:sha256\-of\-key[:tenant] [in_flight=N] [priority=N]
+name:sha256\-of\-key[:tenant] [in_flight=N] [priority=N] [requests_per_minute=N] [tokens_per_minute=N]
 .RE
 .PP
 The hash is 64 hex digits, as
 .B printf %s \(dq$key\(dq | sha256sum
-prints them. Clients of one tenant share cached prompts; the tenant defaults to the name.
+prints them. Clients of one tenant share cached prompts, and a share of a busy server; the tenant defaults to the name.
 .TP
 .B in_flight
 Maximum requests in flight; further requests are answered with 429.
@@ -230,6 +230,9 @@ Maximum requests in flight; further requests are answered with 429.
 The earliest priority that requests with this key may set; lower numbers are earlier. A request with an earlier
 priority is answered with 400.
 A request without a priority gets 0, or this priority if it is later.
+.TP
+.BR requests_per_minute ", " tokens_per_minute
+The key's rates, instead of those of the section quotas; beyond them requests are answered with 429.
 .SH SEE ALSO
 .BR infd (1)
 """

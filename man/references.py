@@ -14,6 +14,7 @@ from infd.http.openapi.document import statuses
 from infd.http.openapi.operations import OPERATIONS
 from infd.telemetry.exposition import expose
 from infd.telemetry.metrics import Gauges, Metrics
+from infd.telemetry.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from infd.http.openapi.operation import Operation
 
 # Labels whose values differ between models, machines and versions; a page lists the values of other labels.
-OPEN = {"model_name", "version", "engine", "handler", "method", "status", "adapter", "position"}
+OPEN = {"model_name", "version", "engine", "handler", "method", "status", "adapter", "position", "key", "tenant"}
 
 HTTP_START = r"""
 .SH DESCRIPTION
@@ -41,6 +42,19 @@ except where an endpoint is marked open. Each endpoint lists the statuses of its
 """
 
 HTTP_END = r"""
+.SH RATES
+If quotas.requests_per_minute or the like limits a key, answers of the endpoints that generate text have the headers
+.BR x\-ratelimit\-limit\-requests ,
+.B x\-ratelimit\-remaining\-requests
+and
+.B x\-ratelimit\-reset\-requests
+(the time until all of the limit is left again, such as 1m30s), and the same for tokens; those of /v1/messages
+.BR anthropic\-ratelimit\-requests\-limit ,
+.B \-remaining
+and
+.BR \-reset ,
+and the same for tokens. If the key and its tenant are limited, the limit with less left is reported. Beyond a limit
+the answer is 429 rate_limit_exceeded, with Retry\-After.
 .SH SEE ALSO
 .BR infd (1),
 .BR infdctl (1),
@@ -160,6 +174,7 @@ def _counted() -> Metrics:
     metrics.cache_config = dict.fromkeys(("block_size", "num_gpu_blocks", "enable_prefix_caching", "cache_dtype"), "")
     metrics.rejected = metrics.turned_away = {"": 1}
     metrics.adapter_requests = {"": 1}
+    metrics.usage = {"": Usage()}
     metrics.accepted_drafts = (1,)
     metrics.answered("", "", 200, 0.0)
     return metrics

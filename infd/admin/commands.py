@@ -274,6 +274,12 @@ async def reset_prefix_cache(context: AdminContext, args: protocol.ResetPrefixCa
     return protocol.PrefixCacheReset(*context.engine.core.forget_prefixes(preempting=args.running))
 
 
+async def usage(context: AdminContext, args: protocol.NoArguments) -> protocol.UsageRows:
+    metrics = context.engine.metrics
+    rows = [protocol.UsageRow(key, **msgspec.structs.asdict(used)) for key, used in sorted(metrics.usage.items())]
+    return protocol.UsageRows(metrics.since, rows)
+
+
 async def loras(context: AdminContext, args: protocol.NoArguments) -> protocol.Loras:
     adapters = context.engine.adapters
     rows = msgspec.convert(adapters.rows(), list[protocol.LoraRow], from_attributes=True)
@@ -374,6 +380,7 @@ VERBS = (
         protocol.ResetPrefixCache,
         mutates=True,
     ),
+    Verb("usage", "/v1/usage", usage),
     Verb("loras", "/v1/loras", loras),
     Verb("load-lora", "/v1/loras/load", load_lora, protocol.LoadLora, mutates=True),
     Verb("unload-lora", "/v1/loras/unload", unload_lora, protocol.UnloadLora, mutates=True),

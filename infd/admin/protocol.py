@@ -401,6 +401,34 @@ class Loras(Struct):
     host_bytes: int
 
 
+class UsageRow(Struct):
+    """What one API key has used since the daemon's start.
+
+    key        the key's name; empty: requests to a server without keys
+    requests   requests for generated text that found room in the queue; those refused because of a rate too
+    limited    requests refused because a rate was used up
+    answered   requests that were queued and have ended
+    prompt     prompt tokens; `cached` of them were found in the cache
+    generated  tokens delivered
+    """
+
+    key: str
+    tenant: str
+    requests: int
+    limited: int
+    answered: int
+    prompt: int
+    cached: int
+    generated: int
+
+
+class UsageRows(Struct):
+    """What each API key has used. `since`: the daemon's start, in Unix time."""
+
+    since: float
+    usage: list[UsageRow]
+
+
 class LoraChanged(Struct):
     """Result of a load or unload.
 

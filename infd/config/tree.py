@@ -274,6 +274,32 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
     json_depth: Annotated[int, Meta(ge=8), about("deepest nesting of a request body", live=True)] = 128
 
 
+class QuotasConfig(Section, frozen=True, kw_only=True):
+    """What API keys and tenants may use. A key's line in server.api_key_file may give the key other rates."""
+
+    requests_per_minute: Annotated[
+        Count | None,
+        about("requests for generated text a minute of each API key, then 429 (default: no limit)", live=True),
+    ] = None
+    tokens_per_minute: Annotated[
+        Count | None,
+        about(
+            "tokens a minute of each API key, prompt and answer, then 429; a request reserves its prompt and"
+            " max_tokens, and returns what it does not use (default: no limit)",
+            live=True,
+        ),
+    ] = None
+    burst_s: Annotated[Positive, about("seconds' worth of a rate that may be used at once", live=True)] = 60.0
+    tenants: Annotated[
+        dict[str, str],
+        about(
+            "rates of all keys of a tenant together, and its share of the device while others wait too (default: 1):"
+            " the tenant and `requests_per_minute=N tokens_per_minute=N share=X`, in any order",
+            live=True,
+        ),
+    ] = {}
+
+
 class StoreConfig(Section, frozen=True, kw_only=True):
     """Stored responses and conversations. Beyond a bound, the tenant with most loses its oldest."""
 
@@ -385,8 +411,13 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     speculative_bytes: Annotated[
         Annotated[int, Meta(ge=2**20)], about("memory for earlier answers; with speculative suffix")
     ] = 2**26
-    max_waiting: Annotated[Count, about("most queued choices, then 429", live=True)] = 1024
-    max_waiting_tokens: Annotated[Count, about("most queued prompt tokens, then 429", live=True)] = 2**20
+    max_waiting: Annotated[
+        Count, about("most queued choices, then 429, except for tenants that hold less than their share", live=True)
+    ] = 1024
+    max_waiting_tokens: Annotated[
+        Count,
+        about("most queued prompt tokens, then 429, except for tenants that hold less than their share", live=True),
+    ] = 2**20
     priority_patience: Annotated[
         Count, about("later arrivals that may overtake a request, for each level of priority")
     ] = 64
@@ -477,6 +508,12 @@ class LogConfig(Section, frozen=True, kw_only=True):
         "auto"
     )
     access: Annotated[bool, about("log one line per request", live=True)] = True
+    slow_s: Annotated[
+        NotNegative | None,
+        about(
+            "log requests for generated text that take longer, with the time of each stage (default: none)", live=True
+        ),
+    ] = None
     banner: Annotated[bool, about("print a banner on a terminal", flag="--no-banner")] = True
 
 
@@ -493,6 +530,7 @@ class Config(Section, frozen=True, kw_only=True):
     model: ModelConfig = ModelConfig()
     server: ServerConfig = ServerConfig()
     limits: LimitsConfig = LimitsConfig()
+    quotas: QuotasConfig = QuotasConfig()
     store: StoreConfig = StoreConfig()
     mcp: McpConfig = McpConfig()
     device: DeviceConfig = DeviceConfig()

@@ -11,6 +11,7 @@ from infd.apart.client import Worker
 from infd.daemon import resolve
 from infd.daemon.examine import Examined, examine, weight_files
 from infd.errors import CheckpointError, ConfigError
+from infd.http.rates import tenants
 from infd.hub.cached import cached
 from infd.hub.fetch import find_gguf, split
 from infd.mcp.servers import Servers
@@ -65,6 +66,7 @@ def check(config: Config, environment: Environment) -> list[str]:
     found.collect(template)
     found.collect(parsers)
     found.collect(lambda: resolve.keys(config, environment))
+    found.collect(lambda: tenants(config.quotas))
     found.collect(lambda: resolve.grammar_engine(config))
     found.collect(lambda: Servers.read(config.mcp))
     found.collect(adapters)

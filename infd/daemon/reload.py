@@ -19,6 +19,7 @@ from infd.config import SETTINGS, Assignment, Loaded
 from infd.daemon import resolve
 from infd.errors import ConfigError
 from infd.http.proxies import networks
+from infd.http.rates import tenants
 from infd.sockets import tls
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Replacement(Struct, frozen=True):
         """Read the files. Raises ConfigError."""
         server = config.server
         networks(server.trusted_proxies)
+        tenants(config.quotas)
         if server.proxy_protocol and server.tls_certificate:
             raise ConfigError(
                 "server.proxy_protocol: the header would come before the handshake; let the proxy end TLS, or unset one"

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def guarded(handler: Handler) -> Handler:
-    """Return a handler that checks the API key's cap on requests in flight, then the queue, then calls `handler`.
+    """Return a handler that checks the API key's cap on requests in flight, the queue and the key's rates.
 
-    The returned handler raises NotReady, Overloaded.
+    The returned handler then calls `handler`. It raises NotReady, Overloaded, RateLimited.
     """
 
     @wraps(handler)
@@ -30,7 +30,8 @@ def guarded(handler: Handler) -> Handler:
         service, exchange = request.app[SERVICE], request[EXCHANGE]
         with exchange.place as place:
             place.enter_context(service.in_flight.hold(exchange.key))
-            service.engine.require_room()
+            service.engine.require_room(exchange.account.tenant)
+            exchange.account.enter()
             return await handler(request)
 
     return admit

@@ -169,6 +169,7 @@ class HttpServer:
     @keys.setter
     def keys(self, keys: Keys) -> None:
         self.service.keys = keys
+        self.service.accounts.keep_only(keys)
 
     async def start(self, sockets: Iterable[socket.socket], tls: ssl.SSLContext | None = None) -> None:
         """Accept connections on `sockets`, which are already bound. The server closes the sockets.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from infd.errors import ConfigError, InvalidRequest, Overloaded, Unauthorized
+from infd.http.rates import RATES, Rates
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,6 +25,7 @@ class Key(Struct, frozen=True):
 
     in_flight  maximum requests in flight; None: no cap
     priority   smallest (earliest) priority that requests with this key may set; None: any
+    rates      requests and tokens a minute
     """
 
     name: str
@@ -31,6 +33,7 @@ class Key(Struct, frozen=True):
     tenant: str
     in_flight: int | None = None
     priority: int | None = None
+    rates: Rates = Rates()
 
     def priority_of(self, requested: int | None) -> int:
         """Return the priority of a request. Raises InvalidRequest below the key's smallest priority."""
@@ -52,6 +55,9 @@ class Keys:
     def __len__(self) -> int:
         return len(self._keys)
 
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._keys)
+
     @classmethod
     def of(cls, secret: str, name: str = "default") -> Keys:
         """Return a `Keys` with one key."""
@@ -59,9 +65,10 @@ class Keys:
 
     @classmethod
     def parse(cls, text: str, origin: str) -> Keys:
-        """Read lines `name:sha256-of-key[:tenant] [in_flight=N] [priority=N]`; skip blank lines and `#` comments.
+        """Read lines `name:sha256-of-key[:tenant] [OPTION=N ...]`; skip blank lines and `#` comments.
 
-        The tenant defaults to the key's name. Raises ConfigError, naming `origin` and the line.
+        Options: in_flight, priority, requests_per_minute, tokens_per_minute. The tenant defaults to the key's name.
+        Raises ConfigError, naming `origin` and the line.
         """
         keys: dict[str, Key] = {}
         for number, line in enumerate(map(str.strip, text.splitlines()), 1):
@@ -83,9 +90,10 @@ class Keys:
                 raise ConfigError(f"{origin}:{number}: a key named {name!r} was given before")
             try:
                 limits = dict(_option(option) for option in options)
+                rates = Rates(**{name: limits.pop(name) for name in RATES if name in limits})
             except ValueError as error:
                 raise ConfigError(f"{origin}:{number}: {error}") from None
-            keys[name] = Key(name, digest, tenant or name, **limits)
+            keys[name] = Key(name, digest, tenant or name, rates=rates, **limits)
         if not keys:
             raise ConfigError(f"{origin}: holds no key, which would leave the server open")
         return cls(keys.values())
@@ -137,9 +145,12 @@ class InFlight:
 
 
 def _option(text: str) -> tuple[str, int]:
-    """Read `in_flight=8` or `priority=-5`. Raises ValueError."""
+    """Read an option such as `in_flight=8` or `priority=-5`. Raises ValueError."""
     name, _, value = text.partition("=")
-    least = {"in_flight": 1, "priority": -(2**31)}.get(name)
+    least = {"in_flight": 1, "priority": -(2**31), **dict.fromkeys(RATES, 1)}.get(name)
     if least is None or not value.removeprefix("-").isdecimal() or int(value) < least:
-        raise ValueError(f"{text!r} is no option; there are `in_flight=N` (1 or more) and `priority=N`")
+        raise ValueError(
+            f"{text!r} is no option; there are `in_flight=N`, `requests_per_minute=N`, `tokens_per_minute=N` (1 or"
+            " more) and `priority=N`"
+        )
     return name, int(value)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from infd.errors import OriginNotAllowed
+from infd.http.rates import UNITS
 
 if TYPE_CHECKING:
     from infd.config import LiveConfig
@@ -19,7 +20,14 @@ ANY: Final = "*"
 LOCALHOST: Final = "localhost"
 _LOCAL: Final = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?")
 MAX_AGE_S: Final = 7200  # the maximum that every browser supports
-READABLE: Final = "X-Request-Id, Retry-After"
+READABLE: Final = ", ".join(
+    (
+        "X-Request-Id",
+        "Retry-After",
+        *(f"x-ratelimit-{kind}-{unit}" for unit in UNITS for kind in ("limit", "remaining", "reset")),
+        *(f"anthropic-ratelimit-{unit}-{kind}" for unit in UNITS for kind in ("limit", "remaining", "reset")),
+    )
+)
 
 
 class Origins:

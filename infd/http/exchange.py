@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct, field
 
+from infd.http.accounts import Account
 from infd.http.formats.openai import OPENAI_ERRORS
 
 if TYPE_CHECKING:
@@ -42,14 +43,16 @@ class Events(Protocol):
 class Exchange(Struct):
     """One HTTP request: its key, ids and ticket.
 
-    error   the error reported to the client
-    errors  encodes errors in the API's format; once the request is queued, in the answer's format
-    place   the request's place under its key's cap; released when the handler returns, unless passed on by `pop_all`
+    account  limits and usage of the key
+    error    the error reported to the client
+    errors   encodes errors in the API's format; once the request is queued, in the answer's format
+    place    the request's place under its key's cap; released when the handler returns, unless passed on by `pop_all`
     """
 
     internal_id: str = field(default_factory=lambda: secrets.token_hex(12))
     client_id: str | None = None
     key: Key | None = None
+    account: Account = field(default_factory=Account)
     ticket: Ticket | None = None
     error: RequestError | None = None
     errors: Errors = OPENAI_ERRORS

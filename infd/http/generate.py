@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from infd.errors import GrammarFailed, InvalidRequest, Unsupported
 from infd.http import beams, samplers, sampling
 from infd.http.answer import Answer, PromptReport
+from infd.http.ending import ending
 from infd.http.formats.base import ENTRY_BYTES, Accepted
 from infd.http.gathering import Gathering
 from infd.http.generation import Conversation
@@ -67,34 +68,49 @@ async def generate(
     Raises RequestError, and the error of a failed choice. Returning, raising and cancellation all end the engine's work
     on the generation.
     """
-    async with backend.engine.admit(generation.places, generation.body_bytes, within) as ticket:
-        exchange.begin(ticket, generation.fields.request_id)
-        served = backend.model()
-        model = served.name(generation.fields.model)
-        _check_calls(generation, served)
-        _check_budget(generation, served)
-        generation = _with_all_alternatives(generation, served, backend.config.limits)
-        prompts = await read_prompts(generation, served, backend.offload)
-        answer = await _queue(generation, prompts, served, ticket, exchange, backend)
-        prompt_ids = [prompt.ids for prompt in prompts]
-        accepted = Accepted(
-            ticket,
-            model,
-            served.tokenizer,
-            prompt_ids,
-            answer.marked_up,
-            fingerprint=backend.fingerprint(),
-            context_tokens=served.max_model_len,
-        )
-        format = format_of(accepted)
-        exchange.errors = format
-        if events is None:
-            body = _Folded(answer, format) if format.folds else _Body(answer, format, generation, backend.offload)
-            return await _copy_deltas(answer, body, direct=True)
-        stream = _Stream(answer, format, events, backend.offload, before_end)
-        # A separate task reads the tokens, because waking this task resumes the coroutine of every middleware. Tokens
-        # of several choices are not consumed directly, so that one write sends all tokens of a step.
-        return await asyncio.ensure_future(_copy_deltas(answer, stream, direct=answer.single))
+    tenant = exchange.account.tenant
+    async with backend.engine.admit(generation.places, generation.body_bytes, within, tenant=tenant) as ticket:
+        with ending(exchange, ticket, backend):
+            return await _answer(generation, format_of, exchange, backend, events, before_end, ticket)
+
+
+async def _answer(
+    generation: Generation,
+    format_of: Callable[[Accepted], Format],
+    exchange: Exchange,
+    backend: Backend,
+    events: Events | None,
+    before_end: Callable[[], Awaitable[None]] | None,
+    ticket: Ticket,
+) -> Pieces:
+    """Answer a generation that has a place in the queue; see `generate`."""
+    exchange.begin(ticket, generation.fields.request_id)
+    served = backend.model()
+    model = served.name(generation.fields.model)
+    _check_calls(generation, served)
+    _check_budget(generation, served)
+    generation = _with_all_alternatives(generation, served, backend.config.limits)
+    prompts = await read_prompts(generation, served, backend.offload)
+    answer = await _queue(generation, prompts, served, ticket, exchange, backend)
+    prompt_ids = [prompt.ids for prompt in prompts]
+    accepted = Accepted(
+        ticket,
+        model,
+        served.tokenizer,
+        prompt_ids,
+        answer.marked_up,
+        fingerprint=backend.fingerprint(),
+        context_tokens=served.max_model_len,
+    )
+    format = format_of(accepted)
+    exchange.errors = format
+    if events is None:
+        body = _Folded(answer, format) if format.folds else _Body(answer, format, generation, backend.offload)
+        return await _copy_deltas(answer, body, direct=True)
+    stream = _Stream(answer, format, events, backend.offload, before_end)
+    # A separate task reads the tokens, because waking this task resumes the coroutine of every middleware. Tokens
+    # of several choices are not consumed directly, so that one write sends all tokens of a step.
+    return await asyncio.ensure_future(_copy_deltas(answer, stream, direct=answer.single))
 
 
 class _Output(Protocol):
@@ -257,7 +273,8 @@ async def _queue(
             choices=generation.choices,
             priority=exchange.priority(fields.priority),
             adapter=adapter,
-            tenant=exchange.tenant,
+            tenant=exchange.account.tenant.name,
+            share=exchange.account.tenant.share,
             cache_salt=fields.cache_salt or "",
             speculative=fields.speculative is not False,
             prediction=prediction,
@@ -265,6 +282,7 @@ async def _queue(
         )
         for number, prompt in enumerate(prompts)
     ]
+    exchange.account.reserve(sum(request.most_tokens for request in requests))
     reports: list[PromptReport] = []
     if generation.echo or scored:
         for prompt in prompts:

@@ -77,7 +77,7 @@ async def log_access(request: web.Request, handler: Handler) -> web.StreamRespon
         response = await handler(request)
         status = response.status
         if not response.prepared:
-            _set_request_id(response, exchange)
+            _set_own_headers(response, exchange)
         return response
     except ConnectionError:
         # aiohttp detects the lost connection itself. A raised error would form a reference cycle with aiohttp's task.
@@ -145,9 +145,9 @@ async def authorize(request: web.Request, handler: Handler) -> web.StreamRespons
     service = request.app[SERVICE]
     path = _raw_path(request)
     if path not in OPEN and not (path == METRICS and service.config.metrics.public):
-        request[EXCHANGE].key = service.keys.identify(
-            request.headers.get("Authorization"), request.headers.get("X-Api-Key")
-        )
+        exchange = request[EXCHANGE]
+        exchange.key = service.keys.identify(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+        exchange.account = service.accounts.of(exchange.key)
     return await handler(request)
 
 
@@ -163,7 +163,7 @@ async def finish_headers(request: web.Request, response: web.StreamResponse) -> 
     service = request.app[SERVICE]
     response.headers["Server"] = "infd"  # without a version number; /version reports it
     if (exchange := request.get(EXCHANGE)) is not None:
-        _set_request_id(response, exchange)
+        _set_own_headers(response, exchange)
     if response.status in _RETRYABLE:
         response.headers.setdefault("Retry-After", "1")
     service.origins.set_headers(request, response)
@@ -178,8 +178,10 @@ async def finish_headers(request: web.Request, response: web.StreamResponse) -> 
     connection.set_server_version(request)
 
 
-def _set_request_id(response: web.StreamResponse, exchange: Exchange) -> None:
+def _set_own_headers(response: web.StreamResponse, exchange: Exchange) -> None:
+    """Set the headers that depend on the request: its id, and how the limits of its key stand."""
     response.headers["X-Request-Id"] = response.headers[exchange.errors.request_id_header] = exchange.id
+    response.headers.update(exchange.errors.rate_headers(exchange.account.standings()))
 
 
 def _errors(request: web.Request) -> Errors:

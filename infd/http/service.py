@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from infd.http.accounts import Accounts
 from infd.http.auth import InFlight
 from infd.http.backend import Backend
 from infd.http.background import Background
@@ -54,6 +55,7 @@ class Service(Backend):
         self.origins = Origins(live)
         self.proxies = Proxies(live)
         self.in_flight = InFlight()
+        self.accounts = Accounts(live, metrics)
         self.bodies_bytes = 0  # received bytes of all bodies that are not decoded yet
 
     @property

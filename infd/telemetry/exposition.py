@@ -117,6 +117,17 @@ SERIES = (
 )
 
 
+# What the API keys have used, by the name of the series without the prefix `infd_key_`.
+USAGE = {
+    "requests": "Requests of an API key for generated text, but for those refused because of load or state.",
+    "limited": "Requests of an API key that were refused because a rate was used up.",
+    "answered": "Requests of an API key that were queued and have ended.",
+    "prompt_tokens": "Prompt tokens of an API key.",
+    "cached_tokens": "Prompt tokens of an API key that were found in the cache.",
+    "generated_tokens": "Tokens generated for an API key.",
+}
+
+
 class _Scrape:
     """The collector of one scrape."""
 
@@ -160,6 +171,7 @@ class _Scrape:
         yield _gauge("infd_grammar_cache_bytes", "Memory of compiled constraints.", [({}, metrics.grammar_cache_bytes)])
         yield _gauge("infd_connections", "Connections to the endpoint.", [({}, metrics.connections)])
         yield _counter("infd_connections_dropped", "Connections ended by the server.", _by("reason", metrics.dropped))
+        yield from self._usage()
         yield from self._accepted("infd_draft_tokens_accepted", model)
         yield from self._http("infd_http")
         for series in SERIES:
@@ -218,6 +230,14 @@ class _Scrape:
         places = {str(place): count for place, count in enumerate(kept)}
         yield _counter(name, "Drafts kept.", [(labels, sum(kept))])
         yield _counter(f"{name}_per_pos", "Drafts kept, by position.", _by("position", places, labels))
+
+    def _usage(self) -> Iterator[Metric]:
+        for name, help in USAGE.items():
+            rows = [
+                ({"key": key, "tenant": usage.tenant}, getattr(usage, name.removesuffix("_tokens")))
+                for key, usage in self._metrics.usage.items()
+            ]
+            yield _counter(f"infd_key_{name}", help, rows)
 
     def _http(self, prefix: str) -> Iterator[Metric]:
         metrics = self._metrics

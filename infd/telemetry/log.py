@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from infd.config import LogConfig
 
 _ACCESS = logging.getLogger("infd.access")
+_SLOW = logging.getLogger("infd.slow")
 
 
 def configure(config: LogConfig, journal_stream: str = "") -> None:
@@ -60,6 +61,11 @@ def adopt(library: str) -> None:
 def access(*, quiet: bool = False, **fields: Any) -> None:
     """Log one answered request; `quiet`: at debug level instead of info."""
     _ACCESS.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
+
+
+def slow(**fields: Any) -> None:
+    """Log a request that took longer than `log.slow_s`."""
+    _SLOW.warning("slow request", extra=fields)
 
 
 class StandardError(logging.Handler):

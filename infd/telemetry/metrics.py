@@ -8,6 +8,7 @@ health probes are not counted.
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
 from copy import copy
 from functools import cache
@@ -18,6 +19,8 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from infd.telemetry.usage import Usage
 
 # Bounds of buckets, in seconds: from one token on a fast GPU to a long answer on a slow CPU.
 LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 80.0)
@@ -139,10 +142,12 @@ class Metrics:
     """All counters of one engine.
 
     model_name  the `model_name` label
+    since       when counting began, in Unix time
     """
 
     def __init__(self, model_name: str = "") -> None:
         self.model_name = model_name
+        self.since = time.time()
 
         self.prompt_tokens = 0
         self.prompt_tokens_cached = 0  # prompt tokens found in the cache
@@ -166,6 +171,8 @@ class Metrics:
         self.grammar_hits = 0  # constraints whose compiled grammar was cached
         self.grammar_cache_bytes = 0
         self.grammar_masks = Histogram(MASK_S)  # seconds to fill the mask of a step with constrained choices
+
+        self.usage: dict[str, Usage] = {}  # by the name of the API key; "" without keys
 
         self.http_requests: dict[tuple[str, str, str], int] = {}  # number of requests by handler, method, status
         self.http_seconds: dict[tuple[str, str], Histogram] = {}  # durations by handler, method

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import pytest
 from infd.admin import protocol
 from infd.admin.ctl.client import AdminClient, TimedOut, Unreachable
 from infd.engine.lifecycle.state import State
+from infd.telemetry.usage import Usage
 from infd.version import __version__
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ READING: dict[str, type[msgspec.Struct]] = {
     "status": protocol.Status,
     "ps": protocol.Requests,
     "ops": protocol.Ops,
+    "usage": protocol.UsageRows,
     "dump": protocol.Dump,
 }
 
@@ -208,3 +211,24 @@ async def test_infdctl_starts_without_server_code() -> None:
     )
     out, _ = await process.communicate()
     assert out.decode().strip() == "[]"
+
+
+async def test_usage_lists_what_each_key_has_used_by_name(backend: AdminEngine):
+    used = {
+        "ann": Usage(tenant="team", requests=5, limited=2, answered=3, prompt=40, cached=16, generated=9),
+        "": Usage(requests=1, answered=1, prompt=4, generated=1),
+    }
+    backend.engine.metrics.usage.update(used)
+
+    code, shown, _ = await infdctl("--socket", backend.socket, "usage")
+    head, nobody, ann = (line.split() for line in shown.splitlines())
+    assert code == 0
+    assert head == ["KEY", "TENANT", "REQUESTS", "LIMITED", "ANSWERED", "PROMPT", "CACHED", "GENERATED"]
+    assert nobody == ["-", "-", "1", "0", "1", "4", "0", "1"]
+    assert ann == ["ann", "team", "5", "2", "3", "40", "16", "9"]
+
+    _, shown, _ = await infdctl("--socket", backend.socket, "usage", "--json")
+    answer = msgspec.json.decode(shown)
+    assert answer["since"] <= time.time()
+    assert [row["key"] for row in answer["usage"]] == ["", "ann"]
+    assert answer["usage"][1]["generated"] == 9

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from infd.http.formats.base import Accepted
     from infd.http.gathering import WholeChoice
     from infd.http.pieces import Pieces
+    from infd.http.rates import Standing
     from infd.scheduler.plan import StepPlan
     from tests.http.endpoint import Endpoint
 
@@ -42,6 +43,9 @@ class PlainErrors:
 
     def error_body(self, error: RequestError) -> bytes:
         return msgspec.json.encode({"wrong": str(error), "status": error.status})
+
+    def rate_headers(self, standings: Sequence[Standing]) -> dict[str, str]:
+        return {"X-Plain-Limits": str(len(standings))}
 
     def error_events(self, error: RequestError) -> bytes:
         return b"wrong " + self.error_body(error) + b"\n"

@@ -152,6 +152,18 @@ def ps(client: AdminClient, as_json: bool) -> None:
 
 
 @cli.command()
+@json_option
+@click.pass_obj
+def usage(client: AdminClient, as_json: bool) -> None:
+    """List what each API key has used since the daemon started.
+
+    Only requests for generated text count. LIMITED are those of REQUESTS that were refused because a rate was used up.
+    """
+    answer = client.get("/v1/usage", protocol.UsageRows)
+    show.as_json(answer) if as_json else show.usage(answer)
+
+
+@cli.command()
 @click.argument("request_id", metavar="ID")
 @json_option
 @click.pass_obj

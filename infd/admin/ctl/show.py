@@ -135,6 +135,22 @@ def requests(rows: Iterable[protocol.RequestRow]) -> None:
     )
 
 
+def usage(answer: protocol.UsageRows) -> None:
+    columns = ("REQUESTS", "LIMITED", "ANSWERED", "PROMPT", "CACHED", "GENERATED")
+    table(
+        ("KEY", "TENANT", *columns),
+        (
+            (
+                row.key or "-",
+                row.tenant or "-",
+                *map(str, (row.requests, row.limited, row.answered, row.prompt, row.cached, row.generated)),
+            )
+            for row in answer.usage
+        ),
+        right=columns,
+    )
+
+
 def loras(answer: protocol.Loras) -> None:
     table(
         ("NAME", "STATE", "RANK", "MIB", "GENERATION", "REQUESTS", "BASE", "PATH"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -180,6 +181,21 @@ class Ticket:
             first = min((choice.first for choice in begun if choice.first is not None), default=None)
         last = max((choice.last for choice in begun), default=None)
         return Times(admitted=self.admitted, started=started, first=first, last=last)
+
+    @property
+    def preemptions(self) -> int:
+        return sum(choice.seq.preemptions for choice in self.choices)
+
+    def stages(self) -> dict[str, float]:
+        """Return the milliseconds of each stage up to now: preparing, waiting, prefill, decoding, sending."""
+        times, now = self.times, self._clock()
+        submitted = min((choice.submitted for choice in self.choices), default=now)
+        ends = [min(submitted, times.started or now), times.started or now, times.first or now, times.last or now, now]
+        names = ("prepare_ms", "queue_ms", "prefill_ms", "decode_ms", "send_ms")
+        return {
+            name: round((end - start) * 1e3, 1)
+            for name, (start, end) in zip(names, pairwise((self.admitted, *ends)), strict=True)
+        }
 
     def summary(self) -> dict[str, Any]:
         """Return the access log's fields: tokens, milliseconds, and how the first choice ended."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from infd.http.answer import ChoiceDelta, PromptReport
     from infd.http.gathering import WholeChoice
     from infd.http.pieces import Pieces
+    from infd.http.rates import Standing
     from infd.request import TokenLogprobs
     from infd.text.tokenizer import Tokenizer
 
@@ -67,6 +68,9 @@ class Errors(Protocol):
 
     def error_body(self, error: RequestError) -> bytes:
         """Return the body of an error response."""
+
+    def rate_headers(self, standings: Sequence[Standing]) -> dict[str, str]:
+        """Return the response headers that report rate limits, as the API's clients read them."""
 
     def error_events(self, error: RequestError) -> bytes:
         """Return the framed events that report an error and end the stream, the API's end marker included."""

@@ -8,6 +8,7 @@ a call are a JSON object, so any other text that the model writes as arguments i
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from infd.http.formats.ordered import Part
     from infd.http.gathering import WholeChoice
     from infd.http.pieces import Pieces
+    from infd.http.rates import Standing
     from infd.http.schema.anthropic import MessagesRequest
 
 ANTHROPIC_VERSION: Final = "anthropic-version"  # request header that every client of Anthropic's API sends
@@ -71,6 +73,16 @@ class MessagesErrors:
             message = f"{error.param}: {message}"
         detail = MessageErrorDetail(type=_ERROR_TYPES.get(error.status, "invalid_request_error"), message=message)
         return msgspec.json.encode(MessageError(error=detail))
+
+    def rate_headers(self, standings: Sequence[Standing]) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        for standing in standings:
+            reset = datetime.now(UTC) + timedelta(seconds=standing.reset_s)
+            name = f"anthropic-ratelimit-{standing.unit}"
+            headers[f"{name}-limit"] = str(standing.limit)
+            headers[f"{name}-remaining"] = str(standing.remaining)
+            headers[f"{name}-reset"] = reset.strftime("%Y-%m-%dT%H:%M:%SZ")
+        return headers
 
     def error_events(self, error: RequestError) -> bytes:
         return named_event("error", self.error_body(error))

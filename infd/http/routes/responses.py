@@ -134,7 +134,7 @@ async def _begin(turn: Turn, asked: Asked, client: Exchange) -> Running:
     service, entry = turn.service, turn.entry(unfinished=True)
     if entry.bytes > service.config.store.bytes:
         raise InvalidRequest("the conversation is too large to be stored", param="input")
-    exchange = Exchange(client_id=client.client_id, key=client.key, errors=RESPONSES_ERRORS)
+    exchange = Exchange(client_id=client.client_id, key=client.key, account=client.account, errors=RESPONSES_ERRORS)
 
     async def work(running: Running) -> None:
         async def before_end() -> None:

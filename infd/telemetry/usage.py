@@ -1,0 +1,25 @@
+"""What each API key has used since the start."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Usage(Struct, kw_only=True):
+    """Sums over the requests of one API key. Requests for generated text count; others cost next to nothing.
+
+    requests   requests that found room in the queue; those refused because of a rate too
+    limited    requests refused because a rate was used up
+    answered   requests that were queued and have ended
+    prompt     prompt tokens; a prompt counts once for all its choices
+    cached     prompt tokens found in the cache
+    generated  tokens delivered
+    """
+
+    tenant: str = ""
+    requests: int = 0
+    limited: int = 0
+    answered: int = 0
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
