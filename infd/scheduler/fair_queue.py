@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 Turn = tuple[float, int, str]  # virtual time, number of the line's latest start, tenant; smaller turns are earlier
 
 SMOOTHING: Final = 1 / 8  # weight of the latest value in an average
+FIRST_ANSWER: Final = 128.0  # tokens that an answer is estimated at until one of the tenant has ended
+MOST_LINES: Final = 1024  # beyond these, lines without sequences are forgotten
 
 
 class Line:
@@ -41,7 +43,7 @@ class Line:
     running   sequences of the tenant that run
     tag       virtual time of the next turn
     latest    number of the latest start
-    answer    average generated tokens of the tenant's finished sequences
+    answer    average generated tokens of the tenant's sequences
     turn      the line's entry in the queue's order; None: no sequence waits
     """
 
@@ -54,7 +56,7 @@ class Line:
         self.running = 0
         self.tag = tag
         self.latest = 0
-        self.answer: float | None = None
+        self.answer: float | None = None  # None: none has ended
         self.turn: Turn | None = None
 
     @property
@@ -64,7 +66,8 @@ class Line:
     def work(self, seq: Sequence) -> float:
         """Estimate the tokens that a sequence costs: its prompt, unless cached, and an average answer."""
         prompt = seq.prompt_tokens - (seq.prompt_cached or 0)
-        return max(1.0, prompt + min(float(seq.limit - seq.prompt_tokens), self.answer or 0.0))
+        answer = FIRST_ANSWER if self.answer is None else self.answer
+        return max(1.0, prompt + min(float(seq.limit - seq.prompt_tokens), answer))
 
 
 class FairQueue:
@@ -73,12 +76,14 @@ class FairQueue:
     def __init__(self, rows: int, patience: int) -> None:
         self._rows = rows
         self._patience = patience
-        self._lines: dict[str, Line] = {}  # of tenants with sequences, or with work ahead of the virtual time
+        self._lines: dict[str, Line] = {}  # by tenant
         self._order: list[Turn] = []  # of the lines in which a sequence waits
         self._waiting = self._running = 0  # numbers of sequences
         self._shares: dict[str, float] = {}  # of the tenants whose sequences wait or run
         self._all_shares = 0.0  # their sum
         self._now = 0.0  # virtual time of the latest start
+        self._highest = 0.0  # latest tag of any line
+        self._floor = 0.0  # earliest tag of a new line: the latest when nothing ran or waited last
         self._starts = 0
         self._average = 1.0  # work of a sequence
 
@@ -121,6 +126,8 @@ class FairQueue:
         request = seq.request
         line = self._lines.get(request.tenant)
         if line is None:
+            if len(self._lines) >= MOST_LINES:
+                self._lines = {tenant: line for tenant, line in self._lines.items() if line.busy}
             line = self._lines[request.tenant] = Line(request.tenant, request.share, -inf)
         line.share = request.share
         self._all_shares += line.share - self._shares.get(line.tenant, 0.0)
@@ -152,6 +159,7 @@ class FairQueue:
         if not seq.charged:
             seq.charged = line.work(seq)
             line.tag += seq.charged / line.share
+            self._highest = max(self._highest, line.tag)
             self._average += (seq.charged - self._average) * SMOOTHING
         self._place(line)
 
@@ -168,9 +176,10 @@ class FairQueue:
             return
         line = self._lines.get(seq.request.tenant)
         if line is None:
-            return  # the sequence was on hold, and the tenant has no other
+            return  # the sequence was on hold, and the tenant's line is forgotten
         work = max(1.0, float(seq.prompt_tokens - (seq.prompt_cached or 0) + seq.generated))
         line.tag += (work - seq.charged) / line.share
+        self._highest = max(self._highest, line.tag)
         line.answer = seq.generated if line.answer is None else line.answer + (seq.generated - line.answer) * SMOOTHING
         seq.charged = 0.0
         self._place(line)
@@ -252,7 +261,7 @@ class FairQueue:
     @property
     def _beginning(self) -> float:
         """The tag of a new line."""
-        return self._now - self._average * self._rows / self._all_shares
+        return max(self._floor, self._now - self._average * self._rows / self._all_shares)
 
     def _line_of(self, turn: Turn) -> Line:
         return self._lines[turn[2]]
@@ -275,15 +284,13 @@ class FairQueue:
             insort(self._order, line.turn)
 
     def _leave(self, line: Line) -> None:
-        """Forget a tenant without sequences, unless its tag is later than that of a new line."""
+        """Count a tenant without sequences no longer."""
         if line.busy:
             return
         self._all_shares -= self._shares.pop(line.tenant)
         if not self._shares:
-            self._lines.clear()  # nobody waits whom an earlier tenant's work could have delayed
-            self._now = self._all_shares = 0.0
-        elif line.tag <= self._beginning:
-            del self._lines[line.tenant]
+            self._all_shares = 0.0
+            self._floor = self._highest  # nobody waits whom the tenants' earlier work could have delayed
 
     def _merged(self) -> Iterator[Sequence]:
         """Yield all waiting sequences in the order of their turns, as these are expected now."""

@@ -145,15 +145,15 @@ def test_what_an_answer_cost_beyond_its_estimate_is_paid_for_afterwards():
 
 def test_a_preempted_sequence_is_charged_once():
     floods = Floods({})
-    preempted = floods.arrive("a", 50, 0)
+    preempted = floods.arrive("a", 50, 0, limit=1)
     for _ in range(20):
-        floods.arrive("b", 10, 0)
-    floods.arrive("a", 1, 0)
+        floods.arrive("b", 10, 0, limit=1)
+    floods.arrive("a", 1, 0, limit=1)
     floods.queue.start(preempted)
     floods.queue.stop(preempted)
     floods.queue.add(preempted)
 
-    assert "".join(floods.serve().request.tenant for _ in range(8)) == "bbbbbaab"
+    assert "".join(floods.serve().request.tenant for _ in range(8)) == "bbbbbbaa"
 
 
 def test_between_tenants_a_level_of_priority_is_worth_patience_average_sequences():
