@@ -38,11 +38,16 @@ def encode(record: Record) -> bytes:
 
 
 def write(path: str, record: Record) -> None:
-    """Write the record whole, or leave the file as it was. Raises OSError."""
+    """Write the record's file. Raises OSError."""
+    replace(path, encode(record))
+
+
+def replace(path: str, content: bytes) -> None:
+    """Write a file whole, or leave it as it was. Raises OSError."""
     partial = f"{path}.partial"
     try:
         with open(partial, "wb") as file:
-            file.write(encode(record))
+            file.write(content)
         os.replace(partial, path)
     except BaseException:
         if os.path.exists(partial):

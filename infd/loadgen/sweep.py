@@ -32,3 +32,10 @@ def sweep(settings: Settings, concurrencies: Sequence[int | None], rates: Sequen
         structs.replace(settings, concurrency=limit, request_rate=rate, seed=settings.seed + _SEEDS * number)
         for number, (limit, rate) in enumerate(pairs)
     ]
+
+
+def name_of(settings: Settings) -> str:
+    """Return a load as people read it: its rate, its limit of requests in flight, or both."""
+    rate = f"{settings.request_rate:g}/s" if settings.request_rate is not None else ""
+    limit = f"{settings.concurrency} at once" if settings.concurrency is not None else ""
+    return " ".join(filter(None, (rate, limit))) or "as it comes"

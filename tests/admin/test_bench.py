@@ -28,6 +28,10 @@ ROOT = Path(__file__).parents[2]
 QUICK = ("--requests", "3", "--output-tokens", "2", "--warmup", "0", "--seed", "1")
 
 
+def read(path: str) -> str:
+    return Path(path).read_text()
+
+
 async def test_one_run_is_printed_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     async with FakeOpenAI().serving() as server:
         code = await infdctl("--url", server.url, *QUICK, "--goodput", "ttft:60000", "e2el:0.000001")
@@ -78,6 +82,31 @@ async def test_json_is_a_file_or_standard_output(tmp_path: Path, capsys: pytest.
     for record in (written, printed):
         assert record["format"] == "infd-bench/1"
         assert len(record["runs"][0]["samples"]) == 3
+
+
+async def test_two_measurements_are_compared_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two, drawn = (str(tmp_path / name) for name in ("one.json", "two.json", "out.html"))
+    async with FakeOpenAI().serving() as server:
+        for path in (one, two):
+            assert await infdctl("--url", server.url, *QUICK, "--json", path, "--plot", drawn) == 0
+    alone = read(drawn)
+    capsys.readouterr()
+    assert await infdctl("--compare", one, two, "--plot", drawn) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert await infdctl("--compare", one, two, "--json") == 0
+
+    assert rows[0] == f"{one} -> {two}, spreads of 99% confidence"
+    assert rows[2] == "8 at once: 3 and 3 requests"
+    assert [row.split()[-2:] for row in rows[5:7]] == [["too", "few"]] * 2
+    assert json.loads(capsys.readouterr().out)["loads"][0]["changes"][0]["figure"] == "output"
+    assert (alone.count("<summary>"), read(drawn).count("<summary>")) == (1, 2)
+
+
+async def test_what_is_no_measurement_is_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("[]")
+    assert await infdctl("--compare", str(path), str(path)) == 1
+    assert "x.json: not written by `infdctl bench --json`" in capsys.readouterr().err
 
 
 async def test_what_the_options_say_is_what_is_sent(tmp_path: Path) -> None:

@@ -13,9 +13,12 @@ from infd.admin.ctl.benchargs import POSITIVE, BenchCommand, Parsed, Several
 from infd.admin.ctl.client import Refused, TimedOut, Unreachable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infd.admin.ctl.benchprogress import Progress
     from infd.loadgen.datasets.spec import File, Synthetic
     from infd.loadgen.figures import Report
+    from infd.loadgen.record import Record
     from infd.loadgen.settings import Settings
 
 _SHARED = 0.5
@@ -123,7 +126,24 @@ _SHARED = 0.5
     metavar="[FILE]",
     help="Write figures and every request's times as JSON, to standard output if no file is named.",
 )
+@click.option("--plot", metavar="FILE", help="Draw the measurement as one page of HTML.")
+@click.option(
+    "--compare",
+    type=(str, str),
+    metavar="BEFORE AFTER",
+    help="Measure nothing; compare two files of --json. With --plot, draw both.",
+)
+@click.option(
+    "--confidence",
+    type=click.FloatRange(0.5, 0.999),
+    default=0.99,
+    show_default=True,
+    help="From which --compare calls a change faster or slower.",
+)
 def bench(
+    compare: tuple[str, str] | None,
+    confidence: float,
+    plot: str | None,
     api_key_env: str | None,
     header: tuple[tuple[str, str], ...],
     insecure: bool,
@@ -142,6 +162,9 @@ def bench(
     ShareGPT's conversations, an OpenAI batch, prompts, Mooncake's or BurstGPT's traces. Ctrl-C ends a measurement early
     and prints what was measured. Takes the names of vLLM's `bench serve` too.
     """
+    if compare is not None:
+        _compare(compare, confidence, json_path, plot)
+        return
     import asyncio  # only this command needs an event loop
 
     import uvloop
@@ -172,12 +195,46 @@ def bench(
             benchview.show(reports)
             if json_path is not None:
                 write(json_path, record)
+        if plot is not None:
+            _plot(plot, [record], [record.runs[0].model])
     _raise(ended, loads[0].timeout_s)
     if reports[-1].interrupted:
         raise KeyboardInterrupt
     failed = sum(report.requests.failed for report in reports)
     if failed:
         raise Refused(f"{failed} of {failed + sum(report.requests.completed for report in reports)} requests failed")
+
+
+def _compare(paths: tuple[str, str], confidence: float, json_path: str | None, plot: str | None) -> None:
+    import msgspec
+
+    from infd.admin.ctl import benchview
+    from infd.loadgen import comparison
+    from infd.loadgen.record import Unreadable, read, replace
+
+    try:
+        before, after = (read(path) for path in paths)
+    except Unreadable as error:
+        raise Refused(str(error)) from None
+    found = comparison.compare(before, after, paths, confidence)
+    written = msgspec.json.encode(found) + b"\n"
+    if json_path == "-":
+        click.echo(written, nl=False)
+    else:
+        benchview.compared(found)
+        if json_path is not None:
+            replace(json_path, written)
+    if plot is not None:
+        _plot(plot, [before, after], paths)
+    if not found.loads:
+        raise Refused("the two have no load in common")
+
+
+def _plot(path: str, records: Sequence[Record], names: Sequence[str]) -> None:
+    from infd.loadgen.plot.page import page
+    from infd.loadgen.record import replace
+
+    replace(path, page(records, names).encode())
 
 
 async def _measure(

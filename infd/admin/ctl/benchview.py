@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from infd.admin.ctl import show as output
+from infd.loadgen.sweep import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from infd.loadgen.comparison import Change, Comparison
     from infd.loadgen.figures import Report, Spread
 
 _COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -120,7 +122,7 @@ def _sweep(reports: Sequence[Report]) -> None:
         latency = report.latency_ms
         share = f"{report.goodput.share:.0%}" if report.goodput else "-"
         cells = (
-            load(report),
+            name_of(report.settings),
             str(report.requests.completed),
             str(report.requests.failed),
             f"{report.throughput.requests_s:.2f}",
@@ -141,17 +143,40 @@ def _sweep(reports: Sequence[Report]) -> None:
         click.echo(f"interrupted: the last row has {reports[-1].requests.unfinished} requests unfinished")
 
 
-def load(report: Report) -> str:
-    """Return the load of a run: its rate, its limit of requests in flight, or both."""
-    settings = report.settings
-    rate = f"{settings.request_rate:g}/s" if settings.request_rate is not None else ""
-    limit = f"{settings.concurrency} at once" if settings.concurrency is not None else ""
-    return " ".join(filter(None, (rate, limit))) or "as it comes"
-
-
 def _number(spread: Spread | None, column: str) -> str:
     """Return a figure in at most 7 characters: with decimals while it is small."""
     if spread is None:
         return "-"
-    value: float = getattr(spread, column)
+    return _short(getattr(spread, column))
+
+
+def compared(comparison: Comparison) -> None:
+    """Print the changes of each load, in at most 80 columns."""
+    click.echo(f"{comparison.before} -> {comparison.after}, spreads of {100 * comparison.confidence:g}% confidence")
+    for name, (old, new) in comparison.different.items():
+        click.echo(f"measured differently: {name} {old} -> {new}")
+    for load in comparison.loads:
+        click.echo(f"\n{load.load}: {load.before_requests} and {load.after_requests} requests")
+        head = ("FIGURE", "BEFORE", "AFTER", "CHANGE", "FROM", "TO", "VERDICT")
+        output.table(head, [_change(change) for change in load.changes], right=head[1:6])
+    click.echo("\nSpreads are those within a measurement; other work on the machine may differ between two.")
+    for name in comparison.alone:
+        click.echo(f"{name}: measured in one of the two, not compared")
+
+
+def _change(change: Change) -> tuple[str, ...]:
+    low, high = change.ratio_spread
+    sure = f" ({min(change.confidence, 0.999):.1%})" if change.verdict in {"faster", "slower"} else ""
+    return (
+        f"{change.figure} {change.unit}",
+        _short(change.before),
+        _short(change.after),
+        f"{change.ratio - 1:+.1%}",
+        f"{low - 1:+.1%}",
+        f"{high - 1:+.1%}",
+        change.verdict + sure,
+    )
+
+
+def _short(value: float) -> str:
     return f"{value:.2f}" if value < 1000 else f"{value:.0f}"
