@@ -296,13 +296,15 @@ class FairQueue:
         """Yield all waiting sequences in the order of their turns, as these are expected now."""
         turns = [(turn, list(self._line_of(turn).sequences), 0) for turn in self._order]
         heapify(turns)
+        starts = self._starts
         while turns:
-            (tag, latest, tenant), sequences, at = turns[0]
+            (tag, _, tenant), sequences, at = turns[0]
             seq = sequences[at]
             yield seq
+            starts += 1
             if at + 1 == len(sequences):
                 heappop(turns)
             else:
                 line = self._lines[tenant]
                 after = tag + line.work(seq) / line.share
-                heapreplace(turns, ((after, latest, tenant), sequences, at + 1))
+                heapreplace(turns, ((after, starts, tenant), sequences, at + 1))
