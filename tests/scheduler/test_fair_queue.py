@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from infd.scheduler.sequence import Sequence
 
-few = settings(max_examples=6, deadline=None)
+few = settings(max_examples=4, deadline=None)
 
 
 class Floods:
@@ -48,7 +48,6 @@ class Floods:
         self.queue.start(seq)
         self.queue.settle(seq)
         self.queue.stop(seq)
-        self.queue.verify([])
         tenant = seq.request.tenant
         self.worked[tenant] = self.worked.get(tenant, 0) + len(seq.tokens)
         return seq
@@ -59,7 +58,7 @@ class Floods:
                 self.arrive(tenant, self._random.randint(1, 2 * prompt), self._random.randint(0, 2 * answer))
 
 
-sizes = st.tuples(st.integers(1, 8), st.integers(0, 8))
+sizes = st.tuples(st.integers(4, 12), st.integers(0, 12))  # average tokens of prompts and answers
 
 
 @few
@@ -70,9 +69,10 @@ sizes = st.tuples(st.integers(1, 8), st.integers(0, 8))
 def test_floods_get_their_shares_of_the_work(tenants, seed):
     shares = {tenant: share for tenant, (share, _) in tenants.items()}
     floods = Floods(shares, seed=seed)
-    while sum(floods.worked.values()) < 12_000:
+    while sum(floods.worked.values()) < 600 * max(sum(size) for _, size in tenants.values()):
         floods.refill({tenant: size for tenant, (_, size) in tenants.items()})
         floods.serve()
+    floods.queue.verify([])
 
     total, whole = sum(floods.worked.values()), sum(shares.values())
     for tenant, worked in floods.worked.items():
