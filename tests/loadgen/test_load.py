@@ -263,6 +263,15 @@ async def test_an_interrupted_run_reports_what_has_ended() -> None:
     assert (report.requests.completed, report.requests.unfinished) == (2, 2)
 
 
+async def test_a_request_that_the_limit_holds_back_counts_from_its_due_time() -> None:
+    async with FakeOpenAI().serving() as server:
+        settings = Settings(url=server.url, requests=3, concurrency=1, request_rate=1e6, warmup=0)
+        first, second, _ = (await offer(settings)).samples
+
+    assert second.due_s + second.queued_s >= first.due_s + first.e2e_s
+    assert second.ttft_s > second.queued_s
+
+
 async def test_cancelling_ends_a_run_unless_its_measurements_are_wanted() -> None:
     async with FakeOpenAI(fail=lambda number: "hang").serving() as server:
         run = asyncio.create_task(offer(Settings(url=server.url, requests=1, warmup=0)))

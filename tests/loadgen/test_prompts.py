@@ -50,6 +50,12 @@ async def test_a_prompt_shorter_than_the_template_is_counted_as_inexact() -> Non
     assert writer.lengths.inexact == 1
 
 
+async def test_the_templates_tokens_count_once() -> None:
+    writer = TextWriter(WordCost(7.0, 1.0), None)
+
+    assert len((await writer.write(outlines(60)[0], 0)).split()) == 60 - 7
+
+
 async def test_ids_are_of_the_pool_and_equal_blocks_give_equal_ids() -> None:
     writer = IdWriter([5, 6, 7, 7, 9])
     first, second = [await writer.write(outline, 3) for outline in outlines(60, 60)]
