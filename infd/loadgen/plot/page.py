@@ -36,8 +36,8 @@ th { color: var(--dim); font-weight: 600; font-size: .82rem; } th:first-child, t
 figure { margin: 0; padding: .7rem; background: var(--card); border-radius: 6px; min-width: 0; }
 figcaption { font-size: .8rem; color: var(--dim); display: flex; flex-wrap: wrap; gap: .1rem .9rem; }
 .key { display: inline-block; width: 1em; height: .7em; border-radius: 2px; margin-right: .35em; }
-span.key.dashed { width: 1.7em; height: 0; border-radius: 0; background: none; border-top: 2px dashed;
-  vertical-align: .25em; }
+span.key.dashed { width: 1.7em; height: 0; border-radius: 0; background: none; border-width: 2px 0 0;
+  border-style: dashed; vertical-align: .25em; }
 svg { display: block; width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--dim); }
 svg .label { fill: var(--ink); } .grid { stroke: var(--line); } .axis { stroke: var(--dim); }
 .line { fill: none; stroke-width: 1.8; } .line.dashed { stroke-dasharray: 5 3; }
