@@ -57,9 +57,7 @@ class Arriving:
 
     def so_far(self) -> Message:
         """Return the message as if the answer ended here; more parts may follow."""
-        copy = Arriving(deepcopy(self._reading, {id(each): each for each in self._shared}))
-        copy._content, copy._asides = self._content, self._asides.copy()
-        return copy.finish()
+        return deepcopy(self, {id(each): each for each in (*self._shared, *self._asides)}).finish()
 
     def finish(self) -> Message:
         """End the answer, and check the deltas of each call."""
