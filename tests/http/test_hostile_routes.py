@@ -85,13 +85,13 @@ async def path_of(endpoint: Endpoint, path: str) -> str:
     return path.format(id=conversation["id"])
 
 
-def send(endpoint: Endpoint, path: str, body: bytes, length: int | None = None) -> socket.socket:
+def send(endpoint: Endpoint, path: str, body: bytes, length: int | None = None, method: str = "POST") -> socket.socket:
     """Send a request with a small receive buffer, and do not read the response."""
     host, port = endpoint.url.removeprefix("http://").split(":")
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect((host, int(port)))
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) if length is None else length}\r\n\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) if length is None else length}\r\n\r\n"
     client.sendall(head.encode() + body)
     client.setblocking(False)
     return client
@@ -169,3 +169,28 @@ async def test_a_slow_reader_buffers_little_and_is_read_out_at_its_pace(unharmed
         received += await asyncio.get_running_loop().sock_recv(client, 2**16)
     client.close()
     assert received.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.exhaustive
+async def test_readers_of_a_background_response_hold_up_neither_it_nor_each_other(unharmed: Endpoint):
+    asked = {**BODIES["/v1/responses"], **LONG["/v1/responses"], "ignore_eos": True, "background": True, "top_logprobs": 4}
+    status, response = await unharmed.post("/v1/responses", asked)
+    assert status == 200, response
+    path, loop = f"/v1/responses/{response['id']}", asyncio.get_running_loop()
+    slow, *vanishing = [send(unharmed, f"{path}?stream=true", b"", method="GET") for _ in range(4)]
+    received = await loop.sock_recv(slow, 100)
+    for client in vanishing:
+        await loop.sock_recv(client, 1)
+        client.close()
+    while len(unharmed.server.service.background):
+        assert max(stream.buffered_bytes for stream in unharmed.server.service.streams) <= 2 * sse.HIGH_WATER + 64
+        await asyncio.sleep(0)
+    assert any(stream.buffered_bytes for stream in unharmed.server.service.streams)  # the slow reader lags
+    async with unharmed.session.get(path) as answer:
+        response = await answer.json()
+    assert (response["status"], response["usage"]["output_tokens"]) == ("incomplete", 900)
+    while not received.endswith(b"0\r\n\r\n"):
+        received += await loop.sock_recv(slow, 2**16)
+    slow.close()
+    assert received.count(b"event: response.output_text.delta") > 100
+    assert b"event: response.incomplete" in received
