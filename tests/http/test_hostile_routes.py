@@ -173,7 +173,8 @@ async def test_a_slow_reader_buffers_little_and_is_read_out_at_its_pace(unharmed
 
 @pytest.mark.exhaustive
 async def test_readers_of_a_background_response_hold_up_neither_it_nor_each_other(unharmed: Endpoint):
-    asked = {**BODIES["/v1/responses"], **LONG["/v1/responses"], "ignore_eos": True, "background": True, "top_logprobs": 4}
+    few = {"ignore_eos": True, "background": True, "top_logprobs": 4}
+    asked = {**BODIES["/v1/responses"], **LONG["/v1/responses"], **few}
     status, response = await unharmed.post("/v1/responses", asked)
     assert status == 200, response
     path, loop = f"/v1/responses/{response['id']}", asyncio.get_running_loop()
