@@ -115,7 +115,7 @@ async def test_a_flood_takes_nothing_from_a_tenant_within_its_share(daemon: Daem
         flooded = sum(client.tokens for client in flood)
 
     print(json.dumps({"alone": alone, "beside a flood": beside, "flood": flooded}))
-    assert flooded > 2000, "the flood is served too"
+    assert flooded > 1000, "the flood is served too"
     assert beside[0] >= 0.8 * alone[0]
     assert beside[2] <= 1.5 * alone[2] + 5 * STEP_MS / 1000
 
