@@ -25,9 +25,10 @@ TOGETHER := --numprocesses 2 --dist loadfile
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m 'not exhaustive' $(TOGETHER) $(PYTEST_FLAGS)
 
-# The tests that `make test` omits, and five times as many random histories. Full fault counts: `make soak`.
+# The tests that `make test` omits, and more examples of those that draw theirs (tests/thorough.py). `make soak` runs the
+# full counts.
 test-all: $(VENV)/.installed-clients test-data
-	INFD_TEST_HISTORIES=800 $(BIN)/python -m pytest -m 'exhaustive or histories' $(TOGETHER) $(PYTEST_FLAGS)
+	INFD_TEST_HISTORIES=300 $(BIN)/python -m pytest -m 'exhaustive or histories' $(TOGETHER) $(PYTEST_FLAGS)
 
 # A real model for tests, which skip without it: SmolLM2-135M-Instruct, a download of 93 MB that stays in build/.
 test-data: $(VENV)/.installed
@@ -41,8 +42,9 @@ native:
 soak: $(VENV)/.installed-clients
 	INFD_SOAK=1 INFD_TEST_HISTORIES=10000 $(BIN)/python -m pytest -s --timeout 10000 tests/e2e/test_soak*.py tests/scheduler/test_invariants.py \
 		tests/engine/lifecycle/test_lifecycle.py tests/engine/lifecycle/test_sleep.py tests/engine/test_adapters.py tests/engine/test_races.py \
-		tests/grammar/test_answers.py tests/grammar/test_json_schema.py tests/e2e/test_random_answers.py tests/text tests/e2e/test_described_answers.py \
-		$(PYTEST_FLAGS)
+		tests/grammar/test_answers.py tests/grammar/test_json_schema.py tests/grammar/test_lexing.py tests/grammar/test_matchers.py \
+		tests/e2e/test_random_answers.py tests/e2e/test_constrained_answers.py tests/e2e/test_hostile_constraints.py \
+		tests/e2e/test_described_answers.py tests/text $(PYTEST_FLAGS)
 
 # On a GPU: every test that computes on it, with Triton's and FlashInfer's kernels; `make bench-gpu` times them. Warnings
 # of other libraries are not errors here. Without a package index: `make gpu-kit` on another machine, then

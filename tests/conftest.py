@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +24,23 @@ __all__ = ["built", "engine", "library", "tiny"]
 if not torch.cuda.is_available():
     # Triton reads the variable when a kernel is defined, its own kernels included; transformers imports triton.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip files of which `make test` or `make test-all` selects nothing, because imports take long.
+
+    Marks that a file imports have a name with "exhaustive" or "histories" in it.
+    """
+    if config.option.markexpr not in OMITTED or not collection_path.match("test_*.py"):
+        return None
+    return bool(OMITTED[config.option.markexpr].search(collection_path.read_text(encoding="utf-8"))) or None
+
+
+# Texts of the files that an expression of `-m` omits.
+OMITTED = {
+    "not exhaustive": re.compile(r"^pytestmark = \[?pytest\.mark\.exhaustive\b", re.MULTILINE),
+    "exhaustive or histories": re.compile(r"\A(?!.*(?:exhaustive|histories))", re.DOTALL | re.IGNORECASE),
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

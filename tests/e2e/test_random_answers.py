@@ -278,5 +278,5 @@ def test_answers_over_sockets_keep_their_constraints(
 def test_many_answers_over_sockets_keep_their_constraints(
     start_daemon: Start, tmp_path: Path, engine: str, kind: str, part: str
 ):
-    total = 2000 if PARTS > 1 else 400
+    total = 2000 if PARTS > 1 else 160
     prove(start_daemon, kind, round(total * SHARES[kind] / PARTS), tmp_path, seed=2 + int(part.removeprefix("part")))

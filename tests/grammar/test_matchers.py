@@ -16,7 +16,7 @@ from infd.errors import GrammarFailed
 from infd.grammar.protocol import Limits
 from infd.request import Choice, Continuation, JsonObject, JsonSchema, Lark, Regex
 from tests.grammar import engines, vocabularies
-from tests.thorough import THOROUGH
+from tests.thorough import THOROUGH, among
 
 if TYPE_CHECKING:
     from infd.grammar.protocol import Compiler, Matcher
@@ -42,18 +42,20 @@ def compiler(kind: str, seed: int = 0) -> Compiler:
     return engines.compiler(getattr(vocabularies, kind)(seed))
 
 
-def state(compiled: Compiler, matcher: Matcher) -> tuple[list[int], bool, bool]:
-    return vocabularies.allowed(compiled, matcher), matcher.accepting, matcher.stopped
+def state(compiled: Compiler, matcher: Matcher) -> tuple[bytes, bool, bool]:
+    return vocabularies.mask(compiled, matcher).tobytes(), matcher.accepting, matcher.stopped
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=repr)
+@pytest.mark.histories
 def test_a_mask_allows_exactly_the_tokens_that_the_matcher_accepts(kind: str, constraint: Constraint):
     compiled, draw = compiler(kind), random.Random(1)
     vocabulary = compiled.vocabulary
-    tried = range(vocabulary.columns) if kind != "large" else draw.sample(range(vocabulary.columns), 3000)
+    columns, grammar = range(vocabulary.columns), compiled.compile(constraint, LIMITS)
     for _ in range(3):
-        matcher = compiled.compile(constraint, LIMITS).matcher()
+        tried = columns if THOROUGH and kind != "large" else draw.sample(columns, among(300, 3000))
+        matcher = grammar.matcher()
         for _ in range(8):
             mask = set(vocabularies.allowed(compiled, matcher))
             assert {each for each in tried if matcher.validate([each])} == mask & set(tried)
@@ -69,8 +71,8 @@ def test_a_mask_allows_exactly_the_tokens_that_the_matcher_accepts(kind: str, co
 @pytest.mark.histories
 def test_after_a_rollback_a_matcher_is_as_one_that_never_went_there(kind: str, constraint: Constraint):
     compiled, draw = compiler(kind), random.Random(2)
+    grammar = compiled.compile(constraint, LIMITS)
     for _ in range(6 if THOROUGH else 3):
-        grammar = compiled.compile(constraint, LIMITS)
         tokens = vocabularies.walk(compiled, grammar.matcher(), draw, 15)
         kept = draw.randrange(len(tokens) + 1)
         moved, fresh = grammar.matcher(), grammar.matcher()
@@ -109,8 +111,9 @@ PATTERNS = st.recursive(
 )
 
 
+@pytest.mark.histories
 @given(pattern=PATTERNS, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=among(40, 100), deadline=None)
 def test_what_a_regular_expression_lets_through_matches_it(pattern: str, kind: str, seed: int):
     compiled = compiler(kind)
     tokens = vocabularies.walk(compiled, compiled.compile(Regex(pattern), LIMITS).matcher(), random.Random(seed), 40)
@@ -119,8 +122,9 @@ def test_what_a_regular_expression_lets_through_matches_it(pattern: str, kind: s
     assert answer is None or re.fullmatch(pattern, answer)
 
 
+@pytest.mark.histories
 @given(data=st.data(), pattern=PATTERNS, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=among(40, 100), deadline=None)
 def test_all_that_matches_a_regular_expression_can_be_written(data: st.DataObject, pattern: str, kind: str, seed: int):
     compiled = compiler(kind)
     answer = data.draw(st.from_regex(pattern, fullmatch=True))
@@ -133,8 +137,9 @@ def test_all_that_matches_a_regular_expression_can_be_written(data: st.DataObjec
     assert matcher.accepting
 
 
+@pytest.mark.histories
 @given(options=st.lists(st.text(), min_size=1, max_size=8), kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=among(40, 100), deadline=None)
 def test_a_choice_is_one_of_its_options(options: list[str], kind: str, seed: int):
     compiled = compiler(kind)
     tokens = vocabularies.walk(

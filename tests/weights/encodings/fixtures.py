@@ -34,7 +34,7 @@ SOME = (
     "mo-int4-awq",
 )
 # For tests too long to run with all checkpoints each time.
-MANY = [name if name in SOME else pytest.param(name, marks=pytest.mark.exhaustive) for name in NAMES]
+MANY_EXHAUSTIVE = [name if name in SOME else pytest.param(name, marks=pytest.mark.exhaustive) for name in NAMES]
 
 
 class Expected(NamedTuple):

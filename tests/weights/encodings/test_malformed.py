@@ -18,7 +18,7 @@ from infd.weights.encodings.find import read_format
 from infd.weights.load import check
 from infd.weights.stored import EncodedTensor
 from tests.kernels.paging import CPU
-from tests.weights.encodings.fixtures import MANY, NAMES, WRITTEN
+from tests.weights.encodings.fixtures import MANY_EXHAUSTIVE, NAMES, WRITTEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +131,7 @@ def refused(directory: Path, model: Model) -> str:
     return ""
 
 
-@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("name", MANY_EXHAUSTIVE)
 def test_a_part_that_is_missing_or_of_another_shape_or_dtype_is_named(name: str, tmp_path: Path) -> None:
     tensors, model = read(name), model_of(name)
     config = json.loads((WRITTEN / name / "config.json").read_text())
