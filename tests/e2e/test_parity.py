@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -48,6 +49,11 @@ class Expected:
             assert ours[:clear] == theirs[:clear]
 
 
+@cache
+def expected_of(directory: Path) -> Expected:
+    return Expected(directory)
+
+
 # Windows and sinks, chunks, then every other mixture of experts.
 MIXED = ("gpt-oss", "llama4")
 REST = [pytest.param(each, marks=pytest.mark.exhaustive) for each in sorted(set(MIXTURES) - FURTHER - set(MIXED))]
@@ -56,7 +62,7 @@ REST = [pytest.param(each, marks=pytest.mark.exhaustive) for each in sorted(set(
 @pytest.fixture(scope="module", params=[*FAMILIES, *MIXED, *REST])
 def checkpoint(request: pytest.FixtureRequest, tiny: Callable[[str], Path]) -> tuple[Path, Expected]:
     directory = tiny(request.param)
-    return directory, Expected(directory)
+    return directory, expected_of(directory)
 
 
 @asynccontextmanager
@@ -111,7 +117,7 @@ async def test_in_chunks(checkpoint: tuple[Path, Expected]) -> None:
 
 async def test_after_preemption_for_lack_of_pages(tiny: Callable[[str], Path]) -> None:
     directory = tiny("qwen3")
-    expected = Expected(directory)
+    expected = expected_of(directory)
     page_bytes = 3 * 2 * 2 * 4 * 16 * 4  # layers, k and v, heads, page_tokens, head_dim, float32
     async with serving(directory, cache_bytes=44 * page_bytes) as engine:
         expected.compare(await asyncio.gather(*(generate(engine, prompt) for prompt in expected.prompts)))
@@ -160,7 +166,7 @@ async def test_through_pauses_at_any_moment(checkpoint: tuple[Path, Expected]) -
 
 @pytest.mark.parametrize("level", [1, 2])
 async def test_through_sleeps_at_any_moment(tiny: Callable[[str], Path], level: int) -> None:
-    expected = Expected(tiny("qwen3"))
+    expected = expected_of(tiny("qwen3"))
     async with serving(tiny("qwen3"), depth=2) as engine:
         answers = await begun(engine, expected.prompts)
         sleeps = frozen = 0
@@ -178,7 +184,7 @@ async def test_through_sleeps_at_any_moment(tiny: Callable[[str], Path], level: 
 
 
 async def test_with_the_prefix_cache_reset_at_any_moment(tiny: Callable[[str], Path]) -> None:
-    expected = Expected(tiny("qwen3"))
+    expected = expected_of(tiny("qwen3"))
     async with serving(tiny("qwen3"), depth=2) as engine:
         answers = await begun(engine, expected.prompts * 2)
         forgotten, steps = 0, 0

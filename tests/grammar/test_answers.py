@@ -383,5 +383,5 @@ async def test_answers_keep_their_constraints_and_change_no_neighbour(engine: st
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("part", [f"part{number}" for number in range(PARTS)])
 async def test_many_answers_keep_their_constraints_and_change_no_neighbour(engine: str, kind: str, part: str):
-    total = TOTALS[engine] if PARTS > 1 else 160
+    total = TOTALS[engine] if PARTS > 1 else 182
     await prove(kind, round(total * SHARES[kind] / PARTS), [1, 2], seed=2 + int(part.removeprefix("part")))

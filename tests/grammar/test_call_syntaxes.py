@@ -18,9 +18,10 @@ from infd.text.markup import Reading
 from infd.text.tools.offered import Offered
 from tests.grammar import engines
 from tests.grammar.vocabularies import walk
+from tests.thorough import THOROUGH
 
 if TYPE_CHECKING:
-    from infd.grammar.protocol import Compiler
+    from infd.grammar.protocol import Compiler, Grammar
     from infd.request import Constraint
 
 pytestmark = pytest.mark.usefixtures("engine")
@@ -53,15 +54,19 @@ def schemas(name: str) -> dict[str, dict[str, Any]]:
     return IDENTIFIERS if grammar.quoted else SCHEMAS
 
 
-def drawn(marks: tuple[str, ...], name: str, draw: random.Random) -> tuple[str, list[tuple[str, Any]]]:
-    """Return the content and the calls of a random answer, empty if the answer does not end within 900 tokens."""
+@engines.each
+def forced(marks: tuple[str, ...], name: str) -> Grammar:
     grammar = tools.SYNTAXES[name].grammar
     assert grammar is not None
+    stated = tuple(ToolSchema(tool, json.dumps(schema), tool) for tool, schema in schemas(name).items())
+    return compiler(marks).compile(Calls(grammar, stated, required=True), Limits())
+
+
+def drawn(marks: tuple[str, ...], name: str, draw: random.Random) -> tuple[str, list[tuple[str, Any]]]:
+    """Return the content and the calls of a random answer, empty if the answer does not end within 900 tokens."""
     compiled = compiler(marks)
     offered = schemas(name)
-    stated = tuple(ToolSchema(tool, json.dumps(schema), tool) for tool, schema in offered.items())
-    matcher = compiled.compile(Calls(grammar, stated, required=True), Limits()).matcher()
-    tokens = walk(compiled, matcher, draw, 900, ends=0.2)
+    tokens = walk(compiled, forced(marks, name).matcher(), draw, 900, ends=0.2)
     if tokens[-1] not in compiled.vocabulary.end_ids:
         return "", []
     text = b"".join(compiled.vocabulary.tokens[token] for token in tokens[:-1]).decode()
@@ -75,6 +80,7 @@ def drawn(marks: tuple[str, ...], name: str, draw: random.Random) -> tuple[str, 
 
 @pytest.mark.parametrize("tokens", ["none", "marks", "parts of marks"])
 @pytest.mark.parametrize("name", FORCED)
+@pytest.mark.histories
 def test_forced_calls_are_read_as_calls_of_offered_tools(name: str, tokens: str):
     grammar = tools.SYNTAXES[name].grammar
     assert grammar is not None
@@ -82,6 +88,8 @@ def test_forced_calls_are_read_as_calls_of_offered_tools(name: str, tokens: str)
     marks = tuple(dict.fromkeys(marks))
     draw, finished = random.Random(1), 0
     for _ in range(4):
+        if finished == 2 and not THOROUGH:
+            break
         content, calls = drawn(marks, name, draw)
         finished += bool(calls)
         assert not content.strip()

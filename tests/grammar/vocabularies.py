@@ -84,12 +84,13 @@ def walk(compiler: Compiler, matcher: Matcher, draw: random.Random, tokens: int,
     Returns the tokens, at most `tokens`, with the end id.
     """
     end_ids = compiler.vocabulary.end_ids
-    endings = np.array(sorted(end_ids))
+    ends_answer = np.zeros(32 * compiler.vocabulary.words, dtype=bool)
+    ends_answer[list(end_ids)] = True
     walked: list[int] = []
     while len(walked) < tokens:
         choices = _allowed(compiler, matcher)
         assert len(choices), "a mask that allows nothing"
-        is_end = np.isin(choices, endings)
+        is_end = ends_answer[choices]
         finishing, going = choices[is_end], choices[~is_end]
         pool = finishing if len(finishing) and (not len(going) or draw.random() < ends) else going
         token = int(draw.choice(pool))  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -81,8 +82,13 @@ CASES = {
 }
 
 
+@cache
+def chosen(template: str) -> Syntax:
+    return Syntax.choose(tokenizer(), ChatTemplate({"default": published()[template]}))
+
+
 def syntax(case: Case) -> Syntax:
-    return Syntax.choose(tokenizer(), ChatTemplate({"default": published()[case.template]}))
+    return chosen(case.template)
 
 
 def marks(case: Case) -> Thought:

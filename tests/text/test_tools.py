@@ -15,6 +15,7 @@ from infd.text.tools.families_json import HERMES
 from infd.text.tools.offered import Offered
 from infd.text.tools.scan import ObjectScan
 from tests.text.transcripts import Message, cuts, read
+from tests.thorough import among
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -195,8 +196,8 @@ def test_a_megabyte_of_arguments_is_read_once(size: int):
     ids=lambda text: text[:24],
 )
 def test_hostile_text_is_content(text: str):
-    for size in (1, 7, len(text)):
-        assert read(hermes(), in_parts(text, size)) == Message(text)
+    for size, answer in ((1, text[:20_000]), (7, text), (len(text), text)):
+        assert read(hermes(), in_parts(answer, size)) == Message(answer)
 
 
 def test_deep_arguments_are_passed_on_unchanged():
@@ -214,7 +215,8 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.histories
+@settings(max_examples=among(100, 300), deadline=None)
 @given(
     calls=st.lists(
         st.tuples(st.text("fg", min_size=1, max_size=3), st.dictionaries(st.text(max_size=3), json_values, max_size=3)),
@@ -250,7 +252,8 @@ GARBAGE = [
 ]
 
 
-@settings(max_examples=500, deadline=None)
+@pytest.mark.histories
+@settings(max_examples=among(150, 500), deadline=None)
 @given(pieces=st.lists(st.sampled_from(GARBAGE), max_size=14), data=st.data())
 def test_garbage_is_the_same_message_wherever_it_is_cut_and_no_word_is_lost(pieces: list[str], data: st.DataObject):
     text = "".join(pieces)
