@@ -92,6 +92,7 @@ async def test_clients_choose_an_adapter_by_model_and_operators_change_them_mean
     async with client(daemon) as api:
         cards = {card.id: card.model_dump() async for card in await api.models.list()}
         assert {name: card["parent"] for name, card in cards.items()} == {"embedded": None, "one": "embedded"}
+        assert cards["one"]["root"] == str(one)
         assert (await api.models.retrieve("one")).id == "one"
 
         for name in ("one", "embedded", "one"):
