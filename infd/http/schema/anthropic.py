@@ -131,11 +131,13 @@ class MessagesRequest(MessagesFields, kw_only=True):
     inference_geo: UnsupportedField = ABSENT
     kv_transfer_params: UnsupportedField = ABSENT  # vLLM
     thread: UnsupportedField = ABSENT
+    use_beam_search: UnsupportedField = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         **MessagesFields.NEUTRAL,
         "inference_geo": ("global",),
         "kv_transfer_params": ({},),
+        "use_beam_search": (False,),
     }
     IGNORED: ClassVar[frozenset[str]] = MessagesFields.IGNORED | {
         *("metadata", "service_tier", "betas", "billing_policy", "diagnostics", "fallback_credit_token", "fallbacks"),

@@ -215,6 +215,7 @@ class ResponsesRequest(ResponsesFields, kw_only=True):
     previous_input_messages: UnsupportedField = ABSENT
     previous_response: UnsupportedField = ABSENT
     vllm_xargs: UnsupportedField = ABSENT
+    use_beam_search: UnsupportedField = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         **ResponsesFields.NEUTRAL,
@@ -222,6 +223,7 @@ class ResponsesRequest(ResponsesFields, kw_only=True):
         "enable_response_messages": (False,),
         "mm_processor_kwargs": ({},),
         "vllm_xargs": ({},),
+        "use_beam_search": (False,),
     }
     IGNORED: ClassVar[frozenset[str]] = frozenset(
         {
