@@ -8,6 +8,8 @@ KIT_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_FLAGS)
+# Extras of infd, once it is installed: the native kernels are not built again.
+EXTRAS = SKBUILD_WHEEL_CMAKE=false $(INSTALL) -e
 
 NATIVE := infd/kernels/cpu/native
 
@@ -50,7 +52,7 @@ soak: $(VENV)/.installed-clients
 # of other libraries are not errors here. Without a package index: `make gpu-kit` on another machine, then
 # `python3 bench/first_gpu.py` on this one.
 test-gpu: $(VENV)/.installed-test
-	$(INSTALL) -e '.[test,cuda]'
+	$(EXTRAS) '.[test,cuda]'
 	$(BIN)/python -m pytest -rs -W default -m gpu $(PYTEST_FLAGS)
 
 # The same kernels without a GPU: Triton's interpreted and compiled, FlashInfer's calls checked against its signatures.
@@ -63,7 +65,7 @@ test-triton: $(VENV)/.installed-test
 
 # lm-evaluation-harness against a daemon.
 test-eval: $(VENV)/.installed-test
-	$(INSTALL) -e '.[test,eval]'
+	$(EXTRAS) '.[test,eval]'
 	$(BIN)/python -m pytest -rs tests/e2e/test_lm_eval.py $(PYTEST_FLAGS)
 
 # Clients from npm, into build/: Claude Code's (250 MB) and Node's `openai` package. They need node 20.
@@ -96,7 +98,7 @@ bench-overhead: $(VENV)/.installed
 	$(BIN)/python bench/overhead.py
 
 bench-gpu: $(VENV)/.installed
-	$(INSTALL) -e '.[cuda]'
+	$(EXTRAS) '.[cuda]'
 	$(BIN)/python bench/gpu.py
 
 # Packages for a GPU machine without a package index: bench/gpu_kit.py.
@@ -118,13 +120,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard $(NATIVE)/*) | $(V
 
 # xgrammar is 5 MB without Triton, on which its Python package depends and its library does not.
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(INSTALL) -e '.[test]'
+	$(EXTRAS) '.[test]'
 	$(INSTALL) --no-deps xgrammar apache-tvm-ffi
 	touch $@
 
 # Clients that tests run, schemathesis among them. instructor pins jiter and rich below openai's jiter and the newest
 # rich, and works with these.
 $(VENV)/.installed-clients: $(VENV)/.installed-test
-	$(INSTALL) -e '.[test,clients]'
+	$(EXTRAS) '.[test,clients]'
 	$(INSTALL) --no-deps instructor
 	touch $@
