@@ -340,8 +340,8 @@ class Scheduler:
 
         If a passable resource lacks room for a sequence, later sequences that fit are admitted before it, within the
         policy's patience. A sequence whose last step is not committed cannot be planned; its share is reserved. If a
-        prompt is scored, its first choice computes the scores. The other choices wait until all scores are planned,
-        because every choice delivers the scores before its first token.
+        prompt is scored, its first choice computes the scores, and delivers them with its first token. Until that token
+        is planned the other choices wait, because every choice delivers the scores before its first token.
         """
         reserved: list[Sequence] = []
         passed = None

@@ -159,8 +159,8 @@ class Sequence:
 
     @property
     def owes_scores(self) -> bool:
-        """Whether steps that score part of the prompt have yet to be planned."""
-        return self.scoring and self.finish is None and self.computed < self.prompt_tokens - 1
+        """Whether the step whose token delivers the scores of the prompt has yet to be planned."""
+        return self.scoring and self.finish is None and self.computed < self.prompt_tokens
 
     @property
     def generated(self) -> int:

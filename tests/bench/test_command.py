@@ -16,12 +16,12 @@ async def test_json_carries_settings_and_figures() -> None:
             "bench", "--url", server.url, "--requests", "3", "--output-tokens", "4", "--seed", "5", "--json"
         )
     assert code == 0, err
-    report = msgspec.json.decode(out)
+    (report,) = msgspec.json.decode(out)["runs"]
     assert report["settings"]["seed"] == 5
-    assert report["requests"] == {"completed": 3, "failed": 0, "errors": {}}
+    assert report["requests"] == {"completed": 3, "failed": 0, "errors": {}, "unfinished": 0}
     assert report["tokens"]["output"] == 12
     assert set(report["latency_ms"]) == {"ttft", "inter_token", "per_token", "e2e"}
-    assert set(report["latency_ms"]["ttft"]) == {"mean", "p50", "p90", "p99", "max"}
+    assert set(report["latency_ms"]["ttft"]) == {"mean", "p50", "p90", "p95", "p99", "max"}
     assert "3 requests to" in err
 
 
