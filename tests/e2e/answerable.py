@@ -29,5 +29,7 @@ def map_body(context: Any, body: Any) -> Any:
     operation, size = context.operation.definition.raw["operationId"], len(repr(body))
     if operation not in ANSWERED or not isinstance(body, dict) or size % 2:
         return body
-    background = {"background": size % 4 == 0} if operation == "createResponse" else {}
-    return ANSWERED[operation] | {name: body[name] for name in _KEPT if name in body} | background
+    answered = ANSWERED[operation] | {name: body[name] for name in _KEPT if name in body}
+    if operation == "createResponse" and size % 8:  # most responses run in the background, which can be cancelled
+        answered |= {"background": True, "store": True, "stream": False}
+    return answered

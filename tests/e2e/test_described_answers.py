@@ -26,7 +26,6 @@ pytest.importorskip("schemathesis", reason="`make test-all` installs it")
 
 pytestmark = pytest.mark.exhaustive
 
-CANCEL = "POST /v1/responses/{id}/cancel"
 # `make soak` runs each field's bounds too, and links that schemathesis infers.
 EXAMPLES, SEQUENCES = (60, 300) if FULL else (4, 25)
 CONFIG = f"""
@@ -89,10 +88,7 @@ def test_every_answer_is_described_and_none_is_a_server_error(tmp_path: Path):
         found = statuses(report)
         described = {f"{operation.method.upper()} {operation.path}" for operation in OPERATIONS}
         # The document itself, which was read first; and what needs a model trained to fill gaps.
-        unanswered = {name for name in described if 200 not in found[name]} - {"GET /openapi.json", "POST /infill"}
-        # Some runs draw no response in the background, and a response in the foreground cannot be cancelled.
-        assert unanswered <= {CANCEL}, found
-        assert found[CANCEL] & {200, 400}, found
+        assert {name for name in described if 200 not in found[name]} <= {"GET /openapi.json", "POST /infill"}, found
         assert idle_status(daemon).running == 0
     finally:
         daemon.close()
