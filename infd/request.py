@@ -318,8 +318,37 @@ class Score(Struct, frozen=True, tag="score"):
     top: int = 0
 
 
-Want = Generate | Score
-W = TypeVar("W", Generate, Score)
+# What a prompt is reduced to: a vector, a number per label, or either of these for each token.
+PoolTask = Literal["embed", "classify", "token_embed", "token_classify"]
+
+
+class Pool(Struct, frozen=True, tag="pool"):
+    """Reduce the hidden states of the prompt to numbers, as the model's pooling settings say; no token is generated.
+
+    dimensions  of embeddings, the leading numbers that are kept, before normalization (Matryoshka); None: all
+    normalize   whether an embedding is divided by its Euclidean norm; None: as the model's settings say
+    activation  whether the numbers of labels become probabilities; None: as the model's settings say
+    skip        leading tokens, of an instruction, that pooling leaves out
+    second      position of the second text's first token, for token types; None: the prompt is one text
+    """
+
+    task: PoolTask
+    dimensions: int | None = None
+    normalize: bool | None = None
+    activation: bool | None = None
+    skip: int = 0
+    second: int | None = None
+
+
+class Pooled(Struct, frozen=True):
+    """The numbers of a prompt: [rows, width] float32, little-endian, row after row; one row, or one for each token."""
+
+    width: int
+    values: bytes
+
+
+Want = Generate | Score | Pool
+W = TypeVar("W", Generate, Score, Pool)
 
 
 def pick(kind: type[W], wants: Iterable[Want]) -> W | None:
