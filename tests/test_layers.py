@@ -14,7 +14,7 @@ import infd
 
 PACKAGE = Path(infd.__file__).parent
 LEAVES = {"apart", "commandline", "config", "request", "errors", "frames", "memory", "telemetry", "offload"}
-LEAVES |= {"gguf", "groups", "embedded", "rounding", "untrusted", "unixhttp", "sockets", "version", ""}
+LEAVES |= {"gguf", "groups", "embedded", "pooling", "rounding", "untrusted", "unixhttp", "sockets", "version", ""}
 ALL = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
 # Which rooms each room may import, besides itself and the leaves. "scheduler.plan" allows that one module.
 TABLE: dict[str, set[str]] = {
@@ -65,6 +65,7 @@ FORBIDDEN = {
     "apart": {"torch", "aiohttp", "asyncio"},
     "config": {"torch", "aiohttp", "asyncio"},
     "request": {"torch"},
+    "pooling": {"torch", "aiohttp", "asyncio"},
     "hub": {"torch", "aiohttp", "asyncio"},
     "chat": {"torch", "aiohttp", "asyncio"},
     "batch": {"torch"},

@@ -1,0 +1,414 @@
+"""Read how a checkpoint's hidden states are reduced, as sentence-transformers reads its files.
+
+modules.json lists the modules of a sentence-transformers model in order; each has a folder. Without that file
+config.json alone decides: an architecture without a head gives embeddings, one with a head for labels gives labels.
+Modules and modes that infd does not compute are refused by name, so that no checkpoint gives other numbers than its
+authors'.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from infd.errors import CheckpointError
+from infd.pooling.settings import Activation, Dense, DenseActivation, PoolingSettings, Reduction, Similarity
+from infd.untrusted import read as read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+T = TypeVar("T")
+
+MODULES, SENTENCES = "modules.json", "config_sentence_transformers.json"
+# Files with max_seq_length and do_lower_case, beside config.json: the first that exists is read.
+LENGTHS: Final = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+# Model types whose first token, or else whose classifier_pooling, is what a head for labels reads; others: the last.
+ENCODERS: Final = frozenset(
+    {
+        "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "eurobert",
+        "layoutlm", "mobilebert", "modernbert", "mpnet", "new", "nomic_bert", "roberta", "roberta-prelayernorm",
+        "roformer", "squeezebert", "xlm-roberta", "xlm-roberta-xl", "xmod",
+    }
+)  # fmt: skip
+CLASSIFIES, LABELS_TOKENS = "ForSequenceClassification", "ForTokenClassification"
+# Ends of the names of architectures whose head is not computed: an encoder's hidden states are pooled.
+HEADLESS = ("Model", "ForMaskedLM", "ForPreTraining")
+
+# Prompts that every model for embeddings has: empty, unless the checkpoint states them.
+PROMPTS = ("query", "document")
+UNLIMITED = 2**24  # tokens; a length from this on is no limit
+
+Task = Literal["auto", "none", "embed", "classify"]
+
+
+class _Module(Struct):
+    """An entry of modules.json. type: the class's path in Python, of which the last part is the name."""
+
+    name: str
+    path: str
+    type: str
+
+    @property
+    def kind(self) -> str:
+        return self.type.rpartition(".")[2]
+
+
+class _Reduction(Struct, kw_only=True):
+    """1_Pooling/config.json, as written by sentence-transformers 5 (pooling_mode) and before."""
+
+    word_embedding_dimension: int | None = None
+    embedding_dimension: int | None = None
+    pooling_mode: str | list[str] | None = None
+    pooling_mode_cls_token: bool = False
+    pooling_mode_mean_tokens: bool | None = None
+    pooling_mode_max_tokens: bool = False
+    pooling_mode_mean_sqrt_len_tokens: bool = False
+    pooling_mode_weightedmean_tokens: bool = False
+    pooling_mode_lasttoken: bool = False
+    include_prompt: bool = True
+
+
+class _Dense(Struct, kw_only=True):
+    """N_Dense/config.json."""
+
+    in_features: int
+    out_features: int
+    bias: bool = True
+    activation_function: str = "torch.nn.modules.activation.Tanh"
+    module_input_name: str = "sentence_embedding"
+    module_output_name: str | None = None
+    use_residual: bool = False
+
+
+class _Sentences(Struct, kw_only=True):
+    """config_sentence_transformers.json."""
+
+    prompts: dict[str, str | None] | None = None
+    default_prompt_name: str | None = None
+    similarity_fn_name: str | None = None
+    activation_fn: str | None = None
+
+
+class _Lengths(Struct, kw_only=True):
+    """sentence_bert_config.json."""
+
+    max_seq_length: int | None = None
+    do_lower_case: bool = False
+
+
+class _Tokenizer(Struct, kw_only=True):
+    """tokenizer_config.json. transformers writes 1e30 for no limit."""
+
+    model_max_length: float | None = None
+
+
+class _CrossEncoder(Struct, kw_only=True):
+    """The table `sentence_transformers` of config.json of a cross-encoder written by releases 4 and 5."""
+
+    activation_fn: str | None = None
+
+
+class _Config(Struct, kw_only=True):
+    """The keys of config.json that matter here."""
+
+    architectures: list[str] = []
+    model_type: str = ""
+    hidden_size: int | None = None
+    dim: int | None = None
+    d_model: int | None = None
+    n_embd: int | None = None
+    id2label: dict[str, str] | None = None
+    num_labels: int | None = None
+    problem_type: str | None = None
+    classifier_pooling: str | None = None
+    max_position_embeddings: int | None = None
+    matryoshka_dimensions: list[int] | None = None
+    sbert_ce_default_activation_function: str | None = None
+    sentence_transformers: _CrossEncoder | None = None
+
+    @property
+    def width(self) -> int:
+        return self.hidden_size or self.dim or self.d_model or self.n_embd or 0
+
+
+_REDUCTIONS: Mapping[str, Reduction] = MappingProxyType(
+    {
+        "pooling_mode_cls_token": "cls",
+        "pooling_mode_mean_tokens": "mean",
+        "pooling_mode_max_tokens": "max",
+        "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+        "pooling_mode_weightedmean_tokens": "weightedmean",
+        "pooling_mode_lasttoken": "lasttoken",
+    }
+)
+_DENSE_ACTIVATIONS: Mapping[str, DenseActivation] = MappingProxyType(
+    {
+        "Identity": "none",
+        "Tanh": "tanh",
+        "GELU": "gelu",
+        "ReLU": "relu",
+        "Sigmoid": "sigmoid",
+        "SiLU": "silu",
+    }
+)
+_SCORES: Mapping[str, Activation] = MappingProxyType({"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"})
+_BY_PROBLEM: Mapping[str, Activation] = MappingProxyType(
+    {
+        "regression": "none",
+        "single_label_classification": "softmax",
+        "multi_label_classification": "sigmoid",
+    }
+)
+_SIMILARITIES: Mapping[str, Similarity] = MappingProxyType(
+    {"cosine": "cosine", "dot": "dot", "euclidean": "euclidean", "manhattan": "manhattan"}
+)
+
+
+def read(directory: Path, config: Mapping[str, Any], *, task: Task = "auto") -> PoolingSettings:
+    """Return the settings of the checkpoint at `directory`; config: the content of its config.json.
+
+    task  what to compute whatever the architecture says: "embed", "classify", or "none": the model generates;
+          "auto": a model that generates is pooled only if it has a modules.json
+
+    Raises CheckpointError, which names the file, if a file is malformed or asks for what infd does not compute.
+    """
+    if task == "none":
+        return PoolingSettings()
+    found = _decode(config, _Config, Path("config.json"))
+    name = found.architectures[0] if found.architectures else ""
+    if task == "classify" or (task == "auto" and name.endswith(CLASSIFIES)):
+        return _labels(found, directory, by_token=False)
+    if task == "auto" and name.endswith(LABELS_TOKENS):
+        return _labels(found, directory, by_token=True)
+    if (path := directory / MODULES).is_file():
+        return _embeddings(_decode(read_file(path), list[_Module], path), found, directory)
+    if task == "embed" or name.endswith(HEADLESS):
+        plain = PoolingSettings(
+            tasks=("embed", "token_embed"),
+            pooling="lasttoken" if name.endswith("ForCausalLM") else "mean",
+            dimensions=found.width,
+            matryoshka=_matryoshka(found),
+        )
+        return _completed(plain, found, directory)
+    return PoolingSettings()
+
+
+def _embeddings(modules: Sequence[_Module], config: _Config, directory: Path) -> PoolingSettings:
+    """Return the settings of a sentence-transformers model."""
+    where = directory / MODULES
+    kinds = [module.kind for module in modules]
+    if kinds[:1] != ["Transformer"]:
+        raise CheckpointError(f"{where}: the first module is {kinds[0] if kinds else 'missing'}, not a Transformer")
+    if modules[0].path not in ("", "."):
+        raise CheckpointError(
+            f"{where}: the weights are in the folder {modules[0].path!r}; move that folder's files beside modules.json,"
+            ' and set its "path" to ""'
+        )
+    pooling: _Reduction | None = None
+    mode: Reduction = "mean"
+    denses: list[Dense] = []
+    normalize = False
+    width = config.width
+    for module in modules[1:]:
+        folder = directory / module.path
+        if Path(module.path).is_absolute() or ".." in Path(module.path).parts:
+            raise CheckpointError(f"{where}: {module.path!r} is not a folder of the checkpoint")
+        if module.kind == "Pooling" and pooling is None and not denses and not normalize:
+            pooling = _decode(read_file(folder / "config.json"), _Reduction, folder / "config.json")
+            mode = _mode(pooling, folder / "config.json")
+            stated = pooling.word_embedding_dimension or pooling.embedding_dimension or width
+            if width and stated != width:
+                raise CheckpointError(f"{folder / 'config.json'}: pools {stated} elements; config.json states {width}")
+            width = stated
+        elif module.kind == "Dense" and pooling is not None and not normalize:
+            denses.append(_dense(folder, module.path, width))
+            width = denses[-1].outputs
+        elif module.kind == "Normalize" and pooling is not None:
+            normalize = True
+        elif module.kind != "Dropout":
+            raise CheckpointError(
+                f"{where}: module {module.name} is {module.kind}, which infd does not compute at this place; it"
+                " computes Transformer, Pooling, any Dense, Normalize, in this order"
+            )
+    if pooling is None:
+        raise CheckpointError(f"{where}: there is no module Pooling")
+    return _completed(
+        PoolingSettings(
+            tasks=("embed", "token_embed"),
+            pooling=mode,
+            include_prompt=pooling.include_prompt,
+            normalize=normalize,
+            denses=tuple(denses),
+            dimensions=width,
+            matryoshka=_matryoshka(config),
+        ),
+        config,
+        directory,
+    )
+
+
+def _mode(pooling: _Reduction, where: Path) -> Reduction:
+    modes: list[str]
+    if pooling.pooling_mode is not None:
+        modes = [pooling.pooling_mode] if isinstance(pooling.pooling_mode, str) else pooling.pooling_mode
+    else:
+        modes = [mode for key, mode in _REDUCTIONS.items() if getattr(pooling, key)]
+        if not modes and pooling.pooling_mode_mean_tokens is None:
+            modes = ["mean"]
+    if len(modes) != 1 or modes[0] not in _REDUCTIONS.values():
+        found = ", ".join(modes) or "none"
+        raise CheckpointError(
+            f"{where}: pooling modes: {found}; infd computes one of {', '.join(_REDUCTIONS.values())}"
+        )
+    return modes[0]  # type: ignore[return-value]
+
+
+def _dense(folder: Path, path: str, width: int) -> Dense:
+    where = folder / "config.json"
+    stated = _decode(read_file(where), _Dense, where)
+    name = stated.activation_function.rpartition(".")[2]
+    if name not in _DENSE_ACTIVATIONS:
+        raise CheckpointError(
+            f"{where}: activation_function {name} is not computed; computed: {', '.join(_DENSE_ACTIVATIONS)}"
+        )
+    if stated.module_input_name != "sentence_embedding" or stated.module_output_name not in (
+        None,
+        "sentence_embedding",
+    ):
+        raise CheckpointError(
+            f"{where}: the layer reads {stated.module_input_name}; only layers over sentence_embedding are computed"
+        )
+    if stated.use_residual:
+        raise CheckpointError(f"{where}: use_residual is not computed")
+    if stated.in_features != width or stated.out_features < 1:
+        raise CheckpointError(
+            f"{where}: the layer has {stated.in_features} inputs and {stated.out_features} outputs; what comes before"
+            f" it has {width} outputs"
+        )
+    return Dense(
+        file=f"{path}/model.safetensors",
+        inputs=stated.in_features,
+        outputs=stated.out_features,
+        bias=stated.bias,
+        activation=_DENSE_ACTIVATIONS[name],
+    )
+
+
+def _labels(config: _Config, directory: Path, *, by_token: bool) -> PoolingSettings:
+    """Return the settings of a model with a head for labels; by_token: each token has labels."""
+    labels = _names(config)
+    encoder = config.model_type in ENCODERS
+    pooling: Reduction = "cls" if encoder else "lasttoken"
+    if config.classifier_pooling is not None:
+        known: Mapping[str, Reduction] = {"cls": "cls", "bos": "cls", "mean": "mean"}
+        if config.classifier_pooling not in known:
+            raise CheckpointError(
+                f"config.json: classifier_pooling {config.classifier_pooling!r} is not computed;"
+                f" computed: {', '.join(known)}"
+            )
+        pooling = known[config.classifier_pooling]
+    return _completed(
+        PoolingSettings(
+            tasks=("token_classify",) if by_token else ("classify",),
+            pooling=pooling,
+            dimensions=config.width,
+            labels=labels,
+            activation="softmax" if by_token else _activation(config, directory, len(labels)),
+            pairs=len(labels) == 1 and not by_token,
+        ),
+        config,
+        directory,
+    )
+
+
+def _names(config: _Config) -> tuple[str, ...]:
+    stated = config.id2label
+    if not stated:
+        return tuple(f"LABEL_{index}" for index in range(config.num_labels if config.num_labels is not None else 2))
+    if {*stated} != {str(index) for index in range(len(stated))}:
+        raise CheckpointError(f"config.json: id2label: expected the labels 0 to {len(stated) - 1}, found {[*stated]}")
+    return tuple(stated[str(index)] for index in range(len(stated)))
+
+
+def _activation(config: _Config, directory: Path, labels: int) -> Activation:
+    """Return the activation of a cross-encoder, or of transformers' pipeline for text classification."""
+    older = config.sentence_transformers or _CrossEncoder()
+    stated = _sentences(directory).activation_fn or older.activation_fn or config.sbert_ce_default_activation_function
+    if stated is not None:
+        name = stated.rpartition(".")[2]
+        if name not in _SCORES:
+            raise CheckpointError(f"{directory}: activation {name} is not computed; computed: {', '.join(_SCORES)}")
+        return _SCORES[name]
+    if config.problem_type is not None:
+        if config.problem_type not in _BY_PROBLEM:
+            raise CheckpointError(
+                f"config.json: problem_type: expected one of {', '.join(_BY_PROBLEM)}, found {config.problem_type!r}"
+            )
+        return _BY_PROBLEM[config.problem_type]
+    return "sigmoid" if labels == 1 else "softmax"
+
+
+def _matryoshka(config: _Config) -> tuple[int, ...]:
+    found = tuple(config.matryoshka_dimensions or ())
+    if any(each < 1 for each in found):
+        raise CheckpointError(f"config.json: matryoshka_dimensions: expected positive integers, found {[*found]}")
+    return found
+
+
+def _completed(settings: PoolingSettings, config: _Config, directory: Path) -> PoolingSettings:
+    """Return the settings with prompts, similarity and lengths from the checkpoint's other files."""
+    stated, where = _sentences(directory), directory / SENTENCES
+    prompts = dict.fromkeys(PROMPTS, "") if "embed" in settings.tasks else {}
+    prompts |= {name: text or "" for name, text in (stated.prompts or {}).items()}
+    if (default := stated.default_prompt_name) is not None and default not in prompts:
+        raise CheckpointError(f"{where}: default_prompt_name {default!r} is not one of {[*prompts]}")
+    similarity = _SIMILARITIES.get(stated.similarity_fn_name or "cosine")
+    if similarity is None:
+        raise CheckpointError(
+            f"{where}: similarity_fn_name: expected one of {', '.join(_SIMILARITIES)},"
+            f" found {stated.similarity_fn_name!r}"
+        )
+    most, lower = _lengths(config, directory)
+    return msgspec.structs.replace(
+        settings, prompts=prompts, default_prompt=default, similarity=similarity, max_tokens=most, lower_case=lower
+    )
+
+
+def _sentences(directory: Path) -> _Sentences:
+    where = directory / SENTENCES
+    return _decode(read_file(where), _Sentences, where) if where.is_file() else _Sentences()
+
+
+def _lengths(config: _Config, directory: Path) -> tuple[int | None, bool]:
+    """Return the tokens to which inputs are truncated, or None, and whether texts are converted to lower case."""
+    lengths = _Lengths()
+    if where := next((directory / name for name in LENGTHS if (directory / name).is_file()), None):
+        lengths = _decode(read_file(where), _Lengths, where)
+        if lengths.max_seq_length is not None and lengths.max_seq_length < 1:
+            raise CheckpointError(
+                f"{where}: max_seq_length: expected a positive integer, found {lengths.max_seq_length}"
+            )
+    if lengths.max_seq_length is not None:
+        return lengths.max_seq_length, lengths.do_lower_case
+    limits = [config.max_position_embeddings or UNLIMITED]
+    if (where := directory / "tokenizer_config.json").is_file():
+        limits.append(_decode(read_file(where), _Tokenizer, where).model_max_length or UNLIMITED)
+    most = min(limits)
+    return None if most >= UNLIMITED else max(1, int(most)), lengths.do_lower_case
+
+
+def _decode(content: bytes | Mapping[str, Any], kind: type[T], where: Path) -> T:
+    try:
+        if isinstance(content, bytes):
+            return msgspec.json.decode(content, type=kind)
+        return msgspec.convert({**content}, kind, str_keys=True)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{where}: {error}") from error

@@ -1,0 +1,72 @@
+"""The settings that `read` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping  # noqa: TC003  # msgspec reads the annotations
+from types import MappingProxyType
+from typing import Literal
+
+from msgspec import Struct
+
+from infd.request import PoolTask  # noqa: TC001
+
+# How the hidden states of a prompt become one vector, in the words of sentence-transformers' `pooling_mode`:
+# cls           that of the first token
+# lasttoken     that of the last token
+# mean          their mean
+# max           the largest of each element
+# mean_sqrt_len_tokens  their sum, divided by the square root of their number
+# weightedmean  their mean, weighted by position, from 1 on
+Reduction = Literal["cls", "lasttoken", "mean", "max", "mean_sqrt_len_tokens", "weightedmean"]
+Activation = Literal["softmax", "sigmoid", "none"]
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+DenseActivation = Literal["none", "tanh", "gelu", "relu", "sigmoid", "silu"]
+
+
+class Dense(Struct, frozen=True, kw_only=True):
+    """A linear layer, with an activation, between pooling and normalization.
+
+    file  path of its weights in the checkpoint's directory: tensors `linear.weight` and `linear.bias`
+    """
+
+    file: str
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: DenseActivation
+
+
+class PoolingSettings(Struct, frozen=True, kw_only=True):
+    """How a checkpoint's hidden states are reduced.
+
+    tasks           what the checkpoint can be asked for; empty: it only generates
+    include_prompt  whether pooling reads the tokens of the prompt that is named or the default
+    normalize       whether an embedding is divided by its Euclidean norm
+    denses          layers that follow pooling, in order
+    dimensions      elements of an embedding
+    matryoshka      the numbers of leading elements for which the model was trained; empty: the checkpoint names none
+    labels          of classification, by index
+    activation      from logits of labels to their scores
+    pairs           whether the model has one label, so that it scores pairs of texts
+    prompts         texts before the input's, by name
+    default_prompt  name of the prompt of requests that name none; None: no prompt
+    similarity      with which the model's embeddings are compared
+    max_tokens      to which inputs are truncated; None: the checkpoint states none
+    lower_case      whether texts are converted to lower case before the tokenizer sees them
+    """
+
+    tasks: tuple[PoolTask, ...] = ()
+    pooling: Reduction = "mean"
+    include_prompt: bool = True
+    normalize: bool = False
+    denses: tuple[Dense, ...] = ()
+    dimensions: int = 0
+    matryoshka: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+    activation: Activation = "none"
+    pairs: bool = False
+    prompts: Mapping[str, str] = MappingProxyType({})
+    default_prompt: str | None = None
+    similarity: Similarity = "cosine"
+    max_tokens: int | None = None
+    lower_case: bool = False
