@@ -125,11 +125,18 @@ class TooCostly(InvalidRequest):
 class PromptTooLong(RequestError):
     code, param = "context_length_exceeded", "messages"
 
-    def __init__(self, tokens: int, limit: int, *, at_least: bool = False, param: str | None = None) -> None:
-        """limit: most tokens of a prompt, one less than the context. Clients search the message for OpenAI's words."""
+    def __init__(
+        self, tokens: int, limit: int, *, at_least: bool = False, answered: bool = True, param: str | None = None
+    ) -> None:
+        """Clients search the message for OpenAI's words.
+
+        limit     most tokens of a prompt
+        answered  whether tokens follow the prompt, so that the context is one token longer
+        """
         size = f"at least {tokens}" if at_least else tokens
-        context = f"this model's maximum context length is {limit + 1} tokens"
-        super().__init__(f"the prompt is {size} tokens; {context}, one of them for the answer", param=param)
+        context = f"this model's maximum context length is {limit + answered} tokens"
+        answer = ", one of them for the answer" if answered else ""
+        super().__init__(f"the prompt is {size} tokens; {context}{answer}", param=param)
 
 
 class NothingAllowed(RequestError):

@@ -339,6 +339,11 @@ class Pool(Struct, frozen=True, tag="pool"):
     skip: int = 0
     second: int | None = None
 
+    @property
+    def by_token(self) -> bool:
+        """Whether each token has a row of numbers."""
+        return self.task.startswith("token_")
+
 
 class Pooled(Struct, frozen=True):
     """The numbers of a prompt: [rows, width] float32, little-endian, row after row; one row, or one for each token."""

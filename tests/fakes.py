@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import zlib
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from infd.errors import AdapterTooLarge, CheckpointError
 from infd.memory import ALL, Memory, MemoryPart, Residency
-from infd.request import AdapterFacts, Generate, Score, TokenLogprobs, pick
+from infd.request import AdapterFacts, Generate, Pool, Pooled, PoolTask, Score, TokenLogprobs, pick
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepPlan, StepResult
 
@@ -46,6 +46,7 @@ def capacity(
     score_cost: int = 1,
     mixed_tokens: int | None = None,
     crowded_tokens: int | None = None,
+    pools_last: bool = False,
 ) -> Capacity:
     return Capacity(
         layout=layout,
@@ -57,6 +58,8 @@ def capacity(
         score_cost=score_cost,
         mixed_tokens=mixed_tokens,
         crowded_tokens=crowded_tokens,
+        pools=get_args(PoolTask),
+        pools_last=pools_last,
     )
 
 
@@ -128,6 +131,22 @@ def prompt_likelihoods(
     ]
 
 
+def pooled(pool: Pool, prompt: list[int], limits: Capacity, adapter: Adapter | None = None) -> Pooled:
+    """Return the numbers that the fake model reduces `prompt` to."""
+    kept, groups = history(prompt, len(prompt), limits.layout, adapter), limits.layout.groups
+    states = [
+        choose([kept[:p] if group.window is None else kept[:p][-group.window :] for group in groups] or [kept[:p]], 0)
+        for p in range(1, len(prompt) + 1)
+    ]
+    return reduced(pool, states[pool.skip :], last=limits.pools_last)
+
+
+def reduced(pool: Pool, states: list[int], *, last: bool) -> Pooled:
+    """Return the states of all pooled tokens, or only their sum, or the last."""
+    rows = states if pool.by_token else states[-1:] if last else [sum(states)]
+    return Pooled(1, array("f", rows).tobytes())
+
+
 def nearest(token: int, mask: npt.NDArray[Any]) -> int:
     """Return the first allowed token from `token` on, in a circle. mask: int32 [ceil(VOCAB / 32)]."""
     allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB]
@@ -153,6 +172,8 @@ class FakeDevice:
         self.adapters: set[Adapter] = set()  # adapters in memory
         self.regime_of = [0] * capacity.rows
         self.slots: dict[int, Adapter] = {}
+        self.pools: list[Pool | None] = [None] * capacity.rows
+        self.states: list[list[int]] = [[] for _ in range(capacity.rows)]  # of the tokens pooled since the row's join
         self.steps = 0
         self.asleep = False
 
@@ -180,7 +201,7 @@ class FakeDevice:
 
     def sample(self, plan: StepPlan, mask: npt.NDArray[Any] | None = None) -> StepResult:
         """mask: int32 [sampled positions, ceil(VOCAB / 32)]; None: all tokens."""
-        accepted, tokens, logprobs, prompt_logprobs = [], [], {}, {}
+        accepted, tokens, logprobs, prompt_logprobs, pooled = [], [], {}, {}, {}
         position = 0  # of the mask's row
         for number, span in enumerate(plan.spans):
             history = self.tokens[span.row]
@@ -190,6 +211,8 @@ class FakeDevice:
                     likelihood(self._read(span, position + 1), history[position + 1], self.most[span.row])
                     for position in range(span.start, span.start + span.scores)
                 ]
+            if span.pools and (numbers := self._pool(span)) is not None:
+                pooled[number] = numbers
             kept = self._verify(span, None if mask is None else mask[position : position + span.samples])
             position += span.samples
             accepted.append(len(kept))
@@ -203,7 +226,21 @@ class FakeDevice:
                     )
                     for token in kept
                 ]
-        return StepResult(accepted, tokens, logprobs, prompt_logprobs)
+        return StepResult(accepted, tokens, logprobs, prompt_logprobs, pooled)
+
+    def _pool(self, span: Span) -> Pooled | None:
+        """Reduce the span's tokens; return the known rows."""
+        pool, end = self.pools[span.row], span.start + span.count
+        assert pool is not None
+        assert span.pools == span.count
+        read = range(max(span.start, pool.skip), end)
+        states = [choose(self._read(span, position + 1), 0) for position in read]
+        if pool.by_token:
+            return reduced(pool, states, last=False) if states else None
+        self.states[span.row] += states
+        if end < self.prompts[span.row]:
+            return None
+        return reduced(pool, self.states[span.row], last=self.capacity.pools_last)
 
     def _verify(self, span: Span, mask: npt.NDArray[Any] | None) -> list[int]:
         """Sample a span's positions as long as the drafts agree, and append the tokens; return them.
@@ -263,6 +300,7 @@ class FakeDevice:
         generate, score = pick(Generate, join.wants), pick(Score, join.wants)
         self.logprobs[join.row] = generate.sampling.logprobs if generate else None
         self.most[join.row] = score.top if score else 0
+        self.pools[join.row], self.states[join.row] = pick(Pool, join.wants), []
         self.prompts[join.row] = join.prompt_tokens
 
     def _write(self, span: Span) -> None:

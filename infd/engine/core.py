@@ -10,7 +10,8 @@ from infd.engine.steps.constraints import Constraints
 from infd.engine.steps.loop import StepLoop
 from infd.engine.steps.record import StepRecord
 from infd.engine.streams.in_flight import InFlight
-from infd.errors import InvalidRequest, PromptTooLong
+from infd.errors import InvalidRequest, PromptTooLong, Unsupported
+from infd.request import Pool, pick
 from infd.scheduler.layout import CacheLayout, Capacity
 from infd.scheduler.scheduler import Scheduler
 
@@ -108,12 +109,25 @@ class EngineCore:
         return capacity
 
     def check(self, request: Request) -> None:
-        """Check the length and the token ids of a request's prompt. Raises InvalidRequest, PromptTooLong."""
-        tokens, limit = len(request.prompt), self.capacity.max_model_len
+        """Check the wants of a request, and the length and the token ids of its prompt.
+
+        Raises Unsupported, InvalidRequest, PromptTooLong.
+        """
+        pool = pick(Pool, request.wants)
+        if pool is None and request.wants and not self.capacity.generates:
+            raise Unsupported("generation by this model, which only pools,")
+        if pool is not None and pool.task not in self.capacity.pools:
+            raise Unsupported(f"the task {pool.task} with this model")
+        answered = pool is None
+        tokens, most = len(request.prompt), self.capacity.max_model_len - answered
         if not tokens:
             raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
-        if tokens >= limit:
-            raise PromptTooLong(tokens, limit - 1)
+        if tokens > most:
+            raise PromptTooLong(tokens, most, answered=answered)
+        if pool is not None and not 0 <= pool.skip < tokens:
+            raise InvalidRequest(
+                f"pooling skips {pool.skip} of {tokens} tokens; at least one must remain", param="prompt"
+            )
         if min(request.prompt) < 0 or max(request.prompt) >= self.capacity.vocab_size:
             raise InvalidRequest(f"token ids are 0 to {self.capacity.vocab_size - 1}", param="prompt")
 

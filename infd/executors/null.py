@@ -1,20 +1,23 @@
 """An executor that computes nothing: for lifecycle tests, and for measuring infd's own overhead.
 
-A token is a hash of (seed, position). Token ids are from the third quarter of
-the vocabulary, because common vocabularies have special tokens at the ends and
-single bytes in the lower half.
+A token is a hash of (seed, position), a vector is one of the prompt, or of (token,
+position). Token ids are from the third quarter of the vocabulary, because common
+vocabularies have special tokens at the ends and single bytes in the lower half.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+import math
+from array import array
+from hashlib import shake_128
+from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 
 from infd.adapters.files import locate
 from infd.adapters.peft import PeftConfig
 from infd.errors import AdapterTooLarge
 from infd.memory import ALL, Memory, MemoryPart, Residency
-from infd.request import AdapterFacts, Generate, Score, TokenLogprobs
+from infd.request import AdapterFacts, Generate, Pool, Pooled, PoolTask, Score, TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepResult
 from infd.weights import checkpoint
@@ -26,9 +29,11 @@ if TYPE_CHECKING:
     from infd.config import Config
     from infd.errors import DeviceLost
     from infd.request import Adapter
-    from infd.scheduler.plan import StepPlan
+    from infd.scheduler.plan import Span, StepPlan
 
 STEP_TOKENS = 2048
+DIMENSIONS: Final = 64  # of an embedding
+LABELS: Final = 2  # of a classification
 SEED_FACTOR, POSITION_FACTOR = 0x9E3779B1, 0x85EBCA77  # odd and large: neighbouring positions have distant hashes
 
 
@@ -77,6 +82,7 @@ class NullExecutor:
         self._drafts: dict[int, dict[int, int]] = {}  # drafts of each row, by position
         self._logprobs: dict[int, int] = {}
         self._prompt_logprobs: dict[int, int] = {}
+        self._pools: dict[int, tuple[Pool, list[int]]] = {}  # how each row's prompt is pooled, and its tokens
         self._steps = 0
         self._free_at = 0.0
         self.memory = Memory()
@@ -95,6 +101,7 @@ class NullExecutor:
             step_tokens=step_tokens,
             max_model_len=sizes.max_position_embeddings,
             vocab_size=sizes.vocab_size,
+            pools=get_args(PoolTask),
         )
 
     def forward(self, plan: StepPlan) -> NullStep:
@@ -171,6 +178,8 @@ class NullExecutor:
             self._logprobs.pop(join.row, None)
             for want in join.wants:
                 match want:
+                    case Pool():
+                        self._pools[join.row] = want, join.tokens
                     case Score(top):
                         self._prompt_logprobs[join.row] = top
                     case Generate(sampling) if sampling.logprobs is not None:
@@ -187,6 +196,9 @@ class NullExecutor:
             result = StepResult([span.samples for span in plan.spans], tokens)
         if self._logprobs or any(span.scores for span in plan.spans):
             self._explain(plan, result)
+        for i, span in enumerate(plan.spans):
+            if span.pools:
+                self._pool(i, span, result)
         return result
 
     def _verify(self, plan: StepPlan) -> StepResult:
@@ -220,7 +232,35 @@ class NullExecutor:
             if sampled and span.row in self._logprobs:
                 result.logprobs[i] = [self._likely(each, self._logprobs[span.row]) for each in sampled]
 
+    def _pool(self, number: int, span: Span, result: StepResult) -> None:
+        """Add the vectors of a span's tokens, or that of the prompt which the span ends."""
+        pool, tokens = self._pools[span.row]
+        end = span.start + span.count
+        if pool.by_token:
+            read = range(max(span.start, pool.skip), end)
+            rows = [_vector(pool, tokens[at], at) for at in read]
+            if rows:
+                result.pooled[number] = Pooled(len(rows[0]), b"".join(row.tobytes() for row in rows))
+        elif end == len(tokens):
+            row = _vector(pool, *tokens[pool.skip :])
+            result.pooled[number] = Pooled(len(row), row.tobytes())
+
     def _likely(self, token: int, most: int, rank: int | None = None) -> TokenLogprobs:
         """Return invented log-probabilities, with `token` as the first of the `most` likeliest tokens."""
         top = tuple(self._first + (token - self._first + k) % self._ordinary for k in range(most))
         return TokenLogprobs(-1.0, top, tuple(-1.0 - k for k in range(most)), rank)
+
+
+def _vector(pool: Pool, *hashed: int) -> array[float]:
+    """Return numbers that depend on all integers in `hashed`: an embedding, or probabilities of labels."""
+    embeds = pool.task.endswith("embed")
+    count = DIMENSIONS if embeds else LABELS
+    drawn = array("h", shake_128(array("i", hashed).tobytes()).digest(2 * count))
+    numbers = [each / 2**15 for each in drawn[: pool.dimensions]]
+    if not embeds and pool.activation is not False:
+        numbers = [math.exp(each) for each in numbers]
+        return array("f", (each / sum(numbers) for each in numbers))
+    if embeds and pool.normalize is not False:
+        length = math.hypot(*numbers) or 1.0
+        numbers = [each / length for each in numbers]
+    return array("f", numbers)

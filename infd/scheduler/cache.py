@@ -49,9 +49,9 @@ class Cache(Resource):
     def uses_prefix_cache(self, seq: Sequence) -> bool:
         """Return whether a waiting sequence may use cached pages.
 
-        A sequence that is scored may not: it needs the logits of all its prompt tokens, which pages do not contain.
+        A sequence whose output reads the hidden states of all its prompt tokens may not: pages do not contain them.
         """
-        return self._prefix_caching and not seq.scoring
+        return self._prefix_caching and not seq.whole
 
     def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
         """Return whether pages suffice for a sequence's known tokens in addition to the needs of other sequences.

@@ -180,7 +180,9 @@ class FairQueue:
         work = max(1.0, float(seq.prompt_tokens - (seq.prompt_cached or 0) + seq.generated))
         line.tag += (work - seq.charged) / line.share
         self._highest = max(self._highest, line.tag)
-        line.answer = seq.generated if line.answer is None else line.answer + (seq.generated - line.answer) * SMOOTHING
+        if seq.limit > seq.prompt_tokens:
+            answer = seq.generated if line.answer is None else line.answer
+            line.answer = answer + (seq.generated - answer) * SMOOTHING
         seq.charged = 0.0
         self._place(line)
 

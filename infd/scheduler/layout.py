@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from infd.request import PoolTask
 from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
@@ -137,6 +138,10 @@ class Capacity(Struct, frozen=True, kw_only=True):
     max_model_len   maximum tokens of a sequence, prompt and generated tokens together
     vocab_size      token ids are 0..vocab_size - 1
     row_costs       duration of decoding steps: pairs of rows and seconds, by ascending rows; empty: not measured
+    generates       whether the model samples tokens, and scores prompts; an encoder does neither
+    pools           what the model reduces a prompt to; empty: it only generates
+    pools_last      whether one row of numbers depends on the hidden state of the prompt's last token alone, so that
+                    cached pages may be read
     """
 
     layout: CacheLayout
@@ -149,3 +154,6 @@ class Capacity(Struct, frozen=True, kw_only=True):
     mixed_tokens: int | None = None
     crowded_tokens: int | None = None
     row_costs: tuple[tuple[int, float], ...] = ()
+    generates: bool = True
+    pools: tuple[PoolTask, ...] = ()
+    pools_last: bool = False

@@ -10,14 +10,14 @@ from __future__ import annotations
 from msgspec import Struct
 
 from infd.errors import Fault
-from infd.request import Adapter, TokenLogprobs, Want
+from infd.request import Adapter, Pooled, TokenLogprobs, Want
 
 
 class Join(Struct):
     """A sequence joins the persistent batch: the state of its row before the first span.
 
     tokens  all known tokens, prompt and generated
-    wants   the request's Generate, Score or both
+    wants   the request's wants: Generate, Score or both; or Pool
     tables  page ids per group, by page index; 0 if the page is behind the attention window
     seed    seed of the sampling noise: the request's seed plus the choice's index
     slot    the adapter's slot; 0: no adapter
@@ -69,6 +69,7 @@ class Span(Struct, gc=False):
     samples  number of sampled positions: a token is sampled after each of the span's last `samples` tokens. The first
              sample is kept, and each further sample if the draft before it equals the sample that it anticipated
     scores   number of prompt tokens to score: those that directly follow each of the span's first `scores` tokens
+    pools    number of the span's first tokens that pooling reads; the span with the prompt's last token ends it
     """
 
     row: int
@@ -76,6 +77,7 @@ class Span(Struct, gc=False):
     count: int
     samples: int
     scores: int = 0
+    pools: int = 0
 
     @property
     def drafts(self) -> int:
@@ -105,6 +107,8 @@ class StepResult(Struct):
     tokens           the kept samples, span after span
     logprobs         by span index, one per kept sample, if requested
     prompt_logprobs  by span index, one per scored token
+    pooled           by span index: the numbers of a prompt that ends in the span; of tasks by token, a row for each
+                     token that the span pools, except the tokens that the request skips
     mu               by span index: mirostat's state after the sampled token
     failed           by span index: the fault, if only the span's sequence failed (staging, non-finite logits, sampling)
     """
@@ -113,5 +117,6 @@ class StepResult(Struct):
     tokens: list[int]
     logprobs: dict[int, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    pooled: dict[int, Pooled] = {}
     mu: dict[int, float] = {}
     failed: dict[int, Fault] = {}

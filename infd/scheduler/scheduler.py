@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
     from collections.abc import Sequence as Many
 
-    from infd.request import TokenLogprobs
+    from infd.request import Pooled, TokenLogprobs
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepResult
     from infd.scheduler.resources import Resource
@@ -42,6 +42,7 @@ class Outcome(Struct, gc=False):
 
     prompt_logprobs  log-probabilities of the whole prompt, if requested; only in the sequence's first outcome
     prompt_computed  number of prompt tokens that were not cached; only in the sequence's first outcome
+    pooled           the numbers of the prompt, if requested; in the sequence's only outcome
     """
 
     seq: Sequence
@@ -50,6 +51,7 @@ class Outcome(Struct, gc=False):
     finish: FinishReason | None
     prompt_logprobs: Many[TokenLogprobs] = ()
     prompt_computed: int = 0
+    pooled: Pooled | None = None
 
 
 class Scheduled(Struct):
@@ -113,8 +115,10 @@ class Scheduler:
 
         place  its place; None: after the sequences queued earlier with its priority
         """
-        assert seq.prompt_tokens < self.capacity.max_model_len
+        assert seq.prompt_tokens <= self.capacity.max_model_len - seq.uncomputed
         seq.limit = min(seq.limit, self.capacity.max_model_len)
+        if seq.pooling is not None and self.capacity.pools_last:
+            seq.whole = seq.pooling.want.by_token
         seq.token_cost = self.capacity.score_cost if seq.scoring else 1
         seq.place = self._policy.place(seq.request.priority) if place is None else place
         self.waiting.add(seq)
@@ -299,7 +303,7 @@ class Scheduler:
         """
         plan = step.plan
         planned = len(seq.tokens) + seq.in_flight
-        count = (planned if planned < seq.limit else seq.limit - 1) - seq.computed
+        count = (planned if planned < seq.limit else seq.limit - seq.uncomputed) - seq.computed
         if not count or seq.row is None:
             return 0  # the last token is in flight, or an earlier sequence of this step preempted `seq`
         if seq.computed >= seq.regime_limit:
@@ -316,13 +320,13 @@ class Scheduler:
         if end > seq.covered and not self._allocate(plan, seq, end):
             return 0
         scores = max(0, min(end, seq.prompt_tokens - 1) - seq.computed) if seq.scoring else 0
-        samples = 0
-        if end == planned:
+        samples, pools = 0, 0 if seq.pooling is None else count
+        if end == planned < seq.limit:
             drafts = self.speculation.draft(plan, seq, end, min(drafts, budget - cost), among) if drafts else 0
             samples = 1 + drafts
             end, count, cost = end + drafts, count + drafts, cost + drafts
             seq.in_flight += samples
-        plan.spans.append(Span(seq.row, seq.computed, count, samples, scores))
+        plan.spans.append(Span(seq.row, seq.computed, count, samples, scores, pools))
         step.sequences.append(seq)
         seq.computed = end
         seq.last_step = plan.number
@@ -429,14 +433,17 @@ class Scheduler:
         """Append the output of span `number` of `step` to `seq`. Return None if the reader receives nothing."""
         if span.scores and seq.scoring:
             seq.score(span.start, result.prompt_logprobs[number])
+        if seq.pooling is not None:
+            seq.pooling.add(span.start, span.start + span.count, result.pooled.get(number))
         if tokens:
             seq.mu = result.mu.get(number, seq.mu)
             appended = self._append(seq, tokens, step)
             logprobs = result.logprobs[number][:appended] if number in result.logprobs else []
             outcome = Outcome(seq, tokens if appended == len(tokens) else tokens[:appended], logprobs, seq.finish)
         elif seq.complete:
-            self.remove(seq, FinishReason.LENGTH)
-            outcome = Outcome(seq, [], [], seq.finish)
+            pooled = None if seq.pooling is None else seq.pooling.result
+            self.remove(seq, FinishReason.LENGTH if pooled is None else FinishReason.STOP)
+            outcome = Outcome(seq, [], [], seq.finish, pooled=pooled)
         else:
             return None
         if seq.generated == len(outcome.tokens):

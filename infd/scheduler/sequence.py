@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from infd.drafting.drafter import NO_DRAFTS
-from infd.request import Generate, Score
+from infd.request import Generate, Pool, Score
+from infd.scheduler.pooling import Pooling
 
 if TYPE_CHECKING:
     from infd.drafting.drafter import Drafter
@@ -20,11 +21,11 @@ class Sequence:
     """Known and planned tokens, resources held, and the finish reason.
 
     Tokens [computed, planned) are to be computed, except the last token of a
-    sequence at its limit, because no token follows it. `computed` counts the
-    tokens that are cached, or will be once the steps in flight have run;
-    `planned` counts the known tokens and the tokens that these steps sample.
-    Both are upper bounds while drafts are in flight: a commit takes back the
-    samples that were not kept.
+    sequence at its limit, because no token follows it; a pooled prompt is computed
+    to its end. `computed` counts the tokens that are cached, or will be once the
+    steps in flight have run; `planned` counts the known tokens and the tokens that
+    these steps sample. Both are upper bounds while drafts are in flight: a commit
+    takes back the samples that were not kept.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class Sequence:
         "min_tokens",
         "mu",
         "place",
+        "pooling",
         "preemptions",
         "prefix_root",
         "prompt_cached",
@@ -67,6 +69,8 @@ class Sequence:
         "tables",
         "token_cost",
         "tokens",
+        "uncomputed",
+        "whole",
     )
 
     def __init__(
@@ -95,6 +99,8 @@ class Sequence:
         self.seed = self.min_tokens = self.preemptions = 0
         self.end_ids: frozenset[int] = frozenset()
         self.scoring = False
+        self.pooling: Pooling | None = None  # the numbers that the prompt is reduced to; None: it is not
+        self.uncomputed = 1  # tokens at the limit that are not computed
         for want in request.wants:
             match want:
                 case Generate(sampling, end_ids):
@@ -107,6 +113,11 @@ class Sequence:
                     self.limit += sampling.max_tokens  # the sequence ends at this many known tokens
                 case Score():  # only the first choice scores the prompt that all choices share
                     self.scoring = choice == 0 and self.prompt_tokens > 1  # whether log-probabilities are still missing
+                case Pool():
+                    self.pooling, self.uncomputed = Pooling(want, self.prompt_tokens), 0
+                    self.drafter = NO_DRAFTS
+        # Whether the output reads the hidden states of all prompt tokens, which pages do not contain.
+        self.whole = self.scoring or self.pooling is not None
         self.prompt_logprobs: list[TokenLogprobs] = []  # known log-probabilities not yet in an outcome
         self.mu: float | None = None  # mirostat's state after the known tokens; None: no token is generated
         self.token_cost = 1  # tokens of the step's budget that a computed token costs
@@ -154,8 +165,9 @@ class Sequence:
 
     @property
     def complete(self) -> bool:
-        """Whether all tokens are generated and all prompt log-probabilities are known."""
-        return len(self.tokens) >= self.limit and not self.scoring
+        """Whether all tokens are generated, and all log-probabilities or numbers of the prompt are known."""
+        pooled = self.pooling is None or self.pooling.result is not None
+        return len(self.tokens) >= self.limit and not self.scoring and pooled
 
     @property
     def owes_scores(self) -> bool:
@@ -176,7 +188,8 @@ class Sequence:
         assert start <= len(self.prompt_logprobs), "part of the prompt was not scored"
         self.prompt_logprobs += logprobs[len(self.prompt_logprobs) - start :]
         if len(self.prompt_logprobs) == self.prompt_tokens - 1:
-            self.scoring, self.token_cost = False, 1
+            self.scoring = self.whole = False
+            self.token_cost = 1
 
     def __repr__(self) -> str:
         return (

@@ -1,15 +1,23 @@
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from array import array
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 from infd.config import Config, DeviceConfig, SchedulerConfig
 from infd.daemon.components import NullSizes
 from infd.executors.null import NullExecutor
-from infd.request import SamplingParams
-from infd.scheduler.plan import StepPlan
+from infd.request import Pool, SamplingParams
+from infd.scheduler.plan import Join, Span, StepPlan
 from tests.runner.driving import generate, join, request, span
+
+if TYPE_CHECKING:
+    from infd.scheduler.plan import StepResult
 
 VOCAB = 512
 
@@ -99,3 +107,48 @@ def test_neither_executor_brings_torch_along_when_imported():
     heavy = "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     code = f"import sys, infd.executors.null, infd.executors.local; {heavy}"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def rows_of(result: StepResult) -> list[list[float]]:
+    """Return the only prompt's rows."""
+    assert result.accepted == [0]
+    numbers = array("f", result.pooled[0].values).tolist()
+    width = result.pooled[0].width
+    return [numbers[at : at + width] for at in range(0, len(numbers), width)]
+
+
+async def pool(want: Pool, prompt: list[int]) -> list[list[float]]:
+    runs = make()
+    assert want.task in (await runs.load()).pools
+    plan = StepPlan(
+        0,
+        [Join(0, prompt, len(prompt), (want,), [[1]], 0)],
+        [],
+        [Span(0, 0, len(prompt), 0, pools=len(prompt))],
+    )
+    return rows_of(await runs.forward(plan).sample())
+
+
+async def test_a_prompt_is_pooled_to_a_unit_vector_of_its_own():
+    [vector], [again], [other] = [await pool(Pool("embed"), prompt) for prompt in ([1, 2], [1, 2], [1, 3])]
+    assert vector == again != other
+    assert math.hypot(*vector) == pytest.approx(1)
+    assert await pool(Pool("embed", skip=1), [5, 1, 2]) == [vector]
+
+    [short] = await pool(Pool("embed", dimensions=8), [1, 2])
+    assert (len(short), math.hypot(*short)) == (8, pytest.approx(1))
+    [raw] = await pool(Pool("embed", normalize=False), [1, 2])
+    assert raw == pytest.approx([each * math.hypot(*raw) for each in vector], abs=1e-6)
+
+
+async def test_a_prompt_is_classified_with_probabilities():
+    [scores] = await pool(Pool("classify"), [1, 2])
+    assert sum(scores) == pytest.approx(1)
+    assert sum((await pool(Pool("classify", activation=False), [1, 2]))[0]) != pytest.approx(1)
+
+
+async def test_each_token_that_is_not_skipped_has_a_row():
+    rows = await pool(Pool("token_embed", skip=1), [1, 2, 3, 3])
+    assert len(rows) == 3
+    assert [math.hypot(*row) for row in rows] == pytest.approx([1, 1, 1])
+    assert len({tuple(row) for row in rows}) == 3

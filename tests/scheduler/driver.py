@@ -9,14 +9,14 @@ import msgspec
 
 from infd.drafting.drafter import NO_DRAFTS
 from infd.errors import Fault, RequestFailed
-from infd.request import FinishReason, Generate, Request, SamplingParams, Score, Want, pick
+from infd.request import FinishReason, Generate, Pool, Request, SamplingParams, Score, Want, pick
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
-from tests.fakes import FULL, FakeDevice, capacity, continuation, prompt_likelihoods
+from tests.fakes import FULL, FakeDevice, capacity, continuation, pooled, prompt_likelihoods
 
 if TYPE_CHECKING:
     from infd.drafting.drafter import Drafter
-    from infd.request import Adapter, TokenLogprobs
+    from infd.request import Adapter, Pooled, TokenLogprobs
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
     from infd.scheduler.scheduler import Scheduled
@@ -34,6 +34,7 @@ def sequence(
     seed: int = 0,
     root: bytes = b"",
     scored: int | None = None,
+    pool: Pool | None = None,
     end_ids: frozenset[int] = frozenset(),
     adapter: Adapter | None = None,
     first: Sequence | None = None,
@@ -43,7 +44,9 @@ def sequence(
 ) -> Sequence:
     tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
     wants: list[Want] = []
-    if max_tokens:
+    if pool is not None:
+        wants.append(pool)
+    elif max_tokens:
         wants.append(Generate(SamplingParams(max_tokens=max_tokens, seed=seed), end_ids))
     if scored is not None:
         wants.append(Score(scored))
@@ -81,6 +84,7 @@ class Driver:
         self.in_flight: deque[Scheduled] = deque()
         self.everybody: list[Sequence] = []
         self.scored: dict[Sequence, list[TokenLogprobs]] = {}
+        self.pooled: dict[Sequence, Pooled] = {}
         self.steps: list[Scheduled] = []  # all of them
 
     @property
@@ -128,6 +132,9 @@ class Driver:
             if outcome.prompt_logprobs:
                 assert outcome.seq not in self.scored, "a prompt was scored twice"
                 self.scored[outcome.seq] = outcome.prompt_logprobs
+            if outcome.pooled is not None:
+                assert outcome.seq not in self.pooled, "a prompt was pooled twice"
+                self.pooled[outcome.seq] = outcome.pooled
         assert not any(page in self.scheduler.cache.index for page in theirs), "what a failed sequence held is found"
         self.check()
 
@@ -198,6 +205,10 @@ class Driver:
             want = continuation(prompt, len(got), seed=seq.seed, layout=layout, adapter=seq.adapter)
             assert got == want, f"{seq}: {got} != {want}"
             self._check_scores(seq)
+            if (pool := pick(Pool, seq.request.wants)) is not None:
+                assert (seq in self.pooled) == (seq.finish is FinishReason.STOP)
+                assert self.pooled.get(seq) in (None, pooled(pool, prompt, self.capacity, seq.adapter))
+                continue
             if seq.finish is FinishReason.LENGTH:
                 assert len(seq.tokens) == seq.limit
             if seq.finish is FinishReason.STOP:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,12 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from infd.drafting.drafter import NO_DRAFTS
-from infd.request import Adapter, FinishReason
+from infd.request import Adapter, FinishReason, Pool
 from infd.scheduler.layout import CacheLayout, PageGroup, Regimes
 from infd.scheduler.token_budget import MANY_STARTING
 from tests.drafters import Oracle
 from tests.fakes import FULL, capacity, continuation
 from tests.scheduler.driver import Driver, sequence
+
+if TYPE_CHECKING:
+    from infd.request import PoolTask
 
 LAYOUTS = {
     "full": FULL,
@@ -47,6 +51,7 @@ class Histories(RuleBasedStateMachine):
         slots=st.integers(1, 3),
         per_step=st.integers(1, 3),
         drafts=st.integers(0, 4),
+        pools_last=st.booleans(),
     )
     def start(
         self,
@@ -62,6 +67,7 @@ class Histories(RuleBasedStateMachine):
         slots: int,
         per_step: int,
         drafts: int,
+        pools_last: bool,
     ) -> None:
         chosen = LAYOUTS[layout]
         longest = 24
@@ -75,6 +81,7 @@ class Histories(RuleBasedStateMachine):
             mixed_tokens=mixed_tokens,
             crowded_tokens=crowded_tokens,
             score_cost=1 if self.encoder else score_cost,
+            pools_last=pools_last,
         )
         self.driver = Driver(
             limits, depth=depth, patience=3, caching=caching, slots=slots, per_step=per_step, drafts=drafts
@@ -144,6 +151,18 @@ class Histories(RuleBasedStateMachine):
             self.driver.add(seq)
             if steps_apart and len(self.driver.in_flight) < self.driver.depth:
                 self.driver.issue()
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=24),
+        task=st.sampled_from(["embed", "token_embed"]),
+        skip=st.integers(0, 5),
+        priority=st.integers(-2, 2),
+        adapter=st.none() | st.integers(0, 4),
+    )
+    def arrive_to_pool(self, prompt: list[int], task: PoolTask, skip: int, priority: int, adapter: int | None) -> None:
+        pool = Pool(task, skip=min(skip, len(prompt) - 1))
+        chosen = None if adapter is None else self.adapters[adapter]
+        self.driver.add(sequence(prompt, pool=pool, priority=priority, adapter=chosen))
 
     @rule(which=st.integers(0, 100))
     def cancel(self, which: int) -> None:

@@ -195,6 +195,8 @@ class InFlight:
             choice.first = now
         stream = choice.stream
         try:
+            if outcome.pooled is not None:
+                stream.push_pooled(outcome.pooled)
             stopped = stream.push(outcome.tokens, outcome.logprobs, outcome.finish, outcome.prompt_logprobs)
         except Exception as error:
             self._end(seq, FinishReason.ERROR, error)

@@ -50,12 +50,15 @@ class RequestMetrics:
             metrics.adapter_requests[seq.adapter.name] = metrics.adapter_requests.get(seq.adapter.name, 0) + 1
         metrics.e2e.observe(now - choice.admitted)
         metrics.request_prompt_tokens.observe(seq.prompt_tokens)
-        metrics.request_generation_tokens.observe(seq.generated)
         metrics.request_preemptions.observe(seq.preemptions)
-        metrics.request_max_tokens.observe(seq.limit - seq.prompt_tokens)
         if choice.first is not None and choice.started is not None:
-            metrics.decode.observe(choice.last - choice.first)
             metrics.inference.observe(choice.last - choice.started)
+        if seq.limit == seq.prompt_tokens:
+            return  # nothing is generated: the prompt is scored or pooled
+        metrics.request_generation_tokens.observe(seq.generated)
+        metrics.request_max_tokens.observe(seq.limit - seq.prompt_tokens)
+        if choice.first is not None:
+            metrics.decode.observe(choice.last - choice.first)
             if seq.generated > 1:
                 metrics.per_token.observe((choice.last - choice.first) / (seq.generated - 1))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Many
 
-    from infd.request import TokenLogprobs
+    from infd.request import Pooled, TokenLogprobs
 
 
 # A caller is paused if its choices have more unread bytes. Steps in flight at the pause add further bytes, and the
@@ -61,6 +61,7 @@ class Delta(Struct):
     error            set if finish is ERROR
     prompt_logprobs  log-probabilities of all prompt tokens but the first, if requested; in the first delta of
                      a request's first choice
+    pooled           the numbers of the prompt, if requested; in the choice's only delta
     """
 
     token_ids: list[int]
@@ -69,6 +70,7 @@ class Delta(Struct):
     stop_id: int | None = None
     error: Exception | None = None
     prompt_logprobs: Many[TokenLogprobs] = ()
+    pooled: Pooled | None = None
 
 
 class Stream:
@@ -117,6 +119,11 @@ class Stream:
         if self.finish is None:
             self._append([], [], finish, error=error)
 
+    def push_pooled(self, pooled: Pooled) -> None:
+        """Push the numbers of the prompt, which end the stream. Does nothing if the stream has ended."""
+        if self.finish is None:
+            self._append([], [], FinishReason.STOP, pooled=pooled)
+
     def take(self) -> Delta:
         """Return and clear the pending delta."""
         delta, self._pending = self._pending, None
@@ -134,16 +141,19 @@ class Stream:
         stop_id: int | None = None,
         error: Exception | None = None,
         prompt_logprobs: Many[TokenLogprobs] = (),
+        pooled: Pooled | None = None,
     ) -> None:
         self.finish = finish
         added = TOKEN_BYTES * len(token_ids)
         if logprobs or prompt_logprobs:
             added += sum(LOGPROB_BYTES + TOP_LOGPROB_BYTES * len(token.top) for token in (*prompt_logprobs, *logprobs))
+        if pooled is not None:
+            added += len(pooled.values)
         self._bytes += added
         self.inbox.pending_bytes += added
         pending = self._pending
         if pending is None:
-            self._pending = Delta(token_ids, logprobs, finish, stop_id, error, prompt_logprobs)
+            self._pending = Delta(token_ids, logprobs, finish, stop_id, error, prompt_logprobs, pooled)
             self.inbox.announce(self.index)
         else:
             pending.token_ids = pending.token_ids + token_ids

@@ -1,0 +1,93 @@
+"""A prompt that is pooled is computed to its end, in any chunks, and ends with its numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from infd.request import FinishReason, Pool, Pooled
+from infd.scheduler.layout import CacheLayout
+from infd.scheduler.pooling import Pooling
+from tests.fakes import capacity, pooled
+from tests.scheduler.driver import Driver, granted, sequence
+
+EMBED, BY_TOKEN = Pool("embed"), Pool("token_embed")
+
+
+@pytest.mark.parametrize("pool", [EMBED, BY_TOKEN, Pool("token_classify", skip=21), Pool("embed", skip=3)])
+def test_a_prompt_is_pooled_to_its_last_token_and_no_token_is_sampled(pool: Pool):
+    driver = Driver(capacity(step_tokens=8))
+    seq = driver.add(sequence(23, pool=pool))
+    driver.finish()
+
+    assert [(span.start, span.pools, span.samples) for plan in driver.plans for span in plan.spans] == [
+        (0, 8, 0),
+        (8, 8, 0),
+        (16, 7, 0),
+    ]
+    assert (seq.finish, seq.generated) == (FinishReason.STOP, 0)
+    assert driver.pooled[seq] == pooled(pool, list(seq.request.prompt), driver.capacity)
+
+
+def test_a_prompt_as_long_as_the_model_reads_is_pooled():
+    driver = Driver(capacity(max_model_len=12))
+    seq = driver.add(sequence(12, pool=EMBED))
+    driver.finish()
+
+    assert seq in driver.pooled
+
+
+@pytest.mark.parametrize(
+    ("pools_last", "pool", "cached"), [(True, EMBED, 16), (False, EMBED, 0), (True, BY_TOKEN, 0), (False, BY_TOKEN, 0)]
+)
+def test_cached_pages_are_read_only_where_the_last_token_alone_is_pooled(pools_last: bool, pool: Pool, cached: int):
+    driver = Driver(capacity(pools_last=pools_last, step_tokens=32))
+    driver.add(sequence(19, max_tokens=1))
+    driver.finish()
+    seq = driver.add(sequence(19, pool=pool))
+    driver.finish()
+
+    assert seq.prompt_cached == cached
+    driver.check_answers()
+
+
+def test_pages_of_a_pooled_prompt_are_found_by_others():
+    driver = Driver(capacity(step_tokens=32))
+    driver.add(sequence(19, pool=EMBED))
+    driver.finish()
+    seq = driver.add(sequence(19, max_tokens=1))
+    driver.finish()
+
+    assert seq.prompt_cached == 16
+
+
+def test_without_a_cache_whole_prompts_are_packed_into_a_step():
+    driver = Driver(capacity(CacheLayout((), divisible=False), pages=0, rows=8, step_tokens=64, max_model_len=64))
+    prompts = [driver.add(sequence(length, pool=EMBED)) for length in (20, 30, 9, 30, 1)]
+
+    assert granted(driver.step()) == dict(zip(prompts[:3], (20, 30, 9), strict=True))
+    assert granted(driver.step()) == dict(zip(prompts[3:], (30, 1), strict=True))
+    driver.finish()
+    driver.check_answers()
+
+
+def test_a_step_that_pools_the_same_tokens_again_adds_only_unknown_rows():
+    pooling = Pooling(Pool("token_embed", skip=1), 6)
+    pooling.add(0, 3, Pooled(1, b"bbbbcccc"))
+    pooling.add(3, 5, Pooled(1, b"ddddeeee"))
+    pooling.add(0, 4, Pooled(1, b"bbbbccccdddd"))
+    assert pooling.result is None
+    pooling.add(4, 6, Pooled(1, b"eeeeffff"))
+
+    assert pooling.result == Pooled(1, b"bbbbccccddddeeeeffff")
+
+
+def test_a_result_without_numbers_fails_its_sequence_alone():
+    driver = Driver()
+    failed, other = driver.add(sequence(5, pool=EMBED)), driver.add(sequence(6, pool=EMBED))
+    step = driver.issue()
+    assert step is not None
+    result = driver.device.run(step.plan)
+    del result.pooled[0]
+    driver.scheduler.commit(step, result)
+
+    assert (failed.finish, other.finish) == (FinishReason.ERROR, FinishReason.STOP)
