@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.norm import Norm
     from infd.kernels.families.rope import Rope
     from infd.kernels.families.rows import RowKernels
+    from infd.kernels.families.span_attention import SpanAttention
     from infd.kernels.families.stack import Stack
 
 
@@ -79,6 +80,10 @@ class Ops:
     @cached_property
     def attention(self) -> Attention:
         return self._ask("attention")
+
+    @cached_property
+    def span_attention(self) -> SpanAttention:
+        return self._ask("span_attention")
 
     @cached_property
     def linear(self) -> Matrices:

@@ -138,6 +138,7 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _flashinfer("attention:PagedAttention"),
             _reference("attention:PagedAttention"),
         ),
+        "span_attention": (_reference("span_attention:SpanAttention"),),
         "linear": (_native("linear:Matrices", "bfloat16"), _reference("dense:Matrices")),
         "vocabulary": (_native("linear:Matrices", "bfloat16"), _reference("dense:Matrices")),
         "packed": (

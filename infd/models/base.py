@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.attention import AttentionPlan, KeyValuePages
     from infd.models.parameter import Parameter, Target
+    from infd.request import PoolTask
     from infd.scheduler.layout import CacheLayout
 
 
@@ -55,6 +56,8 @@ class Batch(Struct, kw_only=True):
     # [T] int64: the length of each token's prompt if the token's rotary angles depend on the length, else 0.
     prompts: Tensor | None = None
     angles: Sequence[Tensor] | None = None  # by rope: tables of angles that replace the model's in this pass
+    offsets: Sequence[int] = ()  # [S + 1]: span i is tokens offsets[i]:offsets[i + 1]; models without a cache read it
+    types: Tensor | None = None  # [T] int64: 1 for tokens of a pair's second text, else 0; None: all 0
 
 
 class SampledBatch(Struct):
@@ -82,14 +85,23 @@ class PageTensor(Struct, frozen=True):
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
+class PoolingHead(Protocol):
+    """What follows pooling, except activation, truncation and normalization: dense layers, or the head for labels."""
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """Return [N, outputs] float32 for pooled hidden states [N, hidden]."""
+
+
 class Model(Protocol):
     """One architecture. Its parameters have no storage until weights are loaded.
 
+    generates        whether the model has logits of tokens; if not, `logits` is never called
     least_rows       if T, and N of `logits`, are at least this, a row's results are bitwise independent of T and N
     skips_unsampled  whether the last layer can compute the sampled tokens alone; if not, Batch.sampled must be None
     logits_dtype     dtype of `logits`: float32, or the activations' dtype if the head's product returns that dtype
     """
 
+    generates: bool
     vocab_size: int
     least_rows: int
     skips_unsampled: bool
@@ -126,3 +138,6 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         """Return the logits [N, vocab], in logits_dtype, of hidden states [N, hidden]. adapters: of these N rows."""
+
+    def pooling_head(self, task: PoolTask) -> PoolingHead | None:
+        """Return what follows pooling in `task`; None: pooled hidden states are the result."""

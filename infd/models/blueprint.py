@@ -16,6 +16,7 @@ from infd.groups import Groups, common
 from infd.kernels.families.inputs import Quantizing, RoundsInputs
 from infd.models.layers.rope import Rope
 from infd.models.parameter import Matrix, MatrixStack, Parameter, RoundedInputs, Source, Target
+from infd.pooling import PoolingSettings
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -49,6 +50,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
 
     max_len     tokens of the longest sequence, for tables of rotary angles
     stored      the checkpoint's tensors by name; empty: the usual names are assumed
+    pooling     what follows the hidden states of a model that is pooled
     parameters  declared so far, in order
     targets     declared so far, in order
     ropes       declared so far, in order
@@ -59,6 +61,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     device: torch.device
     max_len: int
     stored: Mapping[str, Stored] = MappingProxyType({})
+    pooling: PoolingSettings = field(default_factory=PoolingSettings)
     parameters: list[Parameter] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
     ropes: list[Rope] = field(default_factory=list)

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.stack import Stacked
     from infd.kernels.recipe import AttentionRecipe, ExpertsRecipe, GatedRecipe
-    from infd.models.base import Batch, PassAdapters
+    from infd.models.base import Batch, PassAdapters, PoolingHead
     from infd.models.blueprint import Blueprint
     from infd.models.dimensions import Dimensions
     from infd.models.layers.norm import NoNorm
     from infd.models.layers.sublayer import Sublayer
     from infd.models.parameter import Parameter
+    from infd.request import PoolTask
 
 # Prefixes of the decoder's weights: in text-only models; in multimodal models saved before transformers 5; in
 # multimodal models saved by transformers 5; in decoders saved without a head.
@@ -102,6 +103,7 @@ PLAIN: Final = DecoderConstants()
 class Decoder:
     """Embedding, blocks, last norm, head. Implements `base.Model`."""
 
+    generates = True
     skips_unsampled = True
 
     def __init__(
@@ -207,3 +209,6 @@ class Decoder:
 
     def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         return self._head(hidden, adapters)
+
+    def pooling_head(self, _: PoolTask) -> PoolingHead | None:
+        return None

@@ -1,4 +1,4 @@
-"""The dimensions of a decoder."""
+"""The dimensions of decoders and of encoders."""
 
 from __future__ import annotations
 
@@ -53,4 +53,59 @@ class Dimensions(Struct, frozen=True, kw_only=True):
             norm_eps=settings.number("rms_norm_eps", 1e-6),
             activation=settings.choice(activation, ACTIVATIONS, "silu"),
             tied=settings.boolean("tie_word_embeddings", False),
+        )
+
+
+ENCODER_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
+
+
+class EncoderDimensions(Struct, frozen=True, kw_only=True):
+    """The dimensions of an encoder, read from config.json.
+
+    inner      the feed-forward network's hidden size
+    head       elements of an attention head
+    positions  rows of the table of positions, or the longest sequence where there is none
+    types      token types
+    """
+
+    vocab: int
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head: int
+    positions: int
+    types: int
+    norm_eps: float
+    activation: str
+
+    @classmethod
+    def read(cls, settings: Settings) -> EncoderDimensions:
+        """Read the dimensions and check them against each other. Raises CheckpointError.
+
+        Keys of DistilBERT's (n_heads, dim) are known beside BERT's.
+        """
+        hidden = settings.integer("dim" if "dim" in settings else "hidden_size")
+        key = "n_heads" if "n_heads" in settings else "num_attention_heads"
+        heads = settings.integer(key)
+        if hidden % heads and "head_dim" not in settings:
+            raise settings.error(key, f"a divisor of the hidden size ({hidden})", heads)
+        kv_heads = settings.integer("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise settings.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})", kv_heads)
+        activation = next((key for key in ("hidden_activation", "activation") if key in settings), "hidden_act")
+        eps = next((key for key in ("norm_eps", "rms_norm_eps") if key in settings), "layer_norm_eps")
+        return cls(
+            vocab=settings.integer("vocab_size"),
+            hidden=hidden,
+            inner=settings.integer("hidden_dim" if "hidden_dim" in settings else "intermediate_size"),
+            layers=settings.integer("n_layers" if "n_layers" in settings else "num_hidden_layers", most=4096),
+            heads=heads,
+            kv_heads=kv_heads,
+            head=settings.integer("head_dim", hidden // heads),
+            positions=settings.integer("max_position_embeddings"),
+            types=settings.integer("type_vocab_size", 2),
+            norm_eps=settings.number(eps, 1e-12),
+            activation=settings.choice(activation, ENCODER_ACTIVATIONS, "gelu"),
         )

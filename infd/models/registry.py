@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from infd.errors import CheckpointError
 from infd.models.config import Settings, architecture, decoder
+from infd.models.dimensions import Dimensions, EncoderDimensions
 from infd.models.transformers import known
+from infd.pooling import PoolingSettings
+from infd.pooling.reading import CLASSIFIES, HEADLESS, LABELS_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +52,18 @@ ARCHITECTURES = MappingProxyType(
         "Qwen3MoeForCausalLM": "infd.models.qwen3_moe:Qwen3Moe",
     }
 )
+# Encoders, by the first part of the architecture's name.
+_ENCODERS = MappingProxyType(
+    {
+        "Bert": "infd.models.bert:Bert",
+        "Camembert": "infd.models.roberta:Roberta",
+        "Roberta": "infd.models.roberta:Roberta",
+        "XLMRoberta": "infd.models.roberta:Roberta",
+    }
+)
+ENCODERS = MappingProxyType(
+    {f"{family}{head}": place for family, place in _ENCODERS.items() for head in (*HEADLESS, CLASSIFIES, LABELS_TOKENS)}
+)
 TRANSFORMERS = "infd.models.transformers.model:TransformersModel"  # for any other decoder that transformers implements
 
 
@@ -57,13 +72,18 @@ def is_implemented(config: Mapping[str, Any]) -> bool:
 
     Raises CheckpointError if config.json alone shows that neither can.
     """
-    if (name := architecture(config)) in ARCHITECTURES:
+    if (name := architecture(config)) in ARCHITECTURES or name in ENCODERS:
         return True
     try:
         known.require(config)
     except CheckpointError as error:
         raise _unsupported(name, error) from error
     return False
+
+
+def check_dimensions(config: Mapping[str, Any]) -> None:
+    """Check the sizes that config.json states for an architecture of infd's own. Raises CheckpointError."""
+    (EncoderDimensions if architecture(config) in ENCODERS else Dimensions).read(decoder(config))
 
 
 def transformers_length(config: Mapping[str, Any]) -> int:
@@ -81,7 +101,7 @@ def transformers_length(config: Mapping[str, Any]) -> int:
 
 
 def _unsupported(name: str, reason: CheckpointError) -> CheckpointError:
-    served = ", ".join(sorted(ARCHITECTURES))
+    served = ", ".join(sorted([*ARCHITECTURES, *ENCODERS]))
     return CheckpointError(
         f"config.json: architecture {name!r} is not supported: {reason}; supported: {served}, and most other decoders"
         " that transformers implements"
@@ -96,20 +116,24 @@ def build(
     device: torch.device,
     max_len: int,
     stored: Mapping[str, Stored] = MappingProxyType({}),
+    pooling: PoolingSettings | None = None,
 ) -> Model:
     """Return the model that config.json describes; its parameters have no storage yet.
 
     max_len  tokens of the longest sequence
     stored   the checkpoint's tensors by name; empty: the usual names are assumed
+    pooling  what follows the hidden states of a model that is pooled; None: nothing
 
     Raises CheckpointError for unknown architectures and unsupported settings.
     """
     from infd.models.blueprint import Blueprint  # not at the top: this imports torch, which other functions do not need
 
     name, own = architecture(config), is_implemented(config)
-    blueprint = Blueprint(ops=ops, dtype=dtype, device=device, max_len=max_len, stored=stored)
+    blueprint = Blueprint(
+        ops=ops, dtype=dtype, device=device, max_len=max_len, stored=stored, pooling=pooling or PoolingSettings()
+    )
     if own:
-        return _make(ARCHITECTURES[name], decoder(config), blueprint)
+        return _make((ARCHITECTURES | ENCODERS)[name], decoder(config), blueprint)
     try:
         return _make(TRANSFORMERS, config, blueprint)
     except CheckpointError as error:

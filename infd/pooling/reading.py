@@ -201,6 +201,25 @@ def read(directory: Path, config: Mapping[str, Any], *, task: Task = "auto") -> 
     return PoolingSettings()
 
 
+def dense_files(directory: Path) -> list[str]:
+    """Return the files of weights of the dense layers that modules.json lists. Raises CheckpointError."""
+    if not (path := directory / MODULES).is_file():
+        return []
+    modules = _decode(read_file(path), list[_Module], path)
+    return [_file(_folder(module, path)) for module in modules if module.kind == "Dense"]
+
+
+def _folder(module: _Module, where: Path) -> str:
+    """Return a module's folder. Raises CheckpointError if it is not one of the checkpoint's."""
+    if Path(module.path).is_absolute() or ".." in Path(module.path).parts:
+        raise CheckpointError(f"{where}: {module.path!r} is not a folder of the checkpoint")
+    return module.path
+
+
+def _file(folder: str) -> str:
+    return f"{folder}/model.safetensors"
+
+
 def _embeddings(modules: Sequence[_Module], config: _Config, directory: Path) -> PoolingSettings:
     """Return the settings of a sentence-transformers model."""
     where = directory / MODULES
@@ -218,9 +237,7 @@ def _embeddings(modules: Sequence[_Module], config: _Config, directory: Path) ->
     normalize = False
     width = config.width
     for module in modules[1:]:
-        folder = directory / module.path
-        if Path(module.path).is_absolute() or ".." in Path(module.path).parts:
-            raise CheckpointError(f"{where}: {module.path!r} is not a folder of the checkpoint")
+        folder = directory / _folder(module, where)
         if module.kind == "Pooling" and pooling is None and not denses and not normalize:
             pooling = _decode(read_file(folder / "config.json"), _Reduction, folder / "config.json")
             mode = _mode(pooling, folder / "config.json")
@@ -294,7 +311,7 @@ def _dense(folder: Path, path: str, width: int) -> Dense:
             f" it has {width} outputs"
         )
     return Dense(
-        file=f"{path}/model.safetensors",
+        file=_file(path),
         inputs=stated.in_features,
         outputs=stated.out_features,
         bias=stated.bias,
@@ -398,7 +415,7 @@ def _lengths(config: _Config, directory: Path) -> tuple[int | None, bool]:
             )
     if lengths.max_seq_length is not None:
         return lengths.max_seq_length, lengths.do_lower_case
-    limits = [config.max_position_embeddings or UNLIMITED]
+    limits: list[float] = [config.max_position_embeddings or UNLIMITED]
     if (where := directory / "tokenizer_config.json").is_file():
         limits.append(_decode(read_file(where), _Tokenizer, where).model_max_length or UNLIMITED)
     most = min(limits)

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from infd.errors import CheckpointError
 from infd.gguf import SUFFIX, is_gguf
 from infd.gguf import config as gguf_config
 from infd.gguf import file as gguf_file
+from infd.pooling import dense_files
 from infd.rounding import ceil_div
 from infd.untrusted import Root, WeightsFile, read
 from infd.weights.encodings import find, gguf
@@ -153,8 +155,18 @@ class Checkpoint:
             file.close()
 
     def stamps(self) -> dict[str, tuple[int, int]]:
-        """Return each file's size in bytes and modification time in nanoseconds, by file name."""
-        return {file.path.name: file.stamp() for file in self._files}
+        """Return each file's size in bytes and modification time in nanoseconds, by file name.
+
+        The name of a file in a folder of the checkpoint begins with the folder's.
+        """
+        return {self._named(file.path): file.stamp() for file in self._files}
+
+    def _named(self, path: Path) -> str:
+        return (
+            str(path.relative_to(self.directory))
+            if path.is_relative_to(self.directory / path.parent.name)
+            else path.name
+        )
 
     def stored_order(self) -> Iterator[StoredTensor | EncodedTensor]:
         """Yield all tensors in order of file and offset, so that files are read sequentially where possible.
@@ -166,7 +178,7 @@ class Checkpoint:
     def _open(self) -> tuple[dict[str, Any], Contents, list[StoredTensor | EncodedTensor]]:
         """Return `config`, `tensors`, and the tensors in stored order."""
         config = read_config(self.directory)
-        stored = self._open_safetensors()
+        stored = [*self._open_safetensors(), *self._open_denses()]
         try:
             tensors = find.encoded(config, {tensor.name: tensor for tensor in stored})
         except CheckpointError as error:  # the message of `error` lacks the directory
@@ -201,6 +213,14 @@ class Checkpoint:
                 raise CheckpointError(f"{index}: {name} should be in {promise}, which does not hold it")
         return list(tensors.values())
 
+    def _open_denses(self) -> Iterator[StoredTensor]:
+        """Yield the tensors of sentence-transformers' dense layers, named by folder: 2_Dense/linear.weight."""
+        for name in dense_files(self.directory):
+            opened = TensorFile(self.directory / name)
+            self._files.append(opened)
+            for tensor in opened.tensors:
+                yield replace(tensor, name=f"{name.rpartition('/')[0]}/{tensor.name}")
+
 
 def locate(path: str, root: str) -> Path:
     """Return the directory, or the GGUF file, of the checkpoint at `path`, which an operator named.
@@ -217,7 +237,7 @@ def locate(path: str, root: str) -> Path:
             within.follow(part, path)
         return file
     directory = within.find(path)
-    for file in directory.iterdir():
+    for file in (*directory.iterdir(), *directory.glob("[0-9]*_*/*")):  # folders: modules of sentence-transformers
         if file.suffix in (".json", ".safetensors"):
             within.follow(file, path)
     return directory

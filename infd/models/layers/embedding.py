@@ -1,4 +1,4 @@
-"""The embedding and the output head, which may share one weight."""
+"""The embeddings, and the output head, which may share the weight of the tokens' embedding."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ if TYPE_CHECKING:
 
     from infd.models.base import PassAdapters
     from infd.models.blueprint import Blueprint
-    from infd.models.dimensions import Dimensions
+    from infd.models.dimensions import Dimensions, EncoderDimensions
+    from infd.models.layers.norm import LayerNorm
     from infd.models.parameter import Matrix
 
 
 class Embedding:
     """Token embeddings, multiplied by a scale."""
 
-    def __init__(self, blueprint: Blueprint, name: str, dims: Dimensions, *, scale: float = 1.0) -> None:
+    def __init__(
+        self, blueprint: Blueprint, name: str, dims: Dimensions | EncoderDimensions, *, scale: float = 1.0
+    ) -> None:
         self.weight = blueprint.matrix({f"{name}.weight": dims.vocab}, dims.hidden, blueprint.ops.vocabulary)
         self._target = blueprint.adaptable({name: dims.hidden}, dims.vocab, table=True)
         self._scale = scale
@@ -29,6 +32,43 @@ class Embedding:
         if adapters is not None:
             adapters.add_rows(x, tokens, self._target)
         return x if self._scale == 1 else x * self._scale
+
+
+class EncoderEmbedding:
+    """The sum of embeddings of tokens, positions and token types, normed."""
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        tokens: str,
+        dims: EncoderDimensions,
+        norm: LayerNorm | None,
+        *,
+        positions: str = "",
+        first_position: int = 0,
+        types: str = "",
+    ) -> None:
+        """Declare the tables: `tokens`, and, unless their name is empty, `positions` and `types`.
+
+        first_position  the row of a text's first token in the table of positions
+        """
+        self._tokens = Embedding(blueprint, tokens, dims)
+        self._positions = (
+            blueprint.declare({f"{positions}.weight": dims.positions}, (dims.hidden,)) if positions else None
+        )
+        self._types = blueprint.declare({f"{types}.weight": dims.types}, (dims.hidden,)) if types else None
+        self._first, self._norm = first_position, norm
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, types: Tensor | None, adapters: PassAdapters | None
+    ) -> Tensor:
+        """Return embeddings [T, hidden]; tokens, positions, types [T] int64. types: None: all 0."""
+        x = self._tokens(tokens, adapters)
+        if self._types is not None:
+            x = x + (self._types.tensor[0] if types is None else self._types.tensor[types])
+        if self._positions is not None:
+            x = x + self._positions.tensor[positions + self._first]
+        return x if self._norm is None else self._norm(x)
 
 
 class Head:

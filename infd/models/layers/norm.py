@@ -40,17 +40,20 @@ class RMSNorm:
 class LayerNorm:
     """LayerNorm over the last axis, in plain torch: no recipe expresses it."""
 
-    def __init__(self, blueprint: Blueprint, name: str, size: int, eps: float) -> None:
+    def __init__(self, blueprint: Blueprint, name: str, size: int, eps: float, *, bias: bool = True) -> None:
         """Declare weight and bias, [size] each."""
         self._weight = blueprint.declare({f"{name}.weight": size})
-        self._bias = blueprint.declare({f"{name}.bias": size})
+        self._bias = blueprint.declare({f"{name}.bias": size}) if bias else None
         self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight = self._weight.tensor
+        return F.layer_norm(x, weight.shape, weight, None if self._bias is None else self._bias.tensor, self._eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add x to the residual stream; if `residual` is None, x is the stream. Return (normed stream, stream)."""
         stream = x if residual is None else x + residual
-        weight, bias = self._weight.tensor, self._bias.tensor
-        return F.layer_norm(stream, weight.shape, weight, bias, self._eps), stream
+        return self(stream), stream
 
 
 class Constant:

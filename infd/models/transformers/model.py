@@ -27,14 +27,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.models.base import Batch, PassAdapters
+    from infd.models.base import Batch, PassAdapters, PoolingHead
     from infd.models.blueprint import Blueprint
     from infd.models.parameter import Parameter
+    from infd.request import PoolTask
 
 
 class TransformersModel:
     """A decoder of transformers. Implements `base.Model`."""
 
+    generates = True
     skips_unsampled = False  # transformers' last layer cannot drop tokens after attention
 
     def __init__(self, config: Mapping[str, Any], blueprint: Blueprint) -> None:
@@ -85,6 +87,9 @@ class TransformersModel:
     def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits
+
+    def pooling_head(self, _: PoolTask) -> PoolingHead | None:
+        return None
 
 
 class _DecoderStub(nn.Module):

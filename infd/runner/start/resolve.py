@@ -16,12 +16,10 @@ from infd.kernels.select import CACHED, CANDIDATES, EXACT, preferring, quantized
 from infd.models import registry
 from infd.models.config import (
     context_length,
-    decoder,
     is_bounded,
     states_context_length,
     stored_dtype,
 )
-from infd.models.dimensions import Dimensions
 from infd.weights.encodings.find import read_format
 
 if TYPE_CHECKING:
@@ -73,7 +71,7 @@ def resolve(
     read_format(described)
     own = registry.is_implemented(described)
     if own:
-        Dimensions.read(decoder(described))
+        registry.check_dimensions(described)
     dtype = choose_dtype(config.model.dtype, described, kind)
     if kind is not None and dtype is not None:
         _require_kernels(config, kind, dtype, candidates)

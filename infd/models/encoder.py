@@ -1,0 +1,142 @@
+"""The encoder-only architecture: embeddings, layers, optional last norm, head for labels. It keeps no cache.
+
+Each family assembles its own layers; `bert.py` is the plainest example.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from msgspec import Struct
+
+from infd.kernels.families.span_attention import SpanBatch
+from infd.models.heads import denses
+from infd.models.layers.span_attention import EncoderPass
+from infd.scheduler.layout import CacheLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from infd.models.base import Batch, PageTensor, PassAdapters, PoolingHead
+    from infd.models.blueprint import Blueprint
+    from infd.models.dimensions import EncoderDimensions
+    from infd.models.heads import Layers
+    from infd.models.layers.embedding import EncoderEmbedding
+    from infd.models.layers.feed_forward import FeedForward, GatedFeedForward
+    from infd.models.layers.norm import LayerNorm, NoNorm
+    from infd.models.layers.span_attention import SpanAttention
+    from infd.models.parameter import Parameter
+    from infd.request import PoolTask
+
+
+class EncoderBlock(Protocol):
+    """One layer: x [T, hidden] to [T, hidden]."""
+
+    def __call__(self, x: Tensor, step: EncoderPass) -> Tensor: ...
+
+
+class PostNormBlock(Struct, frozen=True, kw_only=True):
+    """A layer that adds each sublayer's output to its input, and norms the sum (BERT)."""
+
+    attention: SpanAttention
+    attention_norm: LayerNorm
+    mlp: FeedForward | GatedFeedForward
+    mlp_norm: LayerNorm
+
+    def __call__(self, x: Tensor, step: EncoderPass) -> Tensor:
+        x, _ = self.attention_norm.add(self.attention(x, step), x)
+        return self.mlp_norm.add(self.mlp(x, step.adapters), x)[0]
+
+
+class PreNormBlock(Struct, frozen=True, kw_only=True):
+    """A layer that norms each sublayer's input, and adds its output to the sum before the norm (ModernBERT)."""
+
+    attention_norm: LayerNorm | NoNorm
+    attention: SpanAttention
+    mlp_norm: LayerNorm
+    mlp: FeedForward | GatedFeedForward
+
+    def __call__(self, x: Tensor, step: EncoderPass) -> Tensor:
+        normed, _ = self.attention_norm.add(x, None)
+        normed, x = self.mlp_norm.add(self.attention(normed, step), x)
+        return x + self.mlp(normed, step.adapters)
+
+
+class Ignored:
+    """Names of checkpoint tensors that no parameter reads: those that begin with one of `prefixes`."""
+
+    def __init__(self, *prefixes: str) -> None:
+        self._prefixes = prefixes
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.startswith(self._prefixes)
+
+
+class Encoder:
+    """Embeddings, blocks, last norm, head for labels. Implements `base.Model`."""
+
+    generates = False
+    skips_unsampled = False
+    logits_dtype = torch.float32
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        dims: EncoderDimensions,
+        embedding: EncoderEmbedding,
+        block: Callable[[int], EncoderBlock],
+        *,
+        norm: Callable[[], LayerNorm] | None = None,
+        head: Callable[[bool], Layers] | None = None,
+        ignored: Sequence[str] = (),
+    ) -> None:
+        """Declare all weights on `blueprint`. Raises CheckpointError.
+
+        block    builds a layer from its index
+        norm     builds the norm of the last layer's output
+        head     builds the head for labels, from whether each token has labels
+        ignored  prefixes of the names of checkpoint tensors that are not read
+        """
+        self.vocab_size = dims.vocab
+        self.parameters = blueprint.parameters
+        self.targets = blueprint.targets
+        self.unread = Ignored(*ignored)
+        self.cache_scales: dict[int, Parameter] = {}
+        self._attention = blueprint.ops.span_attention
+        self._embedding = embedding
+        self._blocks = [block(index) for index in range(dims.layers)]
+        self._norm = None if norm is None else norm()
+        tasks = blueprint.pooling.tasks
+        by_token = "token_classify" in tasks
+        self._labels = head(by_token) if head is not None and (by_token or "classify" in tasks) else None
+        self._denses = denses(blueprint)
+        self.least_rows = blueprint.least_rows()
+
+    def cache_layout(self, page_tokens: int) -> CacheLayout:
+        return CacheLayout(groups=())
+
+    def page_tensors(self, page_tokens: int) -> tuple[PageTensor, ...]:
+        return ()
+
+    def forward(self, batch: Batch) -> Tensor:
+        x = self._embedding(batch.tokens, batch.positions, batch.types, batch.adapters)
+        spans = SpanBatch(tokens=len(batch.tokens), offsets=batch.offsets, device=x.device)
+        step = EncoderPass(self._attention.prepare(spans), batch.positions, batch.adapters)
+        for block in self._blocks:
+            batch.beat()
+            x = block(x, step)
+        return x if self._norm is None else self._norm.add(x, None)[0]
+
+    def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
+        raise NotImplementedError("encoders have no logits of tokens")
+
+    def pooling_head(self, task: PoolTask) -> PoolingHead | None:
+        return self._labels if task in ("classify", "token_classify") else self._denses if task == "embed" else None
+
+
+def prefix(blueprint: Blueprint, root: str, tensor: str) -> str:
+    """Return `root` if the checkpoint's names have this prefix, else "". tensor: a name without the prefix."""
+    return root if f"{root}{tensor}" in blueprint.stored else ""

@@ -1,0 +1,99 @@
+"""The small layers that follow pooling: sentence-transformers' dense layers, and heads for labels.
+
+They compute in float32, a few rows at a time.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+from infd.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from infd.models.blueprint import Blueprint
+    from infd.models.parameter import Parameter
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "none": lambda x: x,
+        "tanh": torch.tanh,
+        "gelu": F.gelu,
+        "relu": F.relu,
+        "sigmoid": torch.sigmoid,
+        "silu": F.silu,
+    }
+)
+
+
+class Dense:
+    """activation(x W^T + bias), in float32."""
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        name: str,
+        inputs: int,
+        outputs: int,
+        *,
+        activation: str = "none",
+        bias: bool = True,
+    ) -> None:
+        """Declare the layer `name`. Raises CheckpointError for an unknown activation."""
+        if activation not in ACTIVATIONS:
+            raise CheckpointError(f"{name}: activation {activation!r} is not computed")
+        self._activation = ACTIVATIONS[activation]
+        self._weight = blueprint.declare({f"{name}.weight": outputs}, (inputs,), dtype=torch.float32)
+        self._bias = blueprint.declare({f"{name}.bias": outputs}, dtype=torch.float32) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._activation(F.linear(x, self._weight.tensor, None if self._bias is None else self._bias.tensor))
+
+
+class Normed:
+    """LayerNorm, in float32."""
+
+    def __init__(self, blueprint: Blueprint, name: str, size: int, eps: float, *, bias: bool) -> None:
+        self._weight = blueprint.declare({f"{name}.weight": size}, dtype=torch.float32)
+        self._bias: Parameter | None = blueprint.declare({f"{name}.bias": size}, dtype=torch.float32) if bias else None
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight = self._weight.tensor
+        return F.layer_norm(x, weight.shape, weight, None if self._bias is None else self._bias.tensor, self._eps)
+
+
+class Layers:
+    """Layers one after another. Implements base.PoolingHead."""
+
+    def __init__(self, layers: Sequence[Dense | Normed]) -> None:
+        self._layers = layers
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        vectors = vectors.float()
+        for layer in self._layers:
+            vectors = layer(vectors)
+        return vectors
+
+
+def denses(blueprint: Blueprint) -> Layers | None:
+    """Declare the dense layers of the checkpoint's modules.json; None if there are none."""
+    layers = [
+        Dense(
+            blueprint,
+            f"{each.file.rpartition('/')[0]}/linear",
+            each.inputs,
+            each.outputs,
+            activation=each.activation,
+            bias=each.bias,
+        )
+        for each in blueprint.pooling.denses
+    ]
+    return Layers(layers) if layers else None

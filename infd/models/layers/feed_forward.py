@@ -1,0 +1,65 @@
+"""The feed-forward networks of encoders: down(activation(up x)), or down(activation(gate x) * up x)."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from torch.nn import functional as F
+
+from infd.models.layers.linear import Linear
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
+
+    from infd.models.base import PassAdapters
+    from infd.models.blueprint import Blueprint
+    from infd.models.dimensions import EncoderDimensions
+
+_TANH = partial(F.gelu, approximate="tanh")
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {"gelu": F.gelu, "gelu_new": _TANH, "gelu_pytorch_tanh": _TANH, "relu": F.relu, "silu": F.silu}
+)
+
+
+class FeedForward:
+    """down(activation(up x))."""
+
+    def __init__(self, blueprint: Blueprint, up: str, down: str, dims: EncoderDimensions, *, bias: bool = True) -> None:
+        """Declare the projections. up, down: names of the checkpoint's modules."""
+        self._activation = ACTIVATIONS[dims.activation]
+        self._up = Linear(blueprint, {up: dims.inner}, dims.hidden, bias=bias)
+        self._down = Linear(blueprint, {down: dims.hidden}, dims.inner, bias=bias)
+
+    def __call__(self, x: Tensor, adapters: PassAdapters | None) -> Tensor:
+        return self._down(self._activation(self._up(x, adapters)), adapters)
+
+
+class GatedFeedForward:
+    """down(activation(gate x) * up x)."""
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        gate_up: Mapping[str, int],
+        down: str,
+        dims: EncoderDimensions,
+        *,
+        bias: bool = False,
+        down_bias: bool | None = None,
+    ) -> None:
+        """Declare the projections.
+
+        gate_up    the checkpoint's modules that compute gate, then up: number of outputs by name
+        down_bias  whether the down projection has a bias; None: as `bias`
+        """
+        self._activation = ACTIVATIONS[dims.activation]
+        self._gate_up = Linear(blueprint, gate_up, dims.hidden, bias=bias)
+        self._down = Linear(blueprint, {down: dims.hidden}, dims.inner, bias=bias if down_bias is None else down_bias)
+
+    def __call__(self, x: Tensor, adapters: PassAdapters | None) -> Tensor:
+        gate, up = self._gate_up(x, adapters).chunk(2, dim=-1)
+        return self._down(self._activation(gate) * up, adapters)

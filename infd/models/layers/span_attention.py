@@ -1,0 +1,97 @@
+"""Attention of one layer of an encoder, without a cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+
+from infd.kernels.families.span_attention import WHOLE, Reach
+from infd.models.layers.linear import Linear
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from infd.kernels.families.span_attention import SpanPlan
+    from infd.models.base import PassAdapters
+    from infd.models.blueprint import Blueprint
+    from infd.models.dimensions import EncoderDimensions
+    from infd.models.layers.distance_bias import DistanceBias
+    from infd.models.layers.rope import Rope
+
+
+class EncoderPass(Struct, frozen=True):
+    """What the layers of a pass read.
+
+    plan       of attention within the spans
+    positions  [T] int64: rows of rotary tables
+    """
+
+    plan: SpanPlan
+    positions: Tensor
+    adapters: PassAdapters | None
+
+
+class SpanAttentionDesign(NamedTuple):
+    """The properties of attention that all layers of one type share.
+
+    rope   the rotary position embedding; None: none
+    reach  the keys that a query sees
+    bias   of scores by head and distance; None: none
+    """
+
+    rope: Rope | None = None
+    reach: Reach = WHOLE
+    bias: DistanceBias | None = None
+
+
+class SpanAttention:
+    """Fused product of q, k and v, rope, attention within each span, output projection."""
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        qkv: Mapping[str, int],
+        output: str,
+        dims: EncoderDimensions,
+        design: SpanAttentionDesign,
+        *,
+        bias: bool = True,
+        output_bias: bool | None = None,
+    ) -> None:
+        """Declare the projections.
+
+        qkv          the checkpoint's modules that make q, k and v: number of outputs by name
+        output       name of the output projection
+        bias         whether q, k and v have biases
+        output_bias  whether the output projection has one; None: as `bias`
+        """
+        self._heads, self._kv_heads, self._size = dims.heads, dims.kv_heads, dims.head
+        self._rotate, self._design, self._scale = blueprint.ops.rope, design, dims.head**-0.5
+        self._qkv = Linear(blueprint, qkv, dims.hidden, bias=bias)
+        self._output = Linear(
+            blueprint,
+            {output: dims.hidden},
+            dims.heads * dims.head,
+            bias=bias if output_bias is None else output_bias,
+        )
+
+    def __call__(self, x: Tensor, step: EncoderPass) -> Tensor:
+        """Return the sublayer's output [T, hidden] for x [T, hidden]."""
+        heads = self._qkv(x, step.adapters).view(x.shape[0], -1, self._size)
+        q, k, v = heads.split_with_sizes((self._heads, self._kv_heads, self._kv_heads), dim=1)
+        if self._design.rope is not None:
+            q, k = self._rotate(q, k, step.positions, self._design.rope.table)
+        bias = None if self._design.bias is None else self._design.bias.table
+        attended = step.plan.run(q, k, v, scale=self._scale, reach=self._design.reach, bias=bias)
+        return self._output(attended.flatten(1), step.adapters)
+
+
+def separate(
+    name: str, dims: EncoderDimensions, *, parts: tuple[str, str, str] = ("query", "key", "value")
+) -> dict[str, int]:
+    """Return the outputs of modules `name.part` that compute q, k and v each."""
+    sizes = (dims.heads, dims.kv_heads, dims.kv_heads)
+    return {f"{name}.{part}": heads * dims.head for part, heads in zip(parts, sizes, strict=True)}

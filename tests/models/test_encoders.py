@@ -1,0 +1,137 @@
+"""Every encoder against transformers, in float32: hidden states of texts packed with others, and labels."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from infd.errors import CheckpointError
+from infd.models import registry
+from tests.kernels.values import draw
+from tests.models.encoding import ENCODERS, encode, load_encoder, make, oracle, text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CLOSE = 2e-5
+LENGTHS = (1, 41, 7, 70, 2)
+CLASSIFIES, TOKENS = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return cache(
+        lambda variant, head="AutoModel", **changed: make(variant, tmp_path_factory.mktemp(variant), head, **changed)
+    )
+
+
+def off(ours: Tensor, theirs: Tensor) -> float:
+    """Return the largest difference of two tensors of equal shapes."""
+    assert ours.shape == theirs.shape
+    difference = (ours.float() - theirs).abs().max().item()
+    return difference if difference == difference else float("inf")  # noqa: PLR0124 -- NaN counts as infinite
+
+
+def types_of(tokens: list[int], second: int | None) -> Tensor:
+    return torch.tensor([[int(second is not None and at >= second) for at in range(len(tokens))]])
+
+
+@pytest.mark.parametrize("variant", sorted(ENCODERS))
+def test_a_text_packed_with_others_has_the_hidden_states_it_has_alone(variant, checkpoint):
+    theirs, ours = oracle(checkpoint(variant)), load_encoder(checkpoint(variant))
+    texts = [text(seed, length) for seed, length in enumerate(LENGTHS)]
+
+    assert not ours.generates
+    assert not ours.cache_layout(16).groups
+    for tokens, hidden in zip(texts, encode(ours, texts), strict=True):
+        with torch.inference_mode():
+            assert off(hidden, theirs(torch.tensor([tokens])).last_hidden_state[0]) < CLOSE
+
+
+@pytest.mark.parametrize("variant", ["bert"])
+def test_the_second_text_of_a_pair_has_its_own_type(variant, checkpoint):
+    theirs, ours = oracle(checkpoint(variant)), load_encoder(checkpoint(variant))
+    texts, seconds = [text(1, 20), text(2, 9), text(3, 30)], [8, None, 29]
+
+    for tokens, second, hidden in zip(texts, seconds, encode(ours, texts, seconds), strict=True):
+        with torch.inference_mode():
+            expected = theirs(torch.tensor([tokens]), token_type_ids=types_of(tokens, second)).last_hidden_state[0]
+        assert off(hidden, expected) < CLOSE
+
+
+@pytest.mark.parametrize("variant", sorted(set(ENCODERS) - {"bert-relu", "camembert"}))
+def test_a_text_has_the_labels_that_transformers_gives_it(variant, checkpoint):
+    directory = checkpoint(variant, CLASSIFIES, num_labels=3)
+    theirs, ours = oracle(directory, CLASSIFIES), load_encoder(directory)
+    tokens = text(5, 23)
+
+    hidden = encode(ours, [text(4, 3), tokens])[1]
+    with torch.inference_mode():
+        head = ours.pooling_head("classify")
+        assert off(head(hidden[:1]), theirs(torch.tensor([tokens])).logits) < CLOSE
+    assert ours.pooling_head("embed") is None
+
+
+@pytest.mark.parametrize("variant", sorted(set(ENCODERS) - {"bert-relu", "camembert"}))
+def test_each_token_has_the_labels_that_transformers_gives_it(variant, checkpoint):
+    directory = checkpoint(variant, TOKENS, num_labels=5)
+    theirs, ours = oracle(directory, TOKENS), load_encoder(directory)
+    tokens = text(6, 23)
+
+    hidden = encode(ours, [text(4, 3), tokens])[1]
+    with torch.inference_mode():
+        assert off(ours.pooling_head("token_classify")(hidden), theirs(torch.tensor([tokens])).logits[0]) < CLOSE
+
+
+@pytest.mark.parametrize("variant", sorted(set(ENCODERS) - {"bert-relu", "camembert"}))
+def test_a_checkpoint_with_a_head_for_masked_tokens_is_read_without_it(variant, checkpoint):
+    directory = checkpoint(variant, "AutoModelForMaskedLM")
+    tokens = text(7, 12)
+
+    (hidden,) = encode(load_encoder(directory), [tokens])
+    masked = oracle(directory, "AutoModelForMaskedLM")
+    with torch.inference_mode():
+        assert off(hidden, masked.base_model(torch.tensor([tokens])).last_hidden_state[0]) < CLOSE
+
+
+def test_what_a_family_does_not_compute_is_refused_by_name(checkpoint):
+    from infd.weights.checkpoint import Checkpoint
+
+    with Checkpoint(checkpoint("bert")) as opened:
+        config = opened.config
+    for key, value in {"position_embedding_type": "relative_key", "is_decoder": True, "hidden_act": "tanh"}.items():
+        with pytest.raises(CheckpointError, match=key):
+            registry.build({**config, key: value}, None, dtype=torch.float32, device="meta", max_len=8)
+    with pytest.raises(CheckpointError, match="num_attention_heads"):
+        registry.check_dimensions({**config, "num_attention_heads": 5})
+
+
+def test_dense_layers_follow_an_embedding(tmp_path):
+    from safetensors.torch import save_file
+
+    make("bert", tmp_path)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense", "3_Dense": "Dense"}
+    modules = [{"name": path, "path": path, "type": f"x.{kind}"} for path, kind in kinds.items()]
+    sizes = {"2_Dense": (48, 7, "torch.nn.Tanh"), "3_Dense": (7, 5, "torch.nn.Identity")}
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling/config.json").write_text('{"pooling_mode": "mean"}')
+    stored = {}
+    for folder, (inputs, outputs, activation) in sizes.items():
+        (tmp_path / folder).mkdir()
+        content = {"in_features": inputs, "out_features": outputs, "activation_function": activation}
+        (tmp_path / folder / "config.json").write_text(json.dumps(content))
+        stored[folder] = {"linear.weight": draw(outputs, inputs, seed=1), "linear.bias": draw(outputs, seed=2)}
+        save_file(stored[folder], tmp_path / folder / "model.safetensors")
+
+    vectors = draw(3, 48)
+    expected = vectors
+    for folder, (*_, activation) in sizes.items():
+        expected = expected @ stored[folder]["linear.weight"].T + stored[folder]["linear.bias"]
+        expected = expected.tanh() if activation.endswith("Tanh") else expected
+    assert off(load_encoder(tmp_path).pooling_head("embed")(vectors), expected) < 1e-5
+    assert load_encoder(tmp_path).pooling_head("token_embed") is None
