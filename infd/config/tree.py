@@ -447,6 +447,37 @@ class CacheConfig(Section, frozen=True, kw_only=True):
     ] = "tenant"
 
 
+class PoolingConfig(Section, frozen=True, kw_only=True):
+    """How prompts become embeddings or scores. Unset, the checkpoint's files say it."""
+
+    task: Annotated[
+        Literal["auto", "generate", "embed", "classify"],
+        about(
+            "what the model is for; auto: a model with a language model head generates, unless it has a modules.json as"
+            " sentence-transformers writes it; other models pool",
+            flag="--task",
+            alias="--runner",
+        ),
+    ] = "auto"
+    mode: Annotated[
+        Literal["auto", "cls", "lasttoken", "mean", "max", "mean_sqrt_len_tokens", "weightedmean"],
+        about("how the hidden states of a prompt become one vector, in sentence-transformers' words", flag="--pooling"),
+    ] = "auto"
+    normalize: Annotated[
+        Literal["auto", "yes", "no"], about("whether embeddings are divided by their length, unless a request says so")
+    ] = "auto"
+    activation: Annotated[
+        Literal["auto", "softmax", "sigmoid", "none"], about("function from the logits of labels to their scores")
+    ] = "auto"
+    label_tokens: Annotated[
+        tuple[str, ...],
+        about(
+            "tokens whose logits after the prompt are the labels of a model that has no head for labels: no,yes for"
+            " Qwen3-Reranker. Of two, the score is that of the second against the first"
+        ),
+    ] = ()
+
+
 class GrammarConfig(Section, frozen=True, kw_only=True):
     """Structured output."""
 
@@ -536,6 +567,7 @@ class Config(Section, frozen=True, kw_only=True):
     device: DeviceConfig = DeviceConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
+    pooling: PoolingConfig = PoolingConfig()
     grammar: GrammarConfig = GrammarConfig()
     lora: LoraConfig = LoraConfig()
     admin: AdminConfig = AdminConfig()

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from infd.errors import CheckpointError
 from infd.pooling.settings import Activation, Dense, DenseActivation, PoolingSettings, Reduction, Similarity
@@ -86,6 +86,13 @@ class _Dense(Struct, kw_only=True):
     module_input_name: str = "sentence_embedding"
     module_output_name: str | None = None
     use_residual: bool = False
+
+
+class _LogitScore(Struct, kw_only=True):
+    """N_LogitScore/config.json: a cross-encoder's score is a token's logit, or its odds against another's."""
+
+    true_token_id: Annotated[int, Meta(ge=0)]
+    false_token_id: Annotated[int, Meta(ge=0)] | None = None
 
 
 class _Sentences(Struct, kw_only=True):
@@ -189,7 +196,9 @@ def read(directory: Path, config: Mapping[str, Any], *, task: Task = "auto") -> 
     if task == "auto" and name.endswith(LABELS_TOKENS):
         return _labels(found, directory, by_token=True)
     if (path := directory / MODULES).is_file():
-        return _embeddings(_decode(read_file(path), list[_Module], path), found, directory)
+        modules = _decode(read_file(path), list[_Module], path)
+        kinds = [module.kind for module in modules]
+        return (_by_logits if "LogitScore" in kinds else _embeddings)(modules, found, directory)
     if task == "embed" or name.endswith(HEADLESS):
         plain = PoolingSettings(
             tasks=("embed", "token_embed"),
@@ -316,6 +325,28 @@ def _dense(folder: Path, path: str, width: int) -> Dense:
         outputs=stated.out_features,
         bias=stated.bias,
         activation=_DENSE_ACTIVATIONS[name],
+    )
+
+
+def _by_logits(modules: Sequence[_Module], config: _Config, directory: Path) -> PoolingSettings:
+    """Return the settings of a cross-encoder that reads the logits of tokens (sentence-transformers from 5.4 on)."""
+    if [module.kind for module in modules] != ["Transformer", "LogitScore"] or modules[0].path not in ("", "."):
+        raise CheckpointError(f"{directory / MODULES}: expected a Transformer, at the path '', and a LogitScore")
+    where = directory / modules[1].path / "config.json"
+    stated = _decode(read_file(where), _LogitScore, where)
+    tokens = (stated.true_token_id,) if stated.false_token_id is None else (stated.false_token_id, stated.true_token_id)
+    return _completed(
+        PoolingSettings(
+            tasks=("classify",),
+            pooling="lasttoken",
+            dimensions=config.width,
+            labels=("LABEL_0",),
+            label_tokens=tokens,
+            activation=_activation(config, directory, 1),
+            pairs=True,
+        ),
+        config,
+        directory,
     )
 
 

@@ -46,6 +46,8 @@ class PoolingSettings(Struct, frozen=True, kw_only=True):
     dimensions      elements of an embedding
     matryoshka      the numbers of leading elements for which the model was trained; empty: the checkpoint names none
     labels          of classification, by index
+    label_tokens    ids of the tokens whose logits after the prompt are those of the labels, for a model without a head
+                    for labels. Two: the only label's logit is that of the second less that of the first
     activation      from logits of labels to their scores
     pairs           whether the model has one label, so that it scores pairs of texts
     prompts         texts before the input's, by name
@@ -63,6 +65,7 @@ class PoolingSettings(Struct, frozen=True, kw_only=True):
     dimensions: int = 0
     matryoshka: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
+    label_tokens: tuple[int, ...] = ()
     activation: Activation = "none"
     pairs: bool = False
     prompts: Mapping[str, str] = MappingProxyType({})
