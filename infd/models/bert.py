@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from infd.errors import CheckpointError
 from infd.models.dimensions import EncoderDimensions
 from infd.models.encoder import Encoder, PostNormBlock, prefix
 from infd.models.heads import Dense, Layers
 from infd.models.layers.embedding import EncoderEmbedding
 from infd.models.layers.feed_forward import FeedForward
+from infd.models.layers.linear import Linear
 from infd.models.layers.norm import LayerNorm
 from infd.models.layers.span_attention import SpanAttention, SpanAttentionDesign, separate
 
@@ -32,6 +35,8 @@ class Bert(Encoder):
         dims = EncoderDimensions.read(settings)
         root = prefix(blueprint, self.ROOT, "embeddings.word_embeddings.weight")
         embeddings = f"{root}embeddings"
+
+        width = self.width(settings, dims.hidden)
 
         def norm(name: str) -> LayerNorm:
             return LayerNorm(blueprint, f"{name}.LayerNorm", dims.hidden, dims.norm_eps)
@@ -58,21 +63,36 @@ class Bert(Encoder):
             EncoderEmbedding(
                 blueprint,
                 f"{embeddings}.word_embeddings",
-                dims,
-                norm(embeddings),
+                replace(dims, hidden=width),
+                LayerNorm(blueprint, f"{embeddings}.LayerNorm", width, dims.norm_eps),
                 positions=f"{embeddings}.position_embeddings",
                 first_position=self.first_position(settings),
-                types=f"{embeddings}.token_type_embeddings" if dims.types else "",
+                types=f"{embeddings}.token_type_embeddings",
+                project=None
+                if width == dims.hidden
+                else Linear(blueprint, {f"{root}embeddings_project": dims.hidden}, width, bias=True),
             ),
             block,
             head=lambda by_token: self.head(blueprint, root, dims.hidden, by_token=by_token),
-            ignored=(f"{embeddings}.position_ids", f"{root}pooler.", "cls.", "lm_head."),
+            ignored=(
+                f"{embeddings}.position_ids",
+                f"{root}pooler.",
+                "cls.",
+                "lm_head.",
+                "generator_",
+                "discriminator_",
+            ),
         )
 
     @staticmethod
     def first_position(_: Settings) -> int:
         """Return the row of a text's first token in the table of positions."""
         return 0
+
+    @staticmethod
+    def width(_: Settings, hidden: int) -> int:
+        """Return the width of the embeddings; if it is not `hidden`, embeddings_project projects them."""
+        return hidden
 
     @staticmethod
     def head(blueprint: Blueprint, root: str, hidden: int, *, by_token: bool) -> Layers:

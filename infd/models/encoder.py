@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from msgspec import Struct
 
+from infd.errors import CheckpointError
 from infd.kernels.families.span_attention import SpanBatch
 from infd.models.heads import denses
+from infd.models.layers.rope import lay_out
 from infd.models.layers.span_attention import EncoderPass
 from infd.scheduler.layout import CacheLayout
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from infd.models.heads import Layers
     from infd.models.layers.embedding import EncoderEmbedding
     from infd.models.layers.feed_forward import FeedForward, GatedFeedForward
-    from infd.models.layers.norm import LayerNorm, NoNorm
+    from infd.models.layers.norm import LayerNorm, NoNorm, RMSNorm
     from infd.models.layers.span_attention import SpanAttention
     from infd.models.parameter import Parameter
     from infd.request import PoolTask
@@ -54,9 +56,9 @@ class PostNormBlock(Struct, frozen=True, kw_only=True):
 class PreNormBlock(Struct, frozen=True, kw_only=True):
     """A layer that norms each sublayer's input, and adds its output to the sum before the norm (ModernBERT)."""
 
-    attention_norm: LayerNorm | NoNorm
+    attention_norm: LayerNorm | RMSNorm | NoNorm
     attention: SpanAttention
-    mlp_norm: LayerNorm
+    mlp_norm: LayerNorm | RMSNorm
     mlp: FeedForward | GatedFeedForward
 
     def __call__(self, x: Tensor, step: EncoderPass) -> Tensor:
@@ -89,7 +91,7 @@ class Encoder:
         embedding: EncoderEmbedding,
         block: Callable[[int], EncoderBlock],
         *,
-        norm: Callable[[], LayerNorm] | None = None,
+        norm: Callable[[], LayerNorm | RMSNorm] | None = None,
         head: Callable[[bool], Layers] | None = None,
         ignored: Sequence[str] = (),
     ) -> None:
@@ -113,6 +115,10 @@ class Encoder:
         by_token = "token_classify" in tasks
         self._labels = head(by_token) if head is not None and (by_token or "classify" in tasks) else None
         self._denses = denses(blueprint)
+        if lay_out(blueprint.ropes).several:
+            raise CheckpointError(
+                "config.json: rope_parameters: angles that depend on a text's length are not computed"
+            )
         self.least_rows = blueprint.least_rows()
 
     def cache_layout(self, page_tokens: int) -> CacheLayout:

@@ -57,6 +57,14 @@ _ENCODERS = MappingProxyType(
     {
         "Bert": "infd.models.bert:Bert",
         "Camembert": "infd.models.roberta:Roberta",
+        "DistilBert": "infd.models.distilbert:DistilBert",
+        "Electra": "infd.models.electra:Electra",
+        "EuroBert": "infd.models.eurobert:EuroBert",
+        "Gte": "infd.models.gte:Gte",
+        "MPNet": "infd.models.mpnet:MPNet",
+        "ModernBert": "infd.models.modernbert:ModernBert",
+        "New": "infd.models.gte:Gte",
+        "NomicBert": "infd.models.nomic_bert:NomicBert",
         "Roberta": "infd.models.roberta:Roberta",
         "XLMRoberta": "infd.models.roberta:Roberta",
     }

@@ -40,6 +40,16 @@ _SIZES = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
+_LOCAL = {
+    "global_attn_every_n_layers": 2,
+    "local_attention": 8,
+    "cls_token_id": 0,
+    "sep_token_id": 2,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    },
+}
 # (model_type, settings that differ from _SIZES) by the variant's name
 ENCODERS = MappingProxyType(
     {
@@ -48,6 +58,18 @@ ENCODERS = MappingProxyType(
         "roberta": ("roberta", {"type_vocab_size": 1}),
         "xlm-roberta": ("xlm-roberta", {"type_vocab_size": 1, "pad_token_id": 3, "hidden_act": "gelu_new"}),
         "camembert": ("camembert", {"type_vocab_size": 1}),
+        "distilbert": ("distilbert", {"dim": 48, "hidden_dim": 80, "n_layers": 3, "n_heads": 4}),
+        "electra": ("electra", {"embedding_size": 32}),
+        "electra-wide": ("electra", {"embedding_size": 48}),
+        "mpnet": ("mpnet", {"max_position_embeddings": 300}),
+        "nomic-bert": ("nomic_bert", {}),
+        "gte": ("gte", {"type_vocab_size": 2}),
+        "modernbert": ("modernbert", _LOCAL),
+        "modernbert-biases": (
+            "modernbert",
+            {**_LOCAL, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_pooling": "mean"},
+        ),
+        "eurobert": ("eurobert", {"num_key_value_heads": 2, "classifier_pooling": "mean", "mask_token_id": 4}),
     }
 )
 

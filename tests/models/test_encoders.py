@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from infd.errors import CheckpointError
 from infd.models import registry
+from infd.pooling import read
 from tests.kernels.values import draw
-from tests.models.encoding import ENCODERS, encode, load_encoder, make, oracle, text
+from tests.models.encoding import ENCODERS, VOCAB, encode, load_encoder, make, oracle, text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
 CLOSE = 2e-5
 LENGTHS = (1, 41, 7, 70, 2)
+# Variants whose heads are no other variant's.
+LABELLED = sorted(set(ENCODERS) - {"bert-relu", "camembert", "xlm-roberta", "electra-wide"})
 CLASSIFIES, TOKENS = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
 
 
@@ -34,6 +39,10 @@ def off(ours: Tensor, theirs: Tensor) -> float:
     assert ours.shape == theirs.shape
     difference = (ours.float() - theirs).abs().max().item()
     return difference if difference == difference else float("inf")  # noqa: PLR0124 -- NaN counts as infinite
+
+
+def pooled(directory: Path) -> str:
+    return read(directory, json.loads((directory / "config.json").read_text())).pooling
 
 
 def types_of(tokens: list[int], second: int | None) -> Tensor:
@@ -52,7 +61,7 @@ def test_a_text_packed_with_others_has_the_hidden_states_it_has_alone(variant, c
             assert off(hidden, theirs(torch.tensor([tokens])).last_hidden_state[0]) < CLOSE
 
 
-@pytest.mark.parametrize("variant", ["bert"])
+@pytest.mark.parametrize("variant", ["bert", "gte", "nomic-bert", "electra"])
 def test_the_second_text_of_a_pair_has_its_own_type(variant, checkpoint):
     theirs, ours = oracle(checkpoint(variant)), load_encoder(checkpoint(variant))
     texts, seconds = [text(1, 20), text(2, 9), text(3, 30)], [8, None, 29]
@@ -63,7 +72,7 @@ def test_the_second_text_of_a_pair_has_its_own_type(variant, checkpoint):
         assert off(hidden, expected) < CLOSE
 
 
-@pytest.mark.parametrize("variant", sorted(set(ENCODERS) - {"bert-relu", "camembert"}))
+@pytest.mark.parametrize("variant", LABELLED)
 def test_a_text_has_the_labels_that_transformers_gives_it(variant, checkpoint):
     directory = checkpoint(variant, CLASSIFIES, num_labels=3)
     theirs, ours = oracle(directory, CLASSIFIES), load_encoder(directory)
@@ -71,12 +80,12 @@ def test_a_text_has_the_labels_that_transformers_gives_it(variant, checkpoint):
 
     hidden = encode(ours, [text(4, 3), tokens])[1]
     with torch.inference_mode():
-        head = ours.pooling_head("classify")
-        assert off(head(hidden[:1]), theirs(torch.tensor([tokens])).logits) < CLOSE
+        vector = hidden.mean(0) if pooled(directory) == "mean" else hidden[0]
+        assert off(ours.pooling_head("classify")(vector[None]), theirs(torch.tensor([tokens])).logits) < CLOSE
     assert ours.pooling_head("embed") is None
 
 
-@pytest.mark.parametrize("variant", sorted(set(ENCODERS) - {"bert-relu", "camembert"}))
+@pytest.mark.parametrize("variant", LABELLED)
 def test_each_token_has_the_labels_that_transformers_gives_it(variant, checkpoint):
     directory = checkpoint(variant, TOKENS, num_labels=5)
     theirs, ours = oracle(directory, TOKENS), load_encoder(directory)
@@ -87,7 +96,7 @@ def test_each_token_has_the_labels_that_transformers_gives_it(variant, checkpoin
         assert off(ours.pooling_head("token_classify")(hidden), theirs(torch.tensor([tokens])).logits[0]) < CLOSE
 
 
-@pytest.mark.parametrize("variant", sorted(set(ENCODERS) - {"bert-relu", "camembert"}))
+@pytest.mark.parametrize("variant", LABELLED)
 def test_a_checkpoint_with_a_head_for_masked_tokens_is_read_without_it(variant, checkpoint):
     directory = checkpoint(variant, "AutoModelForMaskedLM")
     tokens = text(7, 12)
@@ -96,6 +105,54 @@ def test_a_checkpoint_with_a_head_for_masked_tokens_is_read_without_it(variant, 
     masked = oracle(directory, "AutoModelForMaskedLM")
     with torch.inference_mode():
         assert off(hidden, masked.base_model(torch.tensor([tokens])).last_hidden_state[0]) < CLOSE
+
+
+def test_distances_beyond_the_last_bucket_share_its_bias(checkpoint):
+    theirs, ours = oracle(checkpoint("mpnet")), load_encoder(checkpoint("mpnet"))
+    tokens = text(8, 270)
+
+    with torch.inference_mode():
+        assert off(encode(ours, [tokens])[0], theirs(torch.tensor([tokens])).last_hidden_state[0]) < CLOSE
+
+
+def rewritten(directory: Path, into: Path, config: dict[str, Any], root: str) -> Path:
+    """Save a checkpoint with another config.json, its tensors' names preceded by `root`."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(directory / "model.safetensors")
+    save_file({f"{root}{name}": tensor for name, tensor in tensors.items()}, into / "model.safetensors")
+    (into / "config.json").write_text(json.dumps(config))
+    return into
+
+
+def test_the_authors_own_files_of_gte_are_read(checkpoint, tmp_path):
+    config = json.loads((checkpoint("gte") / "config.json").read_text())
+    theta = config.pop("rope_parameters")["rope_theta"]
+    own = {**config, "architectures": ["NewModel"], "model_type": "new", "rope_theta": theta, "pack_qkv": True}
+    model = load_encoder(rewritten(checkpoint("gte"), tmp_path, own, "new."))
+
+    assert off(encode(model, [text(1, 20)])[0], encode(load_encoder(checkpoint("gte")), [text(1, 20)])[0]) == 0
+
+
+def test_the_authors_own_files_of_nomic_bert_are_read(checkpoint, tmp_path):
+    own = {
+        "architectures": ["NomicBertModel"],
+        "model_type": "nomic_bert",
+        "n_embd": 48,
+        "n_head": 4,
+        "n_layer": 3,
+        "n_inner": 80,
+        "n_positions": 128,
+        "vocab_size": VOCAB,
+        "type_vocab_size": 2,
+        "layer_norm_epsilon": 1e-12,
+        "activation_function": "swiglu",
+        "rotary_emb_base": 1000,
+        "prenorm": False,
+    }
+    model = load_encoder(rewritten(checkpoint("nomic-bert"), tmp_path, own, ""))
+
+    assert off(encode(model, [text(1, 20)])[0], encode(load_encoder(checkpoint("nomic-bert")), [text(1, 20)])[0]) == 0
 
 
 def test_what_a_family_does_not_compute_is_refused_by_name(checkpoint):

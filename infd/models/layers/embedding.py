@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from infd.models.base import PassAdapters
     from infd.models.blueprint import Blueprint
     from infd.models.dimensions import Dimensions, EncoderDimensions
+    from infd.models.layers.linear import Linear
     from infd.models.layers.norm import LayerNorm
     from infd.models.parameter import Matrix
 
@@ -47,17 +48,19 @@ class EncoderEmbedding:
         positions: str = "",
         first_position: int = 0,
         types: str = "",
+        project: Linear | None = None,
     ) -> None:
         """Declare the tables: `tokens`, and, unless their name is empty, `positions` and `types`.
 
         first_position  the row of a text's first token in the table of positions
+        project         the projection of the embeddings to the width of the layers; None: they have this width
         """
         self._tokens = Embedding(blueprint, tokens, dims)
         self._positions = (
             blueprint.declare({f"{positions}.weight": dims.positions}, (dims.hidden,)) if positions else None
         )
         self._types = blueprint.declare({f"{types}.weight": dims.types}, (dims.hidden,)) if types else None
-        self._first, self._norm = first_position, norm
+        self._first, self._norm, self._project = first_position, norm, project
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, types: Tensor | None, adapters: PassAdapters | None
@@ -68,7 +71,8 @@ class EncoderEmbedding:
             x = x + (self._types.tensor[0] if types is None else self._types.tensor[types])
         if self._positions is not None:
             x = x + self._positions.tensor[positions + self._first]
-        return x if self._norm is None else self._norm(x)
+        x = x if self._norm is None else self._norm(x)
+        return x if self._project is None else self._project(x, adapters)
 
 
 class Head:

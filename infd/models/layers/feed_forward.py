@@ -50,16 +50,20 @@ class GatedFeedForward:
         *,
         bias: bool = False,
         down_bias: bool | None = None,
+        up_first: bool = False,
     ) -> None:
         """Declare the projections.
 
         gate_up    the checkpoint's modules that compute gate, then up: number of outputs by name
+        up_first   whether they compute up, then gate
         down_bias  whether the down projection has a bias; None: as `bias`
         """
-        self._activation = ACTIVATIONS[dims.activation]
+        self._activation, self._up_first = ACTIVATIONS[dims.activation], up_first
         self._gate_up = Linear(blueprint, gate_up, dims.hidden, bias=bias)
         self._down = Linear(blueprint, {down: dims.hidden}, dims.inner, bias=bias if down_bias is None else down_bias)
 
     def __call__(self, x: Tensor, adapters: PassAdapters | None) -> Tensor:
         gate, up = self._gate_up(x, adapters).chunk(2, dim=-1)
+        if self._up_first:
+            gate, up = up, gate
         return self._down(self._activation(gate) * up, adapters)
