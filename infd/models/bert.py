@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from infd.errors import CheckpointError
-from infd.models.dimensions import EncoderDimensions
 from infd.models.encoder import Encoder, PostNormBlock, prefix
+from infd.models.encoder_dimensions import EncoderDimensions
 from infd.models.heads import Dense, Layers
 from infd.models.layers.embedding import EncoderEmbedding
 from infd.models.layers.feed_forward import FeedForward
@@ -90,7 +90,7 @@ class Bert(Encoder):
         return 0
 
     @staticmethod
-    def width(_: Settings, hidden: int) -> int:
+    def width(settings: Settings, hidden: int) -> int:  # noqa: ARG004 -- a subclass reads it
         """Return the width of the embeddings; if it is not `hidden`, embeddings_project projects them."""
         return hidden
 

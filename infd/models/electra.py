@@ -18,7 +18,7 @@ class Electra(Bert):
     ROOT = "electra."
 
     @staticmethod
-    def width(settings: Settings, _: int) -> int:
+    def width(settings: Settings, hidden: int) -> int:  # noqa: ARG004 -- a subclass reads it
         return settings.integer("embedding_size", 128)
 
     @staticmethod

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from infd.models.base import Batch, PageTensor, PassAdapters, PoolingHead
     from infd.models.blueprint import Blueprint
-    from infd.models.dimensions import EncoderDimensions
+    from infd.models.encoder_dimensions import EncoderDimensions
     from infd.models.heads import Layers
     from infd.models.layers.embedding import EncoderEmbedding
     from infd.models.layers.feed_forward import FeedForward, GatedFeedForward

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from infd.errors import CheckpointError
 from infd.models.bert import Bert
 from infd.models.config import rope_parameters
-from infd.models.dimensions import EncoderDimensions
 from infd.models.encoder import Encoder, PostNormBlock, prefix
+from infd.models.encoder_dimensions import EncoderDimensions
 from infd.models.layers.embedding import EncoderEmbedding
 from infd.models.layers.feed_forward import GatedFeedForward
 from infd.models.layers.norm import LayerNorm

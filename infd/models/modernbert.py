@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from infd.kernels.families.span_attention import WHOLE, Reach
 from infd.models.config import rope_parameters
-from infd.models.dimensions import EncoderDimensions
 from infd.models.encoder import Encoder, PreNormBlock, prefix
+from infd.models.encoder_dimensions import EncoderDimensions
 from infd.models.heads import Dense, Layers, Normed
 from infd.models.layers.embedding import EncoderEmbedding
 from infd.models.layers.feed_forward import GatedFeedForward

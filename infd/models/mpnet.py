@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from infd.models.dimensions import EncoderDimensions
 from infd.models.encoder import Encoder, PostNormBlock, prefix
+from infd.models.encoder_dimensions import EncoderDimensions
 from infd.models.layers.distance_bias import DistanceBias
 from infd.models.layers.embedding import EncoderEmbedding
 from infd.models.layers.feed_forward import FeedForward

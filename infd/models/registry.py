@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from infd.errors import CheckpointError
 from infd.models.config import Settings, architecture, decoder
-from infd.models.dimensions import Dimensions, EncoderDimensions
+from infd.models.dimensions import Dimensions
+from infd.models.encoder_dimensions import EncoderDimensions
 from infd.models.transformers import known
 from infd.pooling import PoolingSettings
 from infd.pooling.reading import CLASSIFIES, HEADLESS, LABELS_TOKENS

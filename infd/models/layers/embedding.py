@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
     from infd.models.base import PassAdapters
     from infd.models.blueprint import Blueprint
-    from infd.models.dimensions import Dimensions, EncoderDimensions
+    from infd.models.dimensions import Dimensions
+    from infd.models.encoder_dimensions import EncoderDimensions
     from infd.models.layers.linear import Linear
     from infd.models.layers.norm import LayerNorm
     from infd.models.parameter import Matrix

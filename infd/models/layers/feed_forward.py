@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from infd.models.base import PassAdapters
     from infd.models.blueprint import Blueprint
-    from infd.models.dimensions import EncoderDimensions
+    from infd.models.encoder_dimensions import EncoderDimensions
 
 _TANH = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.span_attention import SpanPlan
     from infd.models.base import PassAdapters
     from infd.models.blueprint import Blueprint
-    from infd.models.dimensions import EncoderDimensions
+    from infd.models.encoder_dimensions import EncoderDimensions
     from infd.models.layers.distance_bias import DistanceBias
     from infd.models.layers.rope import Rope
 
