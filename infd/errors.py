@@ -268,6 +268,10 @@ class Overloaded(RequestError):
 
     status, type, code, retry_after_s = 429, "overloaded_error", "queue_full", 1
 
+    def __init__(self, message: str, *, code: str | None = None, retry_after_s: int = 1) -> None:
+        super().__init__(message, code=code)
+        self.retry_after_s = retry_after_s
+
 
 class RateLimited(RequestError):
     """The key or its tenant has used up a rate: OpenAI's type names the unit, `requests` or `tokens`."""

@@ -87,7 +87,7 @@ class Engine:
             reserved=names,
         )
         telemetry = Telemetry(self.events, metrics, clock)
-        budget = QueueBudget(live)
+        budget = QueueBudget(live, clock)
         gate = Gate(self.lifecycle, live)
         self.core = EngineCore(config, executor, self.adapters, grammars, drafting, budget, telemetry)
         self.admission = Admission(live, self.core, budget, gate, self.adapters, grammars, telemetry)

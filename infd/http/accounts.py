@@ -46,13 +46,16 @@ class Account(Struct):
         """Count a request, and take one of the rate of requests. Raises RateLimited, also if no token is left."""
         self.usage.requests += 1
         self.entered = True
-        self._require(requests=1.0, tokens=1.0)
+        self._require(requests=1.0, tokens=None)
         for limit in self.limits:
             if limit.unit == "requests":
                 limit.bucket.add(1.0)
 
     def reserve(self, tokens: int) -> None:
         """Take `tokens` of the rate of tokens until `settle`. Raises RateLimited."""
+        for limit in self.limits:
+            if limit.unit == "tokens":
+                limit.bucket.needed(tokens)
         self._require(tokens=float(tokens))
         self._add(tokens)
         self.reserved += tokens
@@ -82,7 +85,7 @@ class Account(Struct):
                 tightest[standing.unit] = standing
         return list(tightest.values())
 
-    def _require(self, **amounts: float) -> None:
+    def _require(self, **amounts: float | None) -> None:
         now = self.clock()
         try:
             for limit in self.limits:

@@ -19,6 +19,7 @@ Unit = Literal["requests", "tokens"]
 
 UNITS: Final[tuple[Unit, ...]] = ("requests", "tokens")
 MINUTE_S: Final = 60.0
+_SMOOTHING: Final = 1 / 8  # weight of the latest request in the usual amount
 RATES: Final = ("requests_per_minute", "tokens_per_minute")
 
 
@@ -34,13 +35,17 @@ class Rates(Struct, frozen=True):
 
 
 class Bucket:
-    """A token bucket. It keeps what is used and not yet refilled, so that limits may change between two calls."""
+    """A token bucket. It keeps what is used and not yet refilled, so that limits may change between two calls.
 
-    __slots__ = ("_at", "_used")
+    usual  average of the amounts that requests needed; 0: none was known
+    """
+
+    __slots__ = ("_at", "_used", "usual")
 
     def __init__(self) -> None:
         self._used = 0.0
         self._at = -math.inf
+        self.usual = 0.0
 
     def used(self, now: float, per_s: float) -> float:
         """Return what is used at `now`, in seconds."""
@@ -52,6 +57,10 @@ class Bucket:
     def add(self, amount: float) -> None:
         """Use `amount`; a negative amount returns what was not used. Call `used` for the present time before."""
         self._used = max(0.0, self._used + amount)
+
+    def needed(self, amount: float) -> None:
+        """Count what one request needs, admitted or not."""
+        self.usual += (amount - self.usual) * (_SMOOTHING if self.usual else 1.0)
 
 
 class Standing(Struct, frozen=True):
@@ -83,12 +92,17 @@ class Limit(Struct, frozen=True):
     def capacity(self) -> float:
         return max(1.0, self.per_s * self.burst_s)
 
-    def require(self, amount: float, now: float) -> None:
-        """Raise RateLimited if `amount`, or a full bucket if that is less, is not left."""
-        lacking = self.bucket.used(now, self.per_s) + min(amount, self.capacity) - self.capacity
-        if lacking > 1e-9:
+    def require(self, amount: float | None, now: float) -> None:
+        """Raise RateLimited if `amount`, or a full bucket if that is less, is not left.
+
+        amount  None: not known yet. One must be left; Retry-After is the time until the usual amount is.
+        """
+        used = self.bucket.used(now, self.per_s)
+        if used + min(amount or 1.0, self.capacity) - self.capacity > 1e-9:
+            expected = max(1.0, self.bucket.usual) if amount is None else amount
+            lacking = used + min(expected, self.capacity) - self.capacity
             left = self.standing(now).remaining
-            needed = f"; this request may need {amount:.0f}" if self.unit == "tokens" else ""
+            needed = f"; this request may need {amount:.0f}" if self.unit == "tokens" and amount is not None else ""
             raise RateLimited(
                 f"{self.owner} may use {self.per_minute} {self.unit} a minute, and {left} are left now{needed}",
                 unit=self.unit,

@@ -133,12 +133,25 @@ async def test_a_request_larger_than_the_bucket_waits_for_a_full_one():
     async with limited(clock, key_file("ann"), tokens_per_minute=20) as endpoint:
         assert (await ask(endpoint, "ann", max_tokens=57))[0] == 200
         refused = await ask(endpoint, "ann", max_tokens=57)
-        assert (refused[0], refused[1]["Retry-After"]) == (429, "123"), "a token is left then"
+        assert (refused[0], refused[1]["Retry-After"]) == (429, "180"), "not 123, when one token is left"
+        assert refused[2]["error"]["message"].endswith("and 0 are left now")
         clock.now += 123
         refused = await ask(endpoint, "ann", max_tokens=57)
-        assert (refused[0], refused[1]["Retry-After"]) == (429, "57"), "and all tokens then"
+        assert (refused[0], refused[1]["Retry-After"]) == (429, "57"), "its body was read"
         clock.now += 57
         assert (await ask(endpoint, "ann", max_tokens=57))[0] == 200
+
+
+async def test_before_the_body_is_read_retry_after_is_for_the_keys_usual_request():
+    clock = Clock()
+    async with limited(clock, key_file("ann"), tokens_per_minute=60) as endpoint:
+        for tokens in (10, 40, 10):
+            assert (await ask(endpoint, "ann", max_tokens=tokens - 3))[0] == 200
+        refused = await ask(endpoint, "ann")
+        # 60 of 60 are used; the average is 10 + 30 / 8, less 3.75 / 8.
+        assert (refused[0], refused[1]["Retry-After"]) == (429, "14")
+        clock.now += 14
+        assert (await ask(endpoint, "ann"))[0] == 200
 
 
 async def test_keys_of_a_tenant_share_its_rate_and_anthropics_headers_report_it():

@@ -7,14 +7,18 @@ flood costs nobody else a refusal. The queue then holds less than twice its boun
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from infd.engine.admission.turnover import Turnover
 from infd.errors import Overloaded
 from infd.request import ANYONE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from infd.config import LiveConfig
     from infd.request import Tenant
 
@@ -42,14 +46,15 @@ class QueueBudget:
     queued_tokens     prompt tokens that are reserved, or that are queued and not yet planned
     """
 
-    def __init__(self, live: LiveConfig) -> None:
+    def __init__(self, live: LiveConfig, now: Callable[[], float] = time.monotonic) -> None:
         self.reserved_choices = 0
         self.queued_tokens = 0
         self._live = live
+        self._choices, self._tokens = Turnover(now), Turnover(now)
         self._held: dict[str, Held] = {}  # by the name of the tenant
 
     def require(self, choices: int, tokens: int, waiting: int, tenant: Tenant = ANYONE) -> None:
-        """Raise Overloaded if a request of this size does not fit.
+        """Raise Overloaded, with the time until there will be room, if a request of this size does not fit.
 
         waiting  choices in the scheduler's queue
         """
@@ -57,7 +62,8 @@ class QueueBudget:
         if waiting + choices > (most := self._live.now.scheduler.max_waiting):
             share, held = self._share(tenant)
             if held.choices + choices > most * share:
-                raise Overloaded(f"{waiting} choices are waiting, of at most {most}")
+                wait_s = self._choices.wait_s(waiting + choices - most)
+                raise Overloaded(f"{waiting} choices are waiting, of at most {most}", retry_after_s=wait_s)
         self._require_tokens(tokens, self.queued_tokens, tenant)
 
     def reserve(self, choices: int, tokens: int, tenant: Tenant = ANYONE) -> Reservation:
@@ -89,10 +95,14 @@ class QueueBudget:
     def enqueue(self, tenant: Tenant, tokens: int) -> None:
         """Count a queued choice and its prompt until `dequeue`."""
         self._hold(tenant, 1, tokens)
+        self._choices.enter(1)
+        self._tokens.enter(tokens)
 
     def dequeue(self, tenant: Tenant, tokens: int) -> None:
         """Stop counting a choice: its first step is planned, or it has ended without a step."""
         self._hold(tenant, -1, -tokens)
+        self._choices.leave(1)
+        self._tokens.leave(tokens)
 
     def _hold(self, tenant: Tenant, choices: int, tokens: int) -> None:
         """Add choices, reserved or queued, and prompt tokens to a tenant's part of the queue."""
@@ -123,4 +133,7 @@ class QueueBudget:
             share, held = self._share(tenant)
             if held.tokens - reserved + tokens <= most * share:
                 return
-            raise Overloaded(f"{beside} prompt tokens are waiting, of at most {most}: {tokens} more would be too many")
+            raise Overloaded(
+                f"{beside} prompt tokens are waiting, of at most {most}: {tokens} more would be too many",
+                retry_after_s=self._tokens.wait_s(beside + tokens - most),
+            )
