@@ -1,54 +1,49 @@
-"""Compare two measurements: the change of each figure, its spread, and whether it is more than chance.
+"""Compare two measurements: the change of each figure, its spread between runs, and whether it is more than chance.
 
-Spreads are bootstrapped: requests (for rates: slices of time) are drawn with replacement from those measured, and the
-figure is computed anew. They tell how much a figure varies within a measurement, not from one day to the next: a load
-that is measured several times (--concurrency 8,8,8) is compared with all its requests together.
-Source: Efron and Tibshirani 1993, percentile intervals.
+The unit is a run: requests of one run share what the machine did meanwhile, so their own spread says little about the
+next run, and with it most figures of one server measured twice would "differ". A change is "faster" or "slower" if
+the runs' figures, as logarithms, differ by more than a margin in a t-test with pooled variance.
 """
 
 from __future__ import annotations
 
+import math
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from infd.loadgen import student
+from infd.loadgen.figures import percentile
 from infd.loadgen.sweep import name_of
-from infd.loadgen.timeslices import output_rates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from infd.loadgen.figures import Report
     from infd.loadgen.record import Record
     from infd.loadgen.samples import Sample
 
-    Floats = NDArray[np.float64]
+FEWEST: Final = 3  # runs of each measurement from which a spread is told
 
-DRAWS: Final = 4000
-SLICES: Final = 20
-_FEWEST: Final = 8  # values from which a median's spread can be drawn
-_FEWEST_TAIL: Final = 100  # values from which the 99th percentile's can
-_CHUNK: Final = 1 << 20  # values drawn at once
-
-Verdict = Literal["faster", "slower", "no difference", "too few"]
+Verdict = Literal["faster", "slower", "no difference", "too few runs"]
 
 
 class Figure(Struct, frozen=True):
-    """A figure of a run: percentile `q` of its values, or their mean if `q` is None."""
+    """A figure of a run; `of` returns None if the run has no value for it."""
 
     name: str
     unit: str
-    q: float | None
-    values: Callable[[Report], list[float]]
-    fewest: int = _FEWEST
+    of: Callable[[Report], float | None]
     more_is_better: bool = False
 
 
-def _of_requests(value: Callable[[Sample], float | None]) -> Callable[[Report], list[float]]:
-    return lambda report: [1000 * found for sample in report.samples if (found := value(sample)) is not None]
+def _latency(value: Callable[[Sample], float | None], q: int) -> Callable[[Report], float | None]:
+    def of(report: Report) -> float | None:
+        found = sorted(1000 * one for sample in report.samples if (one := value(sample)) is not None)
+        return percentile(found, q) if found else None
+
+    return of
 
 
 _LATENCIES: Final[dict[str, Callable[[Sample], float | None]]] = {
@@ -59,22 +54,18 @@ _LATENCIES: Final[dict[str, Callable[[Sample], float | None]]] = {
 }
 
 FIGURES: Final = (
-    Figure("output", "tok/s", None, lambda report: output_rates(report, SLICES), SLICES, more_is_better=True),
-    *(
-        Figure(f"{name} p{q}", "ms", q, _of_requests(value), fewest)
-        for name, value in _LATENCIES.items()
-        for q, fewest in ((50, _FEWEST), (99, _FEWEST_TAIL))
-    ),
+    Figure("output", "tok/s", lambda report: report.throughput.output_tokens_s, more_is_better=True),
+    *(Figure(f"{name} p{q}", "ms", _latency(value, q)) for name, value in _LATENCIES.items() for q in (50, 99)),
 )
 
 
 class Change(Struct, frozen=True, kw_only=True):
     """How one figure changed.
 
-    before, after  the figure; `*_spread`: where it is with the comparison's confidence
-    ratio          after / before; `ratio_spread` likewise
-    confidence     largest confidence with which the ratio is not 1
-    verdict        "faster" or "slower" if that is at least the comparison's; "too few": values for such a statement
+    before, after  geometric means of the runs' figures; `*_spread`: the least and the greatest
+    ratio          after / before; `ratio_spread`: where it is with the comparison's confidence, None with too few runs
+    confidence     greatest confidence with which the change exceeds the comparison's margin
+    verdict        "faster" or "slower" if that is at least the comparison's
     """
 
     figure: str
@@ -84,18 +75,69 @@ class Change(Struct, frozen=True, kw_only=True):
     before_spread: tuple[float, float]
     after_spread: tuple[float, float]
     ratio: float
-    ratio_spread: tuple[float, float]
+    ratio_spread: tuple[float, float] | None
     confidence: float
     verdict: Verdict
 
 
-class Load(Struct, frozen=True):
-    """The changes at one load, and the completed requests they are of."""
+class Load(Struct, frozen=True, kw_only=True):
+    """The changes at one load, and the runs and completed requests that they are of."""
 
     load: str
+    before_runs: int
+    after_runs: int
     before_requests: int
     after_requests: int
     changes: list[Change]
+
+
+class Judge(Struct, frozen=True):
+    """What a change must exceed.
+
+    confidence  probability that figures without a difference beyond `margin` are not called different
+    margin      ratio of change that is never called different: the machine's drift between two measurements
+    """
+
+    confidence: float = 0.99
+    margin: float = 0.05
+
+    def change(self, figure: Figure, before: Sequence[float], after: Sequence[float]) -> Change:
+        """Return how a figure changed, from its value in each run; all are positive, and neither side is empty."""
+        old, new = ([math.log(value) for value in values] for values in (before, after))
+        shift = fmean(new) - fmean(old)
+        spread, certain, verdict = None, 0.0, "too few runs"
+        if min(len(old), len(new)) >= FEWEST:
+            freedom, error = _error(old, new)
+            reach = student.quantile(self.confidence, freedom) * error
+            spread = math.exp(shift - reach), math.exp(shift + reach)
+            certain = _certain(abs(shift) - math.log1p(self.margin), error, freedom)
+            better = "faster" if (shift > 0) == figure.more_is_better else "slower"
+            verdict = better if certain >= self.confidence else "no difference"
+        return Change(
+            figure=figure.name,
+            unit=figure.unit,
+            before=math.exp(fmean(old)),
+            after=math.exp(fmean(new)),
+            before_spread=(min(before), max(before)),
+            after_spread=(min(after), max(after)),
+            ratio=math.exp(shift),
+            ratio_spread=spread,
+            confidence=certain,
+            verdict=verdict,
+        )
+
+
+def _error(old: Sequence[float], new: Sequence[float]) -> tuple[int, float]:
+    """Return the degrees of freedom and the standard error of the difference of two means."""
+    freedom = len(old) + len(new) - 2
+    squares = sum((value - fmean(values)) ** 2 for values in (old, new) for value in values)
+    return freedom, math.sqrt(squares / freedom * (1 / len(old) + 1 / len(new)))
+
+
+def _certain(beyond: float, error: float, freedom: int) -> float:
+    if beyond <= 0:
+        return 0.0
+    return student.within(beyond / error if error else math.inf, freedom)
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -107,26 +149,34 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     before: str
     after: str
-    confidence: float
+    judge: Judge
     loads: list[Load]
     alone: list[str]
     different: dict[str, tuple[Any, Any]]
 
 
-def compare(before: Record, after: Record, names: tuple[str, str], confidence: float) -> Comparison:
-    """Compare the loads that both measurements have. `names`: of measurements without a label."""
+def merged(records: Sequence[Record], name: str) -> Record:
+    """Return several files of one measurement as one; `name` if none has a label."""
+    label = next((record.label for record in records if record.label), name)
+    return structs.replace(records[0], label=label, runs=[run for record in records for run in record.runs])
+
+
+def compare(before: Record, after: Record, judge: Judge) -> Comparison:
+    """Compare the loads that both measurements have."""
     first, second = _by_load(before.runs), _by_load(after.runs)
     shared = [load for load in first if load in second]
     return Comparison(
-        before=before.label or names[0],
-        after=after.label or names[1],
-        confidence=confidence,
+        before=before.label,
+        after=after.label,
+        judge=judge,
         loads=[
             Load(
-                load,
-                sum(len(report.samples) for report in first[load]),
-                sum(len(report.samples) for report in second[load]),
-                list(_changes(first[load], second[load], confidence)),
+                load=load,
+                before_runs=len(first[load]),
+                after_runs=len(second[load]),
+                before_requests=sum(len(report.samples) for report in first[load]),
+                after_requests=sum(len(report.samples) for report in second[load]),
+                changes=list(_changes(first[load], second[load], judge)),
             )
             for load in shared
         ],
@@ -142,71 +192,11 @@ def _by_load(reports: Iterable[Report]) -> dict[str, list[Report]]:
     return found
 
 
-def _changes(before: Sequence[Report], after: Sequence[Report], confidence: float) -> Iterable[Change]:
+def _changes(before: Sequence[Report], after: Sequence[Report], judge: Judge) -> Iterator[Change]:
     for figure in FIGURES:
-        pair = [[value for report in reports for value in figure.values(report)] for reports in (before, after)]
-        if all(pair):
-            yield change(figure, pair[0], pair[1], confidence)
-
-
-def change(figure: Figure, before: Sequence[float], after: Sequence[float], confidence: float) -> Change:
-    """Return how a figure of the values changed; neither may be empty."""
-    import numpy as np  # imported here: the command line starts without it
-
-    rng = np.random.default_rng(0)
-    old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
-    drawn_old, drawn_new = (_drawn(rng, values, figure.q) for values in (old, new))
-    was, now = (float(_figure(values[None], figure.q)[0]) for values in (old, new))
-    ratios = np.divide(drawn_new, drawn_old, out=np.full(DRAWS, np.inf), where=drawn_old > 0)
-    below, above = float(np.mean(ratios <= 1)), float(np.mean(ratios >= 1))
-    certain = min(max(0.0, 1 - 2 * min(below, above)), 1 - 1 / DRAWS)
-    ratio = now / was if was > 0 else float("inf")
-    return Change(
-        figure=figure.name,
-        unit=figure.unit,
-        before=was,
-        after=now,
-        before_spread=_middle(drawn_old, confidence),
-        after_spread=_middle(drawn_new, confidence),
-        ratio=ratio,
-        ratio_spread=_middle(ratios, confidence),
-        confidence=certain,
-        verdict=_verdict(figure, min(len(old), len(new)), ratio, certain, confidence),
-    )
-
-
-def _verdict(figure: Figure, values: int, ratio: float, certain: float, confidence: float) -> Verdict:
-    if values < figure.fewest:
-        return "too few"
-    if certain < confidence:
-        return "no difference"
-    return "faster" if (ratio > 1) == figure.more_is_better else "slower"
-
-
-def _drawn(rng: np.random.Generator, values: Floats, q: float | None) -> Floats:
-    """Return the figure of DRAWS samples drawn with replacement."""
-    import numpy as np
-
-    rows = max(1, _CHUNK // len(values))
-    parts = [
-        _figure(values[rng.integers(0, len(values), (min(rows, DRAWS - start), len(values)))], q)
-        for start in range(0, DRAWS, rows)
-    ]
-    return np.concatenate(parts)
-
-
-def _figure(rows: Floats, q: float | None) -> Floats:
-    import numpy as np
-
-    return rows.mean(axis=1) if q is None else np.asarray(np.percentile(rows, q, axis=1))
-
-
-def _middle(drawn: Floats, confidence: float) -> tuple[float, float]:
-    import numpy as np
-
-    tail = 50 * (1 - confidence)
-    low, high = np.percentile(drawn, [tail, 100 - tail], method="nearest")
-    return float(low), float(high)
+        old, new = ([value for report in reports if (value := figure.of(report))] for reports in (before, after))
+        if old and new:
+            yield judge.change(figure, old, new)
 
 
 _COMPARED = ("endpoint", "requests", "burstiness", "dataset", "models", "assignment", "warmup", "exact", "body")

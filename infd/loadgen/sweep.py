@@ -1,4 +1,4 @@
-"""The loads of a sweep: one for each rate of arrivals and each limit of requests in flight."""
+"""The loads of a sweep: one for each rate of arrivals and each limit of requests in flight, in one run or several."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ _SEEDS: Final = 100_000  # seeds of two sweeps, of which one has the other's see
 DEFAULT_CONCURRENCY: Final = 8
 
 
-def sweep(settings: Settings, concurrencies: Sequence[int | None], rates: Sequence[float | None]) -> list[Settings]:
-    """Return the loads, in the order given.
+def sweep(
+    settings: Settings, concurrencies: Sequence[int | None], rates: Sequence[float | None], runs: int = 1
+) -> list[Settings]:
+    """Return the loads, in the order given, and all of them again for each further run: what the machine does meanwhile
+    touches all loads alike.
 
     A rate or a limit may be None, for none.
 
@@ -27,7 +30,7 @@ def sweep(settings: Settings, concurrencies: Sequence[int | None], rates: Sequen
     """
     timed = any(rates) or (isinstance(settings.dataset, File) and settings.dataset.shape in TRACES)
     limits: list[int | None] = list(concurrencies) or [None if timed else DEFAULT_CONCURRENCY]
-    pairs = [(limit, rate) for limit in limits for rate in (rates or [None])]
+    pairs = [(limit, rate) for limit in limits for rate in (rates or [None])] * runs
     return [
         structs.replace(settings, concurrency=limit, request_rate=rate, seed=settings.seed + _SEEDS * number)
         for number, (limit, rate) in enumerate(pairs)

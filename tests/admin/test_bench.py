@@ -85,21 +85,28 @@ async def test_json_is_a_file_or_standard_output(tmp_path: Path, capsys: pytest.
 
 
 async def test_two_measurements_are_compared_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, two, drawn = (str(tmp_path / name) for name in ("one.json", "two.json", "out.html"))
+    one, two, three, drawn = (str(tmp_path / name) for name in ("one.json", "two.json", "three.json", "out.html"))
     async with FakeOpenAI().serving() as server:
-        for path in (one, two):
-            assert await infdctl("--url", server.url, *QUICK, "--json", path, "--plot", drawn) == 0
+        for path, runs in ((one, "1"), (two, "1"), (three, "3")):
+            assert await infdctl("--url", server.url, *QUICK, "--runs", runs, "--json", path, "--plot", drawn) == 0
     alone = read(drawn)
     capsys.readouterr()
-    assert await infdctl("--compare", one, two, "--plot", drawn) == 0
-    rows = capsys.readouterr().out.splitlines()
+    assert await infdctl("--compare", f"{one},{two}", three, "--plot", drawn) == 0
+    few = capsys.readouterr().out.splitlines()
+    assert await infdctl("--compare", f"{one},{three}", three, "--margin", "1") == 0
+    enough = capsys.readouterr().out.splitlines()
     assert await infdctl("--compare", one, two, "--json") == 0
 
-    assert rows[0] == f"{one} -> {two}, spreads of 99% confidence"
-    assert rows[2] == "8 at once: 3 and 3 requests"
-    assert [row.split()[-2:] for row in rows[5:7]] == [["too", "few"]] * 2
+    assert few[0] == f"{one},{two} -> {three}"
+    assert few[2] == "8 at once: 2 and 3 runs, 6 and 9 requests"
+    assert few[4].split()[-5:] == ["-", "-", "too", "few", "runs"]
+    assert enough[2] == "8 at once: 4 and 3 runs, 12 and 9 requests"
+    assert enough[4].split()[-2:] == ["no", "difference"]
+    assert max(map(len, few[1:])) <= 80
+    assert "--runs 5" in few[-1]
+    assert not any("--runs 5" in line for line in enough)
     assert json.loads(capsys.readouterr().out)["loads"][0]["changes"][0]["figure"] == "output"
-    assert (alone.count("<summary>"), read(drawn).count("<summary>")) == (1, 2)
+    assert (alone.count("<summary>"), read(drawn).count("<summary>")) == (3, 5)
 
 
 async def test_what_is_no_measurement_is_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ def test_without_a_load_eight_requests_are_in_flight_and_a_trace_comes_as_it_is(
     assert loads([], [], dataset=File(path="p", shape="prompts")) == [(8, None)]
 
 
-def test_no_two_loads_have_one_seed() -> None:
-    first, second = (sweep(Settings(url="u", seed=seed), [1, 2, 4], []) for seed in (7, 8))
-    assert len({load.seed for load in (*first, *second)}) == 6
+def test_no_two_loads_have_one_seed_and_further_runs_take_all_loads_in_turn() -> None:
+    first, second = (sweep(Settings(url="u", seed=seed), [1, 2, 4], [], runs=2) for seed in (7, 8))
+    assert len({load.seed for load in (*first, *second)}) == 12
+    assert [load.concurrency for load in first] == [1, 2, 4, 1, 2, 4]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infd.admin.ctl.benchprogress import Progress
+    from infd.loadgen.comparison import Judge
     from infd.loadgen.datasets.spec import File, Synthetic
     from infd.loadgen.figures import Report
     from infd.loadgen.record import Record
@@ -49,6 +50,13 @@ _SHARED = 0.5
     type=Several(POSITIVE),
     metavar="PER_SECOND",
     help="Mean of random arrivals; a list such as 1,2,4 measures each.",
+)
+@click.option(
+    "--runs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Times that each load is measured, in turn. --compare needs 3 or more for a verdict.",
 )
 @click.option(
     "--burstiness",
@@ -131,24 +139,34 @@ _SHARED = 0.5
     "--compare",
     type=(str, str),
     metavar="BEFORE AFTER",
-    help="Measure nothing; compare two files of --json. With --plot, draw both.",
+    help="Measure nothing; compare two files of --json, or two lists of files with commas between them. With --plot,"
+    " draw both.",
 )
 @click.option(
     "--confidence",
     type=click.FloatRange(0.5, 0.999),
     default=0.99,
     show_default=True,
-    help="From which --compare calls a change faster or slower.",
+    help="From which --compare calls a change faster or slower, by the spread between runs.",
+)
+@click.option(
+    "--margin",
+    type=click.FloatRange(0, 1),
+    default=0.05,
+    show_default=True,
+    help="Part by which a figure has to change beyond that spread.",
 )
 def bench(
     compare: tuple[str, str] | None,
     confidence: float,
+    margin: float,
     plot: str | None,
     api_key_env: str | None,
     header: tuple[tuple[str, str], ...],
     insecure: bool,
     concurrency: list[int | None] | None,
     request_rate: list[float | None] | None,
+    runs: int,
     patience_s: float,
     no_progress: bool,
     label: str,
@@ -163,7 +181,9 @@ def bench(
     and prints what was measured. Takes the names of vLLM's `bench serve` too.
     """
     if compare is not None:
-        _compare(compare, confidence, json_path, plot)
+        from infd.loadgen.comparison import Judge
+
+        _compare(compare, Judge(confidence, margin), json_path, plot)
         return
     import asyncio  # only this command needs an event loop
 
@@ -176,7 +196,7 @@ def bench(
     from infd.loadgen.stream import RequestFailed
     from infd.loadgen.sweep import sweep
 
-    loads = sweep(_settings(options), concurrency or [], request_rate or [])
+    loads = sweep(_settings(options), concurrency or [], request_rate or [], runs)
     key = _key(api_key_env)
     reports: list[Report] = []
     ended: Exception | KeyboardInterrupt | None = None
@@ -205,7 +225,7 @@ def bench(
         raise Refused(f"{failed} of {failed + sum(report.requests.completed for report in reports)} requests failed")
 
 
-def _compare(paths: tuple[str, str], confidence: float, json_path: str | None, plot: str | None) -> None:
+def _compare(names: tuple[str, str], judge: Judge, json_path: str | None, plot: str | None) -> None:
     import msgspec
 
     from infd.admin.ctl import benchview
@@ -213,10 +233,10 @@ def _compare(paths: tuple[str, str], confidence: float, json_path: str | None, p
     from infd.loadgen.record import Unreadable, read, replace
 
     try:
-        before, after = (read(path) for path in paths)
+        before, after = (comparison.merged([read(path) for path in name.split(",")], name) for name in names)
     except Unreadable as error:
         raise Refused(str(error)) from None
-    found = comparison.compare(before, after, paths, confidence)
+    found = comparison.compare(before, after, judge)
     written = msgspec.json.encode(found) + b"\n"
     if json_path == "-":
         click.echo(written, nl=False)
@@ -225,7 +245,7 @@ def _compare(paths: tuple[str, str], confidence: float, json_path: str | None, p
         if json_path is not None:
             replace(json_path, written)
     if plot is not None:
-        _plot(plot, [before, after], paths)
+        _plot(plot, [before, after], names)
     if not found.loads:
         raise Refused("the two have no load in common")
 

@@ -152,28 +152,35 @@ def _number(spread: Spread | None, column: str) -> str:
 
 def compared(comparison: Comparison) -> None:
     """Print the changes of each load, in at most 80 columns."""
-    click.echo(f"{comparison.before} -> {comparison.after}, spreads of {100 * comparison.confidence:g}% confidence")
+    judge = comparison.judge
+    click.echo(f"{comparison.before} -> {comparison.after}")
     for name, (old, new) in comparison.different.items():
         click.echo(f"measured differently: {name} {old} -> {new}")
     for load in comparison.loads:
-        click.echo(f"\n{load.load}: {load.before_requests} and {load.after_requests} requests")
+        runs = f"{load.before_runs} and {load.after_runs} runs"
+        click.echo(f"\n{load.load}: {runs}, {load.before_requests} and {load.after_requests} requests")
         head = ("FIGURE", "BEFORE", "AFTER", "CHANGE", "FROM", "TO", "VERDICT")
         output.table(head, [_change(change) for change in load.changes], right=head[1:6])
-    click.echo("\nSpreads are those within a measurement; other work on the machine may differ between two.")
+    click.echo(
+        f"\nFROM, TO: where the change is with {100 * judge.confidence:g}% confidence, by the spread between runs.\n"
+        f"A verdict needs a change of more than {100 * judge.margin:g}% beyond that. Other work of the machine\n"
+        "may last longer than a measurement: take runs of both sides in turn, into\n"
+        "several files (--compare a1.json,a2.json b1.json,b2.json)."
+    )
+    if any(change.verdict == "too few runs" for load in comparison.loads for change in load.changes):
+        click.echo("Too few runs: measure each side with --runs 5.")
     for name in comparison.alone:
         click.echo(f"{name}: measured in one of the two, not compared")
 
 
 def _change(change: Change) -> tuple[str, ...]:
-    low, high = change.ratio_spread
     sure = f" ({min(change.confidence, 0.999):.1%})" if change.verdict in {"faster", "slower"} else ""
     return (
         f"{change.figure} {change.unit}",
         _short(change.before),
         _short(change.after),
         f"{change.ratio - 1:+.1%}",
-        f"{low - 1:+.1%}",
-        f"{high - 1:+.1%}",
+        *(("-", "-") if change.ratio_spread is None else (f"{end - 1:+.1%}" for end in change.ratio_spread)),
         change.verdict + sure,
     )
 
