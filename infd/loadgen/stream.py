@@ -138,7 +138,7 @@ async def read(
     if not done:
         raise RequestFailed("truncated", "the stream ended without a finish reason and without [DONE]")
     if not arrivals:
-        raise RequestFailed("no text", "the model ended its answer at once; --ignore-eos asks it to go on")
+        raise RequestFailed("no text", _why_silent(usage))
     details = usage.prompt_tokens_details if usage else None
     return Sample(
         ttft_s=arrivals[0] - due,
@@ -169,6 +169,13 @@ class _Choice(Struct):
 
 class _Texts(Struct):
     choices: list[_Choice] = []
+
+
+def _why_silent(usage: Usage | None) -> str:
+    tokens = usage.completion_tokens if usage else 0
+    if tokens > 1:
+        return f"the answer's {tokens} tokens are no text (special ones, or parts of characters); ask for more tokens"
+    return "the model ended its answer at once; --ignore-eos asks it to go on"
 
 
 def _usage(line: bytes) -> Usage | None:

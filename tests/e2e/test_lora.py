@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -139,6 +140,49 @@ async def test_clients_choose_an_adapter_by_model_and_operators_change_them_mean
     assert '"name":"two"' in audit[0]["asked"]
     access = [json.loads(line) for line in daemon.log_text().splitlines() if '"adapter"' in line]
     assert {line["adapter"] for line in access} >= {"one", "two"}
+
+
+def bench(daemon: Daemon, *arguments: str) -> tuple[int, Any, str]:
+    """Run `infdctl bench --json`; return exit code, its only run and standard error."""
+    host, port = daemon.address
+    code, record, err = ctl(daemon, "bench", "--url", f"http://{host}:{port}", "--output-tokens", "4", *arguments)
+    return code, record["runs"][0], err
+
+
+def asked_of(daemon: Daemon) -> dict[str, int]:
+    """Return the requests that the daemon's adapters have had, by its metrics."""
+    text = daemon.get("/metrics")[1].decode()
+    found = re.findall(r'^infd_adapter_requests_total\{adapter="(\w+)".*\} ([0-9.]+)$', text, re.MULTILINE)
+    return {name: int(float(value)) for name, value in found}
+
+
+@pytest.mark.exhaustive
+def test_a_benchmarks_mix_reaches_the_adapters_that_it_names_as_often_as_it_says(
+    start_daemon: Start, adapters: dict[str, tuple[Path, PreTrainedModel]]
+) -> None:
+    loras = [part for name, (path, _) in adapters.items() for part in ("--lora", f"{name}={path}")]
+    daemon = start_daemon(*REAL, *loras).ready()
+    mixed = ("--requests", "40", "--input-tokens", "16", "--seed", "1", "--warmup", "0", "--ignore-eos")
+    mixed = (*mixed, "--extra-body", '{"skip_special_tokens": false}')  # so that each answer has text
+    before = asked_of(daemon)
+    code, run, err = bench(daemon, *mixed, "--lora-modules", "one=3", "two")
+    drawn = {name: figures["completed"] for name, figures in run["models"].items()}
+    asked = {name: count - before.get(name, 0) for name, count in asked_of(daemon).items()}
+
+    assert (code, sum(drawn.values())) == (0, 40), err
+    assert asked == drawn
+    assert 22 <= drawn["one"] <= 37, "three quarters of them"
+    assert {sample["model"] for sample in run["samples"]} == {"one", "two"}
+    assert all(figures["output_tokens"] == 4 * figures["completed"] for figures in run["models"].values())
+
+    even = ("--lora-modules", "one", "two", "embedded", "--lora-assignment", "round-robin")
+    code, run, err = bench(daemon, *mixed, *even, "--endpoint", "completions")
+    assert [run["models"][name]["completed"] for name in ("one", "two", "embedded")] == [14, 13, 13], err
+    assert {name: count - asked[name] for name, count in asked_of(daemon).items()} == {"one": 14, "two": 13}
+
+    code, run, err = bench(daemon, *mixed, "--lora-modules", "one", "three", "--lora-assignment", "round-robin")
+    assert (code, run["models"]["one"]["completed"], run["models"]["three"]["failed"]) == (1, 20, 20)
+    assert "'three'" in err
 
 
 def test_a_forbidden_or_unloadable_adapter_is_refused_with_the_remedy(

@@ -65,5 +65,8 @@ async def test_a_chunk_cut_by_the_network_counts_when_its_line_is_whole() -> Non
 
 async def test_an_answer_without_text_fails_by_name() -> None:
     clock = Clock()
-    with pytest.raises(RequestFailed, match="no text"):
+    with pytest.raises(RequestFailed, match="no text: the model ended its answer at once"):
         await read(arriving(clock, [(0.1, b"data: [DONE]\n\n")]), 100.0, None, clock)
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":8}}\n\n'
+    with pytest.raises(RequestFailed, match="no text: the answer's 8 tokens are no text"):
+        await read(arriving(clock, [(0.1, usage), (0.2, b"data: [DONE]\n\n")]), 100.0, None, clock)
