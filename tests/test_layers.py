@@ -13,7 +13,7 @@ import pytest
 import infd
 
 PACKAGE = Path(infd.__file__).parent
-LEAVES = {"apart", "commandline", "config", "request", "errors", "frames", "memory", "telemetry", "offload"}
+LEAVES = {"apart", "commandline", "config", "request", "errors", "files", "frames", "memory", "telemetry", "offload"}
 LEAVES |= {"gguf", "groups", "embedded", "pooling", "rounding", "untrusted", "unixhttp", "sockets", "version", ""}
 ALL = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
 # Which rooms each room may import, besides itself and the leaves. "scheduler.plan" allows that one module.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Literal
 
 import msgspec
 from msgspec import Struct, structs
 
+from infd.files import replace
 from infd.loadgen.figures import Report
 from infd.loadgen.samples import Sample
 from infd.version import __version__
@@ -40,19 +40,6 @@ def encode(record: Record) -> bytes:
 def write(path: str, record: Record) -> None:
     """Write the record's file. Raises OSError."""
     replace(path, encode(record))
-
-
-def replace(path: str, content: bytes) -> None:
-    """Write a file whole, or leave it as it was. Raises OSError."""
-    partial = f"{path}.partial"
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-        os.replace(partial, path)
-    except BaseException:
-        if os.path.exists(partial):
-            os.unlink(partial)
-        raise
 
 
 def read(path: str) -> Record:

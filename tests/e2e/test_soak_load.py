@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 from contextlib import ExitStack, suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from infd.admin.ctl.client import AdminClient
-from infd.admin.protocol import Status
+from infd.admin.protocol import Reloaded, Status
 from tests.e2e.clients import FULL, Neighbour, ask, descriptors, idle_status, resident_kib, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.e2e.process import Daemon
 
@@ -190,6 +191,77 @@ async def test_with_few_descriptors_streams_go_on_and_operators_are_heard(start_
             assert (await asyncio.to_thread(daemon.get, "/readyz"))[0] == 200
     assert await beside == alone
     assert "Traceback" not in daemon.log_text()
+
+
+FULL_DISK = """
+import ctypes, os, sys
+disk, libc = {disk!r}, ctypes.CDLL(None)
+if not os.path.ismount(disk):
+    if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None) or libc.mount(
+        b"none", disk.encode(), b"tmpfs", 0, b"size=1m"
+    ):
+        os._exit(99)
+    log = os.open(disk + "/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+"""  # a mount namespace of the daemon's own, with its log on a small file system
+
+
+def fill(disk: Path) -> int:
+    """Write until nothing more fits; return the bytes written."""
+    with suppress(OSError), (disk / "filler").open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(512))
+    return (disk / "filler").stat().st_size
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system that is full")
+async def test_on_a_full_disk_clients_and_operators_are_served_and_the_log_goes_on_once_there_is_room(
+    start_daemon: Start, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    real = (
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--set",
+        "device.threads=1",
+        "--set",
+        f"device.kernel_cache={disk}",
+    )
+    daemon = start_daemon(*real, **begin_with(FULL_DISK.format(disk=str(disk)), tmp_path))
+    inside = Path(f"/proc/{daemon.process.pid}/root{disk}")
+    while not (inside / "log").exists():
+        if daemon.process.poll() is not None:
+            pytest.skip("this process may not mount")
+    daemon.log_file = inside / "log"
+    while not daemon.log_text().count("listening"):
+        assert daemon.process.poll() is None
+    address = daemon.address
+    assert fill(inside) > 500_000, "before the model is loaded, so that nothing measured at the start can be kept"
+    await asyncio.to_thread(daemon.ready)
+
+    admin = AdminClient([str(daemon.admin_socket)], timeout_s=60)
+    alone, written = await Neighbour(address, 10).text(), daemon.log_text()
+    for number in range(scaled(200)):
+        assert await Neighbour(address, 10).text() == alone
+        daemon.signal(signal.SIGUSR1)
+        assert (await asyncio.to_thread(admin.get, "/v1/status", Status)).state == "ready"
+        level = "debug" if number % 2 else "info"
+        await asyncio.to_thread(admin.post, "/v1/config/set", Reloaded, {"values": {"log.level": level}})
+        fill(inside)
+    assert (await asyncio.to_thread(daemon.get, "/readyz"))[0] == 200
+    assert set(os.listdir(inside)) == {"filler", "log"}, "no part of a file is left"
+    assert len(daemon.log_text()) - len(written) < 4096, "so the disk was full"
+
+    (inside / "filler").unlink()
+    daemon.signal(signal.SIGUSR1)
+    while len(daemon.log_text()) <= len(written) + 4096:
+        assert await Neighbour(address, 10).text() == alone
+    daemon.signal(signal.SIGTERM)
+    assert await asyncio.to_thread(daemon.exit_code) == os.EX_OK
 
 
 JUMPING = """

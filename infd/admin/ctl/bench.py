@@ -229,8 +229,9 @@ def _compare(names: tuple[str, str], judge: Judge, json_path: str | None, plot: 
     import msgspec
 
     from infd.admin.ctl import benchview
+    from infd.files import replace
     from infd.loadgen import comparison
-    from infd.loadgen.record import Unreadable, read, replace
+    from infd.loadgen.record import Unreadable, read
 
     try:
         before, after = (comparison.merged([read(path) for path in name.split(",")], name) for name in names)
@@ -251,8 +252,8 @@ def _compare(names: tuple[str, str], judge: Judge, json_path: str | None, plot: 
 
 
 def _plot(path: str, records: Sequence[Record], names: Sequence[str]) -> None:
+    from infd.files import replace
     from infd.loadgen.plot.page import page
-    from infd.loadgen.record import replace
 
     replace(path, page(records, names).encode())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import triton
 
+from infd import files
 from infd.kernels.triton import blocks
 from infd.kernels.triton.blocks import Tiling
 from infd.kernels.triton.compiled import aimed_at
@@ -91,9 +91,7 @@ def write(directory: Path, gpu: Gpu, measured: Mapping[str, Tiling]) -> Path:
     """Merge `measured` into the stored tilings; return the file. Raises OSError."""
     path = _file(directory, gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(f".{os.getpid()}")
-    new.write_bytes(msgspec.json.format(msgspec.json.encode({**read(directory, gpu), **measured})))
-    new.replace(path)
+    files.replace(path, msgspec.json.format(msgspec.json.encode({**read(directory, gpu), **measured})))
     return path
 
 

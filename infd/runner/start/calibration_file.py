@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +17,7 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
+from infd import files
 from infd.kernels.cpu.library import built_from
 from infd.runner.start.calibration import Calibration
 from infd.runner.start.resolve import CPUINFO
@@ -84,11 +84,9 @@ class CalibrationFile:
         """Write the calibration to the file. If that fails, the next start measures steps again."""
         others = {key: each for key, each in self._read().items() if key != self._key}
         newest = dict([*others.items(), (self._key, calibration)][-MOST:])
-        new = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_bytes(msgspec.json.format(msgspec.json.encode(newest)))
-            new.replace(self.path)
+            files.replace(self.path, msgspec.json.format(msgspec.json.encode(newest)))
         except OSError as error:
             log.info("%s cannot be written; the next start measures steps again: %s", self.path, error.strerror)
 
