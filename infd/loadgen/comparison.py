@@ -105,13 +105,14 @@ class Judge(Struct, frozen=True):
         """Return how a figure changed, from its value in each run; all are positive, and neither side is empty."""
         old, new = ([math.log(value) for value in values] for values in (before, after))
         shift = fmean(new) - fmean(old)
-        spread, certain, verdict = None, 0.0, "too few runs"
+        spread, certain = None, 0.0
+        verdict: Verdict = "too few runs"
         if min(len(old), len(new)) >= FEWEST:
             freedom, error = _error(old, new)
             reach = student.quantile(self.confidence, freedom) * error
             spread = math.exp(shift - reach), math.exp(shift + reach)
             certain = _certain(abs(shift) - math.log1p(self.margin), error, freedom)
-            better = "faster" if (shift > 0) == figure.more_is_better else "slower"
+            better: Verdict = "faster" if (shift > 0) == figure.more_is_better else "slower"
             verdict = better if certain >= self.confidence else "no difference"
         return Change(
             figure=figure.name,
