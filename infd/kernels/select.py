@@ -138,7 +138,10 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _flashinfer("attention:PagedAttention"),
             _reference("attention:PagedAttention"),
         ),
-        "span_attention": (_reference("span_attention:SpanAttention"),),
+        "span_attention": (
+            _native("span_attention:SpanAttention", *_FLOATS),
+            _reference("span_attention:SpanAttention"),
+        ),
         "linear": (_native("linear:Matrices", "bfloat16"), _reference("dense:Matrices")),
         "vocabulary": (_native("linear:Matrices", "bfloat16"), _reference("dense:Matrices")),
         "packed": (

@@ -39,6 +39,9 @@ class Step(ctypes.Structure):
         ("offsets", POINTER),
         ("start", POINTER),
         ("table", POINTER),
+        ("packed", INT),
+        ("before", INT),
+        ("after", INT),
     )
 
 
@@ -59,6 +62,9 @@ class Layer(ctypes.Structure):
         ("scale", FLOAT),
         ("softcap", FLOAT),
         ("awake", INT),
+        ("kv_stride", INT),
+        ("bias", POINTER),
+        ("furthest", INT),
     )
 
 

@@ -1,4 +1,4 @@
-// Paged attention, directly from the cache, for spans of any length.
+// Paged attention, directly from the cache, for spans of any length; and attention without a cache.
 //
 // A piece is some queries of one span and a range of their keys; a task computes one piece for one key head. A task has
 // a row for each of the piece's queries and each query head of the key head. Keys are processed in blocks: scores,
@@ -185,6 +185,7 @@ struct KeyBlock {
   int64_t count;
 
   void find(const AttentionStep& step, const AttentionLayer& layer, int64_t span, int64_t head, int64_t begin, int64_t end) {
+    if (step.packed) return find_packed(step, layer, span, head, begin, end);
     const int32_t* pages = step.table + span * step.table_width;
     int64_t page = begin / step.page_tokens, slot = begin % step.page_tokens;
     count = end - begin;
@@ -196,6 +197,17 @@ struct KeyBlock {
       if (++slot == step.page_tokens) page++, slot = 0;
     }
     for (int64_t i = count; i < BLOCK; i++) k[i] = k[count - 1], v[i] = v[count - 1];
+  }
+
+  void find_packed(const AttentionStep& step, const AttentionLayer& layer, int64_t span, int64_t head, int64_t begin,
+                   int64_t end) {
+    const int64_t first = (step.offsets[span] + begin) * layer.kv_stride + head * layer.size;
+    count = end - begin;
+    for (int64_t i = 0; i < BLOCK; i++) {
+      const int64_t at = first + (i < count ? i : count - 1) * layer.kv_stride;
+      k[i] = static_cast<const Cached*>(layer.k) + at;
+      v[i] = static_cast<const Cached*>(layer.v) + at;
+    }
   }
 
   int64_t padded() const { return whole_vectors(count); }
@@ -347,11 +359,14 @@ struct Scores {
 };
 
 // Convert one row's products q·k to weights of softmax; keys outside [first, last) are masked. Rescale the row's sums
-// to the new largest score. `k` and `v` are the scales of keys and values.
+// to the new largest score. `k` and `v` are the scales of keys and values. bias: added to the scores, or null.
 template <class Form>
 void softmax(float* row, int64_t padded, int64_t first, int64_t last, const Scores& scores, const Scales& k,
-             const Scales& v, SoftmaxState& seen, typename Form::Number* weights, float* sums, int64_t width) {
+             const Scales& v, SoftmaxState& seen, typename Form::Number* weights, float* sums, int64_t width,
+             const float* bias) {
   for (int64_t i = 0; i < padded; i += WIDTH) store(row + i, scores(k(load(row + i), i)));
+  if (bias)
+    for (int64_t i = 0; i < padded; i += WIDTH) store(row + i, fma(load(bias + i), set(LOG2_E), load(row + i)));
   for (int64_t i = 0; i < first; i++) row[i] = -INFINITY;
   for (int64_t i = last; i < padded; i++) row[i] = -INFINITY;
   Vec most = set(-INFINITY);
@@ -373,6 +388,23 @@ void softmax(float* row, int64_t padded, int64_t first, int64_t last, const Scor
   seen.total += sum(total);
 }
 
+// The biases of a block's keys for one query, at `self` relative to the block, of one head; null: there are none.
+struct Biases {
+  float of[BLOCK];
+
+  const float* read(const AttentionLayer& layer, int64_t head, int64_t self, int64_t padded) {
+    if (!layer.bias) return nullptr;
+    const int64_t most = layer.furthest;
+    const float* middle = layer.bias + head * (2 * most + 1) + most;
+    if (self <= most && padded - 1 - self <= most) return middle - self;
+    for (int64_t i = 0; i < padded; i++) {
+      const int64_t distance = i - self;
+      of[i] = middle[distance < -most ? -most : distance > most ? most : distance];
+    }
+    return of;
+  }
+};
+
 // Some queries of a span, and the range of their keys that one task covers.
 struct Piece {
   int32_t span, first_query, queries;
@@ -388,7 +420,18 @@ template <class Visit>
 void cut(const AttentionStep& step, int64_t shared, Visit visit) {
   int64_t partial = 0;
   for (int64_t span = 0; span < step.spans; span++) {
-    const int64_t count = step.offsets[span + 1] - step.offsets[span], start = step.start[span];
+    const int64_t count = step.offsets[span + 1] - step.offsets[span];
+    if (step.packed) {
+      const int64_t most = tokens_of_a_piece(shared);
+      for (int64_t query = 0; query < count; query += most) {
+        const int64_t queries = count - query < most ? count - query : most;
+        const int64_t begin = step.before < 0 || query < step.before ? 0 : query - step.before;
+        const int64_t last = query + queries + step.after, end = step.after < 0 || last > count ? count : last;
+        visit(Piece{int32_t(span), int32_t(query), int32_t(queries), 1, begin, end, 0});
+      }
+      continue;
+    }
+    const int64_t start = step.start[span];
     const int64_t most = count <= SHORT ? 1 : tokens_of_a_piece(shared);
     for (int64_t query = 0; query < count; query += most) {
       const int64_t queries = count - query < most ? count - query : most;
@@ -450,9 +493,14 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
   memset(workspace.sums.at, 0, rows * width * sizeof(float));
 
   const Scores scores(layer);
-  const int64_t position = step.start[piece.span] + piece.first_query;  // of the piece's first query
+  // Of the piece's first query, in its sequence or, without a cache, in its span.
+  const int64_t position = (step.packed ? 0 : step.start[piece.span]) + piece.first_query;
+  // The most tokens between a query and the keys that it sees; -1: any number.
+  const int64_t back = step.packed ? step.before : step.window > 0 ? step.window - 1 : -1;
+  const int64_t ahead = step.packed ? step.after : 0;
   KeyBlock<Cached> blocks[2];
   Scales k_scales, v_scales;
+  Biases biases;
   const auto find = [&](KeyBlock<Cached>& block, const Task& of, int64_t begin) {
     const int64_t next = (begin / BLOCK + 1) * BLOCK, end = next < of.piece->end ? next : of.piece->end;
     block.find(step, layer, of.piece->span, of.head, begin, end);
@@ -483,11 +531,13 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
     v_scales.read(block.v, padded);
     for (int64_t row = 0; row < rows; row++) {
       const int64_t self = position + row / shared - begin;  // the query's own position, relative to the block
-      const int64_t behind = step.window > 0 ? self - step.window + 1 : 0;
+      const int64_t behind = back < 0 ? 0 : self - back;
       const int64_t first = behind < 0 ? 0 : behind < padded ? behind : padded;
-      const int64_t last = self < 0 ? 0 : self + 1 < block.count ? self + 1 : block.count;
+      const int64_t beyond = ahead < 0 ? block.count : self + ahead + 1;
+      const int64_t last = beyond < 0 ? 0 : beyond < block.count ? beyond : block.count;
+      const float* bias = biases.read(layer, head * shared + row % shared, self, padded);
       softmax<Form>(workspace.scores.row(row), padded, first, last, scores, k_scales, v_scales, workspace.seen[row],
-                    reinterpret_cast<typename Form::Number*>(workspace.weights.row(row)), workspace.sums.row(row), width);
+                    reinterpret_cast<typename Form::Number*>(workspace.weights.row(row)), workspace.sums.row(row), width, bias);
     }
     if (rows <= FEW) {
       by_groups(rows, [&](auto group, int64_t row) {

@@ -17,6 +17,11 @@ struct AttentionStep {
   const int64_t* offsets;  // [S + 1]
   const int32_t* start;    // [S]
   const int32_t* table;    // [S, table_width]: page ids
+
+  // Attention without a cache: if `packed`, keys and values are the step's own tokens, `start` and the fields of pages
+  // are not read, and a query sees the keys of its span at most `before` tokens before and `after` tokens after it; -1:
+  // any number of tokens.
+  int64_t packed, before, after;
 };
 
 // One layer's tensors. Elements are bfloat16 if `half`, else float; cache rows are int8 if `quantized`, see row.h.
@@ -31,4 +36,8 @@ struct AttentionLayer {
   float scale;
   float softcap;  // 0: none
   int64_t awake;  // whether other threads have just run, so that waking them is cheap
+
+  int64_t kv_stride;  // of packed k and v [T, K, D], between tokens
+  const float* bias;  // of packed scores, [H, 2 * furthest + 1], by key's position - query's; or null
+  int64_t furthest;   // distance, to which longer ones are bounded
 };

@@ -198,7 +198,7 @@ void compute(const StackLayer& layer, const StackStep& all, const Workspace<Numb
   const AttentionLayer attention{HALF<Number>, layer.quantized, layer.heads,    layer.kv_heads,
                                  layer.size,   space.qkv,       layer.qkv.outputs, layer.k,
                                  layer.v,      space.attended,  layer.scale,    layer.softcap,
-                                 awake};
+                                 awake,        0,               nullptr,        0};
   INFD_HERE(attention)(attended, &attention);
   multiply(layer.output, space.attended, space.attended, x, step.tokens);
   finish(layer.attention_transform, x, step);

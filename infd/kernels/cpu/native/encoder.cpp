@@ -1,0 +1,234 @@
+// The layers of an encoder in one call, without returning to Python.
+//
+// The call computes the same operations as the layers of models/encoder.py. Additions to the residual stream are fused
+// with the norms that follow them, row by row, so that a row stays in the CPU's cache.
+
+#include "encoder.h"
+
+#include "scratch.h"
+#include "sharing.h"
+#include "tokens.h"
+
+INFD_KERNEL(attention)(const AttentionStep* step, const AttentionLayer* layer);
+INFD_KERNEL(round_inputs)
+(int64_t half, const void* x, int64_t stride, void* out, int64_t rows, int64_t inputs, const InputRounding* rounding);
+
+#define INFD_HERE(name) INFD_JOIN(INFD_ISA, name)
+
+namespace {
+
+constexpr int64_t ENOUGH = 1 << 14;  // with more elements than this, waking other threads saves time
+
+template <class Number>
+constexpr int64_t HALF = 0;
+template <>
+constexpr int64_t HALF<bf16> = 1;
+
+// erf(x), with an absolute error below 2e-7 (Abramowitz and Stegun, 7.1.26).
+inline Vec error_function(Vec x) {
+  const Vec size = absolute(x), t = set(1.0f) / fma(size, set(0.3275911f), set(1.0f));
+  Vec p = set(1.061405429f);
+  p = fma(p, t, set(-1.453152027f));
+  p = fma(p, t, set(1.421413741f));
+  p = fma(p, t, set(-0.284496736f));
+  p = fma(p, t, set(0.254829592f));
+  const Vec value = set(1.0f) - p * t * exponential(set(0) - size * size);
+  return choose_below(max(set(0), x), 1e-30f, set(0) - value, value);  // for x <= 0 the first
+}
+
+struct ExactGelu {
+  Vec operator()(Vec x) const { return x * set(0.5f) * (set(1) + error_function(x * set(0.70710678f))); }
+};
+struct Relu {
+  Vec operator()(Vec x) const { return max(set(0), x); }
+};
+
+enum Activation { EXACT_GELU, TANH_GELU, RELU, SILU };
+
+// out = activation(x)
+template <class Function, class Number>
+void apply(const Number* x, Number* out, int64_t size) {
+  const Function function;
+  int64_t i = 0;
+  for (; i + WIDTH <= size; i += WIDTH) store(out + i, function(load(x + i)));
+  if (i < size) {
+    Number last[WIDTH];
+    store(last, function(load_first(x + i, size - i)));
+    memcpy(out + i, last, (size - i) * sizeof(Number));
+  }
+}
+
+// Rows x [tokens, size or 2 * size] to out [tokens, size].
+template <class Function, class Number>
+void activate_rows(const Number* x, Number* out, int64_t tokens, int64_t size, int64_t gated) {
+  const int64_t stride = gated ? 2 * size : size;
+#pragma omp parallel for if (tokens * size > ENOUGH)
+  for (int64_t t = 0; t < tokens; t++) {
+    const Number* row = x + t * stride;
+    if (gated)
+      gate<Function>(gated == 1 ? row : row + size, gated == 1 ? row + size : row, out + t * size, size);
+    else
+      apply<Function>(row, out + t * size, size);
+  }
+}
+
+template <class Number>
+void activate(int64_t activation, const Number* x, Number* out, int64_t tokens, int64_t size, int64_t gated) {
+  switch (activation) {
+    case EXACT_GELU: return activate_rows<ExactGelu>(x, out, tokens, size, gated);
+    case TANH_GELU: return activate_rows<Gelu>(x, out, tokens, size, gated);
+    case RELU: return activate_rows<Relu>(x, out, tokens, size, gated);
+    case SILU: return activate_rows<Silu>(x, out, tokens, size, gated);
+  }
+}
+
+// LayerNorm or RMSNorm of a row; x may be out.
+template <class Number>
+void norm_row(const EncoderNorm& norm, const Number* x, Number* out, int64_t size) {
+  const Number *weight = typed<Number>(norm.weight), *bias = typed<Number>(norm.bias);
+  if (!norm.centered) return Norm<Number>{weight, norm.eps, 0}(x, out, size);
+  Vec total = set(0);
+  int64_t i = 0;
+  for (; i + WIDTH <= size; i += WIDTH) total = total + load(x + i);
+  float all = sum(total);
+  for (; i < size; i++) all += to_float(x[i]);
+  const float mean = all / static_cast<float>(size);
+  Vec squares = set(0);
+  for (i = 0; i + WIDTH <= size; i += WIDTH) {
+    const Vec off = load(x + i) - set(mean);
+    squares = fma(off, off, squares);
+  }
+  float spread = sum(squares);
+  for (; i < size; i++) spread += (to_float(x[i]) - mean) * (to_float(x[i]) - mean);
+  const float factor = 1 / sqrtf(spread / static_cast<float>(size) + norm.eps);
+  for (i = 0; i + WIDTH <= size; i += WIDTH) {
+    const Vec scaled = (load(x + i) - set(mean)) * set(factor);
+    store(out + i, bias ? fma(scaled, load(weight + i), load(bias + i)) : scaled * load(weight + i));
+  }
+  for (; i < size; i++) {
+    const float scaled = (to_float(x[i]) - mean) * factor;
+    set(out + i, scaled * to_float(weight[i]) + (bias ? to_float(bias[i]) : 0.0f));
+  }
+}
+
+// stream += x, unless x is null; out = the norm of `stream`. If out is null, only add; out may be `stream`.
+template <class Number>
+void add_norm(const EncoderNorm& norm, const Number* x, Number* stream, Number* out, const EncoderStep& step) {
+  const int64_t size = step.hidden;
+#pragma omp parallel for if (step.tokens * size > ENOUGH)
+  for (int64_t t = 0; t < step.tokens; t++) {
+    Number* row = stream + t * size;
+    if (x) add(x + t * size, row, row, size);
+    if (out) norm_row(norm, row, out + t * size, size);
+  }
+}
+
+// The intermediate results of a layer, in scratch memory.
+template <class Number>
+struct Workspace {
+  Number *normed, *rounded, *qkv, *attended, *up, *gated, *added;
+
+  Workspace(Carver& carver, const EncoderLayer* layers, int64_t count, const EncoderStep& step) {
+    int64_t qkv_size = 0, attended_size = 0, up_size = 0, gated_size = 0;
+    for (const EncoderLayer* layer = layers; layer < layers + count; layer++) {
+      qkv_size = larger(qkv_size, layer->qkv.outputs);
+      attended_size = larger(attended_size, layer->output.inputs);
+      up_size = larger(up_size, layer->up.outputs);
+      gated_size = larger(gated_size, layer->down.inputs);
+    }
+    normed = carver.take<Number>(step.tokens * step.hidden);
+    rounded = carver.take<Number>(step.tokens * step.hidden);
+    qkv = carver.take<Number>(step.tokens * qkv_size);
+    attended = carver.take<Number>(step.tokens * attended_size);
+    up = carver.take<Number>(step.tokens * up_size);
+    gated = carver.take<Number>(step.tokens * gated_size);
+    added = carver.take<Number>(step.tokens * step.hidden);
+  }
+
+  static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+};
+
+// Multiply x [tokens, inputs]. If the product rounds its inputs, they are stored in `rounded`, which may be x.
+template <class Number>
+void multiply(const StackProduct& product, const Number* x, Number* rounded, Number* out, int64_t tokens) {
+  if (product.rounding != nullptr) {
+    INFD_HERE(round_inputs)(HALF<Number>, x, product.inputs, rounded, tokens, product.inputs, product.rounding);
+    x = rounded;
+  }
+  product.multiply(x, product.inputs, tokens, product.weights, product.outputs, product.inputs, product.bias, out,
+                   product.outputs, !HALF<Number>, product.layout);
+}
+
+// Rotate q and k in place.
+template <class Number>
+void rotate_heads(const EncoderLayer& layer, const EncoderStep& step, Number* qkv) {
+  const Rotation rotate{layer.turned, false};
+#pragma omp parallel for if (step.tokens * layer.qkv.outputs > ENOUGH)
+  for (int64_t t = 0; t < step.tokens; t++) {
+    Number* head = qkv + t * layer.qkv.outputs;
+    const float* angles = layer.rope + step.positions[t] * layer.turned;
+    for (int64_t i = 0; i < layer.heads + layer.kv_heads; i++, head += layer.size) rotate(head, angles, head, layer.size);
+  }
+}
+
+template <class Number>
+void compute(const EncoderLayer& layer, const EncoderStep& step, const Workspace<Number>& space, Number* x) {
+  const Number* input = x;
+  if (layer.normed_first && layer.attention_norm.weight) {
+    add_norm<Number>(layer.attention_norm, nullptr, x, space.normed, step);
+    input = space.normed;
+  }
+  multiply(layer.qkv, input, space.rounded, space.qkv, step.tokens);
+  if (layer.rope) rotate_heads(layer, step, space.qkv);
+  const int64_t stride = layer.qkv.outputs, size = layer.size;
+  const Number* k = space.qkv + layer.heads * size;
+  AttentionLayer attention = {};
+  attention.half = HALF<Number>;
+  attention.heads = layer.heads, attention.kv_heads = layer.kv_heads, attention.size = size;
+  attention.q = space.qkv, attention.q_stride = stride;
+  attention.k = k, attention.v = k + layer.kv_heads * size, attention.kv_stride = stride;
+  attention.out = space.attended, attention.scale = layer.scale;
+  attention.bias = layer.bias, attention.furthest = layer.furthest;
+  attention.awake = worth_sharing(step.tokens, layer.qkv.outputs, layer.qkv.inputs);
+  INFD_HERE(attention)(step.attention[layer.reach], &attention);
+  multiply(layer.output, space.attended, space.attended, space.added, step.tokens);
+
+  add_norm(layer.normed_first ? layer.mlp_norm : layer.attention_norm, space.added, x, layer.normed_first ? space.normed : x,
+           step);
+  input = layer.normed_first ? space.normed : x;
+  multiply(layer.up, input, space.rounded, space.up, step.tokens);
+  activate(layer.activation, space.up, space.gated, step.tokens, layer.down.inputs, layer.gated);
+  multiply(layer.down, space.gated, space.gated, space.added, step.tokens);
+  add_norm<Number>(layer.mlp_norm, space.added, x, layer.normed_first ? nullptr : x, step);
+}
+
+template <class Number>
+void compute_all(const EncoderLayer* layers, int64_t count, const EncoderStep& step, Number* x) {
+  static thread_local Scratch scratch;
+  Carver sizes(nullptr);
+  Workspace<Number>(sizes, layers, count, step);
+  Carver carver(scratch.at_least(sizes.used));
+  const Workspace<Number> space(carver, layers, count, step);
+  for (int64_t i = 0; i < count; i++) compute(layers[i], step, space, x);
+}
+
+}  // namespace
+
+// Compute `count` layers on x [tokens, hidden], in place. half: activations are bfloat16, else float.
+INFD_KERNEL(encoder)(int64_t half, const EncoderLayer* layers, int64_t count, const EncoderStep* step, void* x) {
+  if (half)
+    compute_all(layers, count, *step, typed<bf16>(x));
+  else
+    compute_all(layers, count, *step, typed<float>(x));
+}
+
+// out [rows, size] = the norm of x [rows, size].
+INFD_KERNEL(layer_norm)(int64_t half, const EncoderNorm* norm, const void* x, void* out, int64_t rows, int64_t size) {
+#pragma omp parallel for if (rows * size > ENOUGH)
+  for (int64_t t = 0; t < rows; t++) {
+    if (half)
+      norm_row(*norm, typed<bf16>(x) + t * size, typed<bf16>(out) + t * size, size);
+    else
+      norm_row(*norm, typed<float>(x) + t * size, typed<float>(out) + t * size, size);
+  }
+}

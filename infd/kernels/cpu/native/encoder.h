@@ -1,0 +1,39 @@
+// The arguments of `encoder`: an encoder's layers, described once, and a step. Activations, weights of norms, and biases
+// are all bfloat16 or all float.
+//
+// infd/kernels/recipe.py defines a layer; encoder.py fills in these structures.
+
+#pragma once
+
+#include <stdint.h>
+
+#include "attention.h"
+#include "product.h"
+
+struct EncoderNorm {
+  const void* weight;  // null: no norm
+  const void* bias;    // null: none
+  float eps;
+  int64_t centered;  // 1: LayerNorm; 0: RMSNorm
+};
+
+struct EncoderLayer {
+  StackProduct qkv, output, up, down;
+  EncoderNorm attention_norm, mlp_norm;
+  int64_t normed_first;  // 1: norms precede sublayers; 0: they follow the sums
+  int64_t gated;         // 0: down(activation(up x)); 1: `up` computes gate, then up; 2: up, then gate
+  int64_t activation;    // see Activation in encoder.cpp
+  const float* rope;     // [max_len, turned], or null
+  int64_t turned;
+  int64_t heads, kv_heads, size;
+  float scale;
+  int64_t reach;      // index into EncoderStep::attention
+  const float* bias;  // see AttentionLayer
+  int64_t furthest;
+};
+
+struct EncoderStep {
+  int64_t tokens, hidden;
+  const int64_t* positions;               // [tokens]
+  const AttentionStep* const* attention;  // by reach
+};

@@ -1,0 +1,93 @@
+"""Attention without a cache: every implementation against the definition, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from infd.kernels.families.span_attention import WHOLE, Reach, SpanBatch
+from infd.kernels.reference.span_attention import SpanAttention
+from tests.kernels.values import draw
+
+LENGTHS = (5, 1, 70, 0, 33, 130)
+PADDING = 3
+REACHES = (WHOLE, Reach(4, 4), Reach(after=0), Reach(20, 2), Reach(0, None))
+
+
+def expected(q, k, v, scale, reach, bias, lengths=LENGTHS):
+    """Compute the definition, key by key, [T, H, D] float64; rows of padding are 0."""
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    q, k, v = q.double(), k.double(), v.double()
+    group, first = q.shape[1] // k.shape[1], 0
+    for length in lengths:
+        rows = slice(first, first + length)
+        distance = torch.arange(length)[None] - torch.arange(length)[:, None]
+        unseen = torch.zeros(length, length, dtype=torch.bool)
+        unseen |= False if reach.before is None else distance < -reach.before
+        unseen |= False if reach.after is None else distance > reach.after
+        for head in range(q.shape[1]):
+            scores = q[rows, head] @ k[rows, head // group].T * scale
+            if bias is not None:
+                most = bias.shape[1] // 2
+                scores += bias[head, distance.clamp(-most, most) + most]
+            out[rows, head] = scores.masked_fill(unseen, -torch.inf).softmax(-1) @ v[rows, head // group]
+        first += length
+    return out
+
+
+def inputs(heads, kv_heads, size, dtype, lengths=LENGTHS):
+    """Return q, k and v as views of one tensor [T, heads + 2 * kv_heads, size], as a fused product makes them."""
+    fused = (draw(sum(lengths) + PADDING, heads + 2 * kv_heads, size, seed=size) * 1.5).to(dtype)
+    return fused.split_with_sizes((heads, kv_heads, kv_heads), 1)
+
+
+def compute(attention, q, k, v, *, lengths=LENGTHS, **arguments):
+    offsets = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    plan = attention.prepare(SpanBatch(tokens=len(q), offsets=offsets, device=q.device))
+    return plan.run(q, k, v, **arguments)
+
+
+def check(attention, dtype, close):
+    """Compare an implementation with the definition, for several reaches, biases, head sizes and groups of heads."""
+    for reach in REACHES:
+        for heads, kv_heads, size, furthest in ((3, 3, 32, 0), (4, 2, 12, 40), (2, 1, 80, 3)):
+            q, k, v = inputs(heads, kv_heads, size, dtype)
+            bias = draw(heads, 2 * furthest + 1, seed=3) * 2 if furthest else None
+            ours = compute(attention, q, k, v, scale=0.2, reach=reach, bias=bias)
+            theirs = expected(q, k, v, 0.2, reach, bias)
+            assert ours.dtype is dtype
+            used = sum(LENGTHS)
+            assert (ours[:used] - theirs[:used]).abs().max() < close, (reach, heads, size)
+            assert ours.isfinite().all()
+
+
+def test_the_reference_computes_the_definition():
+    check(SpanAttention(), torch.float32, 1e-5)
+    check(SpanAttention(), torch.bfloat16, 4e-2)
+
+
+def test_native_code_computes_the_definition(library):
+    from infd.kernels.cpu.span_attention import SpanAttention as Native
+
+    check(Native(library), torch.float32, 1e-5)
+    check(Native(library), torch.bfloat16, 4e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_spans_and_threads_do_not_change_a_bit_of_native_results(library, dtype):
+    from infd.kernels.cpu.span_attention import SpanAttention as Native
+
+    q, k, v = inputs(4, 4, 32, dtype)
+    together = compute(Native(library), q, k, v, scale=0.2, reach=Reach(60, 60))
+    first, threads = 0, torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for length in LENGTHS:
+            rows = slice(first, first + length)
+            alone = compute(
+                Native(library), q[rows], k[rows], v[rows], lengths=(length,), scale=0.2, reach=Reach(60, 60)
+            )
+            assert together[rows].equal(alone)
+            first += length
+    finally:
+        torch.set_num_threads(threads)
