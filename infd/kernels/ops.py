@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.adapters import Lora
     from infd.kernels.families.attention import Attention
     from infd.kernels.families.draw import Draw
+    from infd.kernels.families.encoder import EncoderStack
     from infd.kernels.families.experts import Experts
     from infd.kernels.families.inputs import Inputs
     from infd.kernels.families.matrices import Matrices, Packed
@@ -120,6 +121,10 @@ class Ops:
     @cached_property
     def stack(self) -> Stack:
         return self._ask("stack")
+
+    @cached_property
+    def encoder(self) -> EncoderStack:
+        return self._ask("encoder")
 
     @cached_property
     def rows(self) -> RowKernels:

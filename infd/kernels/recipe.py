@@ -8,7 +8,7 @@ while the tensors keep their addresses.
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.inputs import Rounding
     from infd.kernels.families.matrices import Form
+    from infd.kernels.families.span_attention import Reach
 
 
 class NormRecipe(NamedTuple):
@@ -25,6 +26,14 @@ class NormRecipe(NamedTuple):
     weight: Tensor
     eps: float
     offset: float
+
+
+class LayerNormRecipe(NamedTuple):
+    """LayerNorm, of a row."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
 
 
 class ProductRecipe(NamedTuple):
@@ -162,3 +171,41 @@ class LayerRecipe(Struct, frozen=True, kw_only=True):
     attention: AttentionRecipe
     post_norm: NormRecipe | None
     mlp: GatedRecipe | ExpertsRecipe
+
+
+class BiasTable(Protocol):
+    """Biases of attention scores by head and distance."""
+
+    @property
+    def table(self) -> Tensor:
+        """See families.span_attention.SpanPlan.run, argument `bias`; computed from the present weights."""
+
+
+class EncoderLayerRecipe(Struct, frozen=True, kw_only=True):
+    """A layer of an encoder, without a cache.
+
+    normed_first  whether norms precede the sublayers, whose outputs are added to the residual stream; if not, norms
+                  follow the additions
+    rope          the `table` of families.rope.Rope, or None
+    bias          or None
+    up            of the feed-forward network; if `gated` is not "none", the stacked matrices of gate and up, in the
+                  order that it states
+    activation    "gelu", "gelu_tanh", "relu" or "silu"
+    """
+
+    attention_norm: LayerNormRecipe | NormRecipe | None
+    mlp_norm: LayerNormRecipe | NormRecipe
+    normed_first: bool
+    heads: int
+    kv_heads: int
+    head_size: int
+    qkv: ProductRecipe
+    rope: Tensor | None
+    reach: Reach
+    bias: BiasTable | None
+    scale: float
+    output: ProductRecipe
+    up: ProductRecipe
+    gated: Literal["none", "gate_up", "up_gate"]
+    activation: str
+    down: ProductRecipe

@@ -5,6 +5,7 @@ Each family assembles its own layers; `bert.py` is the plainest example.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -12,6 +13,7 @@ from msgspec import Struct
 
 from infd.errors import CheckpointError
 from infd.kernels.families.span_attention import SpanBatch
+from infd.kernels.recipe import EncoderLayerRecipe
 from infd.models.heads import denses
 from infd.models.layers.rope import lay_out
 from infd.models.layers.span_attention import EncoderPass
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from infd.kernels.families.encoder import StackedEncoder
     from infd.models.base import Batch, PageTensor, PassAdapters, PoolingHead
     from infd.models.blueprint import Blueprint
     from infd.models.encoder_dimensions import EncoderDimensions
@@ -38,6 +41,7 @@ class EncoderBlock(Protocol):
     """One layer: x [T, hidden] to [T, hidden]."""
 
     def __call__(self, x: Tensor, step: EncoderPass) -> Tensor: ...
+    def recipe(self) -> EncoderLayerRecipe: ...
 
 
 class PostNormBlock(Struct, frozen=True, kw_only=True):
@@ -52,6 +56,9 @@ class PostNormBlock(Struct, frozen=True, kw_only=True):
         x, _ = self.attention_norm.add(self.attention(x, step), x)
         return self.mlp_norm.add(self.mlp(x, step.adapters), x)[0]
 
+    def recipe(self) -> EncoderLayerRecipe:
+        return _recipe(self, normed_first=False)
+
 
 class PreNormBlock(Struct, frozen=True, kw_only=True):
     """A layer that norms each sublayer's input, and adds its output to the sum before the norm (ModernBERT)."""
@@ -65,6 +72,31 @@ class PreNormBlock(Struct, frozen=True, kw_only=True):
         normed, _ = self.attention_norm.add(x, None)
         normed, x = self.mlp_norm.add(self.attention(normed, step), x)
         return x + self.mlp(normed, step.adapters)
+
+    def recipe(self) -> EncoderLayerRecipe:
+        return _recipe(self, normed_first=True)
+
+
+def _recipe(block: PostNormBlock | PreNormBlock, *, normed_first: bool) -> EncoderLayerRecipe:
+    attention, mlp = block.attention, block.mlp.recipe()
+    return EncoderLayerRecipe(
+        attention_norm=block.attention_norm.recipe(),
+        mlp_norm=block.mlp_norm.recipe(),
+        normed_first=normed_first,
+        heads=attention.heads,
+        kv_heads=attention.kv_heads,
+        head_size=attention.size,
+        qkv=attention.qkv.recipe(),
+        rope=None if attention.design.rope is None else attention.design.rope.table,
+        reach=attention.design.reach,
+        bias=attention.design.bias,
+        scale=attention.scale,
+        output=attention.output.recipe(),
+        up=mlp.up,
+        gated=mlp.gated,
+        activation=mlp.activation,
+        down=mlp.down,
+    )
 
 
 class Ignored:
@@ -107,7 +139,7 @@ class Encoder:
         self.targets = blueprint.targets
         self.unread = Ignored(*ignored)
         self.cache_scales: dict[int, Parameter] = {}
-        self._attention = blueprint.ops.span_attention
+        self._attention, self._stack = blueprint.ops.span_attention, blueprint.ops.encoder
         self._embedding = embedding
         self._blocks = [block(index) for index in range(dims.layers)]
         self._norm = None if norm is None else norm()
@@ -131,10 +163,18 @@ class Encoder:
         x = self._embedding(batch.tokens, batch.positions, batch.types, batch.adapters)
         spans = SpanBatch(tokens=len(batch.tokens), offsets=batch.offsets, device=x.device)
         step = EncoderPass(self._attention.prepare(spans), batch.positions, batch.adapters)
-        for block in self._blocks:
-            batch.beat()
-            x = block(x, step)
+        if self.stacked is not None and batch.adapters is None:
+            x = self.stacked(x, batch.positions, step.plan, batch.beat)
+        else:
+            for block in self._blocks:
+                batch.beat()
+                x = block(x, step)
         return x if self._norm is None else self._norm.add(x, None)[0]
+
+    @cached_property
+    def stacked(self) -> StackedEncoder | None:
+        """All layers as one fused call, which supports no adapters; None if no kernel fuses these layers."""
+        return self._stack.build([block.recipe() for block in self._blocks])
 
     def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         raise NotImplementedError("encoders have no logits of tokens")

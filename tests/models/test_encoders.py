@@ -10,8 +10,12 @@ import pytest
 import torch
 
 from infd.errors import CheckpointError
+from infd.kernels.cpu.linear import Floats
+from infd.kernels.reference import dense
+from infd.kernels.select import select
 from infd.models import registry
 from infd.pooling import read
+from tests.kernels.paging import CPU
 from tests.kernels.values import draw
 from tests.models.encoding import ENCODERS, VOCAB, encode, load_encoder, make, oracle, text
 
@@ -192,3 +196,38 @@ def test_dense_layers_follow_an_embedding(tmp_path):
         expected = expected.tanh() if activation.endswith("Tanh") else expected
     assert off(load_encoder(tmp_path).pooling_head("embed")(vectors), expected) < 1e-5
     assert load_encoder(tmp_path).pooling_head("token_embed") is None
+
+
+def cosine(ours: Tensor, theirs: Tensor) -> float:
+    """Return the least cosine of two tensors' rows."""
+    return torch.cosine_similarity(ours.float(), theirs.float(), -1).min().item()
+
+
+@pytest.mark.parametrize("variant", sorted(set(ENCODERS) - {"camembert", "electra-wide"}))
+def test_all_layers_in_one_call_give_what_the_layers_give(built, variant, checkpoint):
+    """In bfloat16, whose products native code addresses; each is near what transformers computes in float32."""
+    ops = select(CPU, torch.bfloat16)
+    stacked = load_encoder(checkpoint(variant), ops=ops, dtype=torch.bfloat16)
+    layered = load_encoder(checkpoint(variant), ops=ops.replace(encoder=dense.Stack()), dtype=torch.bfloat16)
+    theirs = oracle(checkpoint(variant))
+    assert stacked.stacked is not None
+    assert layered.stacked is None
+    texts = [text(seed, length) for seed, length in enumerate(LENGTHS)]
+
+    for tokens, one, other in zip(texts, encode(stacked, texts), encode(layered, texts), strict=True):
+        with torch.inference_mode():
+            expected = theirs(torch.tensor([tokens])).last_hidden_state[0]
+        assert cosine(one, expected) > 0.998
+        assert cosine(one, other) > 0.999
+
+
+@pytest.mark.parametrize("variant", sorted(set(ENCODERS) - {"camembert", "electra-wide"}))
+def test_all_layers_in_one_call_compute_in_float32_what_transformers_computes(built, variant, checkpoint):
+    ops = select(CPU, torch.float32).replace(linear=Floats())
+    theirs, ours = oracle(checkpoint(variant)), load_encoder(checkpoint(variant), ops=ops)
+    assert ours.stacked is not None
+    texts = [text(seed, length) for seed, length in enumerate(LENGTHS)]
+
+    for tokens, hidden in zip(texts, encode(ours, texts), strict=True):
+        with torch.inference_mode():
+            assert off(hidden, theirs(torch.tensor([tokens])).last_hidden_state[0]) < CLOSE

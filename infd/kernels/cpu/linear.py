@@ -150,6 +150,18 @@ class Matrices:
         return Panels(self._kernels, outputs, inputs, (ceil_div(inputs, 2), PANEL, 2), torch.bfloat16, dtype)
 
 
+class Floats:
+    """Forms of float32 weights: a word is an output's weight for one input."""
+
+    numbers = None
+
+    def __init__(self, library: Library | None = None) -> None:
+        self._kernels = Kernels("float", (torch.float32,), library)
+
+    def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Panels:
+        return Panels(self._kernels, outputs, inputs, (inputs, PANEL), torch.float32, dtype)
+
+
 class Int8Panels(Panels):
     """A matrix of int8 in panels: a line of scales, a line of the sums' initial values, then the lines of weights."""
 

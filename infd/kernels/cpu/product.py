@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from infd.kernels.cpu.inputs import InputRounding
+from infd.kernels.cpu.inputs import InputRounding, Inputs
 from infd.kernels.cpu.library import INT, POINTER, address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+    from infd.kernels.recipe import ProductRecipe
 
 
 class Product(ctypes.Structure):
@@ -40,6 +42,24 @@ class Addressable(Protocol):
 
     def product(self, storage: Tensor, bias: Tensor | None) -> Product:
         """Describe the product with the matrix in `storage`; `storage` and `bias` must outlive the structure."""
+
+
+class Unaddressable(Exception):
+    """A product's form is not Addressable, or native code does not round its inputs."""
+
+
+def described(recipe: ProductRecipe) -> Product:
+    """Describe the product of a recipe, whose tensors must outlive the structure. Raises Unaddressable."""
+    if not isinstance(recipe.form, Addressable):
+        raise Unaddressable
+    found = recipe.form.product(recipe.storage, recipe.bias)
+    if recipe.rounded is not None:
+        kernel, scheme, scale, zero = recipe.rounded
+        rounding = kernel.structure(scheme, scale, zero) if isinstance(kernel, Inputs) else None
+        if rounding is None:
+            raise Unaddressable
+        found.rounding = ctypes.pointer(rounding)
+    return found
 
 
 def product(

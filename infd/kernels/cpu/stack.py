@@ -13,9 +13,8 @@ import torch
 
 from infd.kernels.cpu import experts
 from infd.kernels.cpu.attention import Plan, Step
-from infd.kernels.cpu.inputs import Inputs
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
-from infd.kernels.cpu.product import Addressable, Product
+from infd.kernels.cpu.product import Product, Unaddressable, described
 from infd.kernels.recipe import ExpertsRecipe, NormRecipe
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.attention import AttentionPlan, KeyValuePages
     from infd.kernels.families.stack import LayersBatch
-    from infd.kernels.recipe import GatedRecipe, LayerRecipe, OutputTransform, ProductRecipe
+    from infd.kernels.recipe import GatedRecipe, LayerRecipe, OutputTransform
 
 SLICE = 4  # layers per call; before each call the device thread reports progress and can be stopped
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
@@ -90,10 +89,6 @@ class StackStep(ctypes.Structure):
     )
 
 
-class NoAddress(Exception):
-    """A product's form is not Addressable, or native code does not round its inputs."""
-
-
 class Stack:
     """Implements families.stack.Stack."""
 
@@ -103,7 +98,7 @@ class Stack:
     def build(self, layers: Sequence[LayerRecipe]) -> Stacked | None:
         try:
             return Stacked(self._compute, layers)
-        except NoAddress:
+        except Unaddressable:
             return None
 
 
@@ -167,14 +162,14 @@ def _native(plan: AttentionPlan) -> Plan:
 def _layer(recipe: LayerRecipe) -> Layer:
     attention, mlp = recipe.attention, recipe.mlp
     if attention.sinks is not None or attention.temperature is not None:
-        raise NoAddress
+        raise Unaddressable
     layer = Layer(
         input_norm=_norm(recipe.input_norm),
         q_norm=_norm(attention.q_norm),
         k_norm=_norm(attention.k_norm),
         post_norm=_norm(recipe.post_norm),
-        qkv=_product(attention.qkv),
-        output=_product(attention.output),
+        qkv=described(attention.qkv),
+        output=described(attention.output),
         attention_transform=_transform(attention.output_transform),
         mlp_transform=_transform(mlp.output_transform),
         rope=attention.rope.data_ptr(),
@@ -196,32 +191,19 @@ def _layer(recipe: LayerRecipe) -> Layer:
 
 def _feed(layer: Layer, mlp: GatedRecipe) -> None:
     assert mlp.activation in ACTIVATIONS
-    layer.gate_up, layer.down = _product(mlp.gate_up), _product(mlp.down)
+    layer.gate_up, layer.down = described(mlp.gate_up), described(mlp.down)
     layer.gelu = mlp.activation == "gelu_pytorch_tanh"
 
 
 def _mix(layer: Layer, mlp: ExpertsRecipe) -> None:
-    described = experts.layer_of(mlp)
-    if described is None:
-        raise NoAddress
-    layer.experts = ctypes.pointer(described)
+    mixture = experts.layer_of(mlp)
+    if mixture is None:
+        raise Unaddressable
+    layer.experts = ctypes.pointer(mixture)
     if mlp.shared is not None:
         _feed(layer, mlp.shared.mlp)
         if mlp.shared.gate is not None:
-            layer.shared_gate = _product(mlp.shared.gate)
-
-
-def _product(recipe: ProductRecipe) -> Product:
-    if not isinstance(recipe.form, Addressable):
-        raise NoAddress
-    product = recipe.form.product(recipe.storage, recipe.bias)
-    if recipe.rounded is not None:
-        kernel, scheme, scale, zero = recipe.rounded
-        rounding = kernel.structure(scheme, scale, zero) if isinstance(kernel, Inputs) else None
-        if rounding is None:
-            raise NoAddress
-        product.rounding = ctypes.pointer(rounding)
-    return product
+            layer.shared_gate = described(mlp.shared.gate)
 
 
 def _norm(recipe: NormRecipe | None) -> Norm:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.groups import Groups
-    from infd.kernels.recipe import LayerRecipe
+    from infd.kernels.recipe import EncoderLayerRecipe, LayerRecipe
 
 
 class Plain(Struct, frozen=True):
@@ -120,9 +120,9 @@ class Rope(RopeFamily):
 
 
 class Stack:
-    """Implements families.stack.Stack: every layer runs its own code."""
+    """Implements families.stack.Stack and families.encoder.EncoderStack: every layer runs its own code."""
 
-    def build(self, layers: Sequence[LayerRecipe]) -> None:
+    def build(self, layers: Sequence[LayerRecipe] | Sequence[EncoderLayerRecipe]) -> None:
         return None
 
 

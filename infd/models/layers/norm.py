@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from infd.kernels.recipe import NormRecipe
+from infd.kernels.recipe import LayerNormRecipe, NormRecipe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """LayerNorm over the last axis, in plain torch: no recipe expresses it."""
+    """LayerNorm over the last axis, in plain torch. No recipe of a decoder's layer expresses it."""
 
     def __init__(self, blueprint: Blueprint, name: str, size: int, eps: float, *, bias: bool = True) -> None:
         """Declare weight and bias, [size] each."""
@@ -49,6 +49,9 @@ class LayerNorm:
     def __call__(self, x: Tensor) -> Tensor:
         weight = self._weight.tensor
         return F.layer_norm(x, weight.shape, weight, None if self._bias is None else self._bias.tensor, self._eps)
+
+    def recipe(self) -> LayerNormRecipe:
+        return LayerNormRecipe(self._weight.tensor, None if self._bias is None else self._bias.tensor, self._eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add x to the residual stream; if `residual` is None, x is the stream. Return (normed stream, stream)."""

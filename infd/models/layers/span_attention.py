@@ -68,10 +68,10 @@ class SpanAttention:
         bias         whether q, k and v have biases
         output_bias  whether the output projection has one; None: as `bias`
         """
-        self._heads, self._kv_heads, self._size = dims.heads, dims.kv_heads, dims.head
-        self._rotate, self._design, self._scale = blueprint.ops.rope, design, dims.head**-0.5
-        self._qkv = Linear(blueprint, qkv, dims.hidden, bias=bias)
-        self._output = Linear(
+        self.heads, self.kv_heads, self.size = dims.heads, dims.kv_heads, dims.head
+        self._rotate, self.design, self.scale = blueprint.ops.rope, design, dims.head**-0.5
+        self.qkv = Linear(blueprint, qkv, dims.hidden, bias=bias)
+        self.output = Linear(
             blueprint,
             {output: dims.hidden},
             dims.heads * dims.head,
@@ -80,13 +80,13 @@ class SpanAttention:
 
     def __call__(self, x: Tensor, step: EncoderPass) -> Tensor:
         """Return the sublayer's output [T, hidden] for x [T, hidden]."""
-        heads = self._qkv(x, step.adapters).view(x.shape[0], -1, self._size)
-        q, k, v = heads.split_with_sizes((self._heads, self._kv_heads, self._kv_heads), dim=1)
-        if self._design.rope is not None:
-            q, k = self._rotate(q, k, step.positions, self._design.rope.table)
-        bias = None if self._design.bias is None else self._design.bias.table
-        attended = step.plan.run(q, k, v, scale=self._scale, reach=self._design.reach, bias=bias)
-        return self._output(attended.flatten(1), step.adapters)
+        heads = self.qkv(x, step.adapters).view(x.shape[0], -1, self.size)
+        q, k, v = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        if self.design.rope is not None:
+            q, k = self._rotate(q, k, step.positions, self.design.rope.table)
+        bias = None if self.design.bias is None else self.design.bias.table
+        attended = step.plan.run(q, k, v, scale=self.scale, reach=self.design.reach, bias=bias)
+        return self.output(attended.flatten(1), step.adapters)
 
 
 def separate(
