@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from infd.commandline import SHELLS, misused, unwritable
+from infd.commandline import SHELLS, Group, misused, unwritable
 from infd.config import SETTINGS, Assignment, Environment, Loaded, limit_thread_spinning, load
 from infd.errors import NotAnswered, StartError, UsageError
 from infd.memory import use_one_heap
@@ -155,7 +155,9 @@ def _from_sets(sets: Sequence[str]) -> Iterator[Assignment]:
         yield Assignment(key.strip(), value, "flag --set")
 
 
-@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Group, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="infd", message="%(prog)s %(version)s")
 def cli() -> None:
     """Serve a language model over an OpenAI-compatible HTTP API."""

@@ -1,17 +1,26 @@
-"""What the command lines of `infd` and `infdctl` share: errors, and completion in shells."""
+"""What the command lines of `infd` and `infdctl` share: help, errors, and completion in shells."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import click
-
+import click
 
 SHELLS = ("bash", "zsh", "fish")
+
+
+class Group(click.Group):
+    """A group whose help has the first sentence of each command whole; click cuts it off."""
+
+    group_class = type
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, command.get_short_help_str(limit=1000)) for name, command in commands if command is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 def completion(command: click.Command, program: str, shell: str) -> str:

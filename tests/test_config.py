@@ -151,6 +151,12 @@ def test_an_unknown_key_names_the_nearest_known_one(key: str, nearest: str) -> N
     ]
 
 
+def test_an_unknown_key_without_a_near_one_names_all_of_its_table() -> None:
+    assert problems(command_line=[Assignment("quotas.foo", "1", "flag --set")]) == [
+        "flag --set: unknown setting quotas.foo; [quotas] has requests_per_minute, tokens_per_minute, burst_s, tenants"
+    ]
+
+
 def test_all_problems_are_reported_at_once_each_with_its_place(tmp_path: Path, write: Write) -> None:
     file = write("infd.toml", "[server]\nport = 99999\n[device]\nkind = 'tpu'\n[modle]\n")
     broken = write("conf.d/broken.toml", "[server\n")
@@ -256,6 +262,10 @@ def test_the_admin_socket_is_where_the_runtime_directory_is() -> None:
     assert socket(uid=1000, XDG_RUNTIME_DIR="/run/user/1000") == "/run/user/1000/infd/admin.sock"
     assert socket(XDG_RUNTIME_DIR="/run/user/7") == "/run/user/7/infd/admin.sock"
     assert socket(XDG_RUNTIME_DIR="/run/user/7", RUNTIME_DIRECTORY="/run/infd-a:/run/b") == "/run/infd-a/admin.sock"
+    assert socket(RUNTIME_DIRECTORY="/run/infd-a", INFD_ADMIN_SOCKET="/x/a.sock") == "/x/a.sock", "as for infdctl"
+    configured = from_environ(INFD_ADMIN__SOCKET="/y/a.sock")
+    environment = Environment.read({"INFD_ADMIN_SOCKET": "/x/a.sock"}, pid=7, uid=0)
+    assert str(environment.admin_socket(configured)) == "/y/a.sock"
 
 
 def test_inherited_sockets_count_only_for_the_process_they_are_named_for() -> None:

@@ -292,12 +292,14 @@ class Reloaded(Struct):
     restart  settings with another value in their source, which takes effect at the next start
     keys     number of API keys in force
     undone   settings among `applied` whose value of `infdctl config set` the reload replaced
+    certificate  whether a certificate was read again; later handshakes present it
     """
 
     applied: list[SettingChange]
     restart: list[SettingChange]
     keys: int
     undone: list[str] = []
+    certificate: bool = False
 
 
 class LoadWeights(Struct, forbid_unknown_fields=True):

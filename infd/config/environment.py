@@ -64,6 +64,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     watchdog_s       longest interval that systemd accepts between two watchdog pings; None: no watchdog
     journal_stream   device:inode of the stream connected to the journal; empty: none
     api_key          API key for all clients; empty: none
+    admin            the admin socket's path, for the daemon and for infdctl; None: in a runtime directory
     credentials      directory in which systemd stored decrypted credentials; None: none
     runtime          candidate directories for sockets, preferred first
     private          the candidate in /tmp, trusted only if no other user may enter the directory; None: none, for root
@@ -77,6 +78,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     watchdog_s: float | None = None
     journal_stream: str = ""
     api_key: str = ""
+    admin: Path | None = None
     credentials: Path | None = None
     runtime: tuple[Path, ...] = (Path("/run/infd"),)
     private: Path | None = None
@@ -92,7 +94,7 @@ class Environment(Struct, frozen=True, kw_only=True):
         listen_fds = environ.get("LISTEN_FDS", "") if environ.get("LISTEN_PID") == str(pid) else ""
         watched = environ.get("WATCHDOG_PID", str(pid)) == str(pid)
         watchdog_us = environ.get("WATCHDOG_USEC", "") if watched else ""
-        credentials = environ.get("CREDENTIALS_DIRECTORY")
+        credentials, admin = environ.get("CREDENTIALS_DIRECTORY"), environ.get("INFD_ADMIN_SOCKET")
         runtime = []
         if service := _service_directory(environ, "RUNTIME_DIRECTORY"):
             runtime.append(service)
@@ -106,6 +108,7 @@ class Environment(Struct, frozen=True, kw_only=True):
             watchdog_s=int(watchdog_us) / 1e6 if watchdog_us.isdecimal() else None,
             journal_stream=environ.get("JOURNAL_STREAM", ""),
             api_key=environ.get("INFD_API_KEY", ""),
+            admin=Path(admin) if admin else None,
             credentials=Path(credentials) if credentials else None,
             runtime=(*runtime, Path("/run/infd")),
             private=private,
@@ -116,8 +119,8 @@ class Environment(Struct, frozen=True, kw_only=True):
         )
 
     def admin_socket(self, config: Config) -> Path:
-        """Return the admin socket's path: the configured path, else admin.sock in the first runtime directory."""
-        return Path(config.admin.socket) if config.admin.socket else self.runtime[0] / "admin.sock"
+        """Return the admin socket's path: configured, else of the environment, else in the first runtime directory."""
+        return Path(config.admin.socket) if config.admin.socket else self.admin or self.runtime[0] / "admin.sock"
 
     def kernel_cache(self, config: Config) -> Path | None:
         """Return the directory of compiled kernels; None: the compiler's default."""

@@ -224,7 +224,12 @@ def _unknown(assignment: Assignment) -> str:
         return f"unknown table [{key}]; the nearest known one is [{near}]"
     if key in Config.__struct_fields__:
         return f"{key} is a table, [{key}], and cannot have a value itself"
-    return f"unknown setting {key}; the nearest known one is {_nearest(key)}"
+    table, _, name = key.partition(".")
+    names = [known.partition(".")[2] for known in SETTINGS if known.startswith(f"{table}.")]
+    near = _nearest(key)
+    if names and near.partition(".")[2] != name and not difflib.get_close_matches(name, names, n=1, cutoff=0.7):
+        return f"unknown setting {key}; [{table}] has {', '.join(names)}"
+    return f"unknown setting {key}; the nearest known one is {near}"
 
 
 def _nearest(key: str) -> str:

@@ -159,7 +159,11 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     ] = "0660"
     api_key_file: Annotated[
         str,
-        about("file of API keys, see KEY FILE; empty: no keys", flag="--api-key-file", live=True),
+        about(
+            "file of API keys, a line each: name:sha256-of-key, see KEY FILE in infd.toml(5); empty: no keys",
+            flag="--api-key-file",
+            live=True,
+        ),
     ] = ""
     tls_certificate: Annotated[
         str,

@@ -147,7 +147,8 @@ class Daemon:
         await self.admin.start(
             self.admin_socket,
             private=self.admin_socket.parent == self.environment.private,
-            make_directory=not self.live.now.admin.socket,  # a directory that the settings misspell is not made
+            # A directory that is misspelled is not made.
+            make_directory=not self.live.now.admin.socket and self.environment.admin is None,
         )
         log.info("listening", extra={"address": " ".join(sockets.addresses), "admin": str(self.admin_socket)})
         if sockets.reachable_from_outside and not self.http.keys:
@@ -172,6 +173,7 @@ class Daemon:
                     code = await asyncio.wait_for(self._worked, CLOSING_S)
             for task in running:
                 task.cancel()
+        self.reloader.close()
         log.info("stopped", extra={"exit_code": code})
         return code
 

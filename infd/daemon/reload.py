@@ -116,6 +116,12 @@ class Reloader:
                 self._events.publish("config", "set", key=change.key, old=change.old, new=change.new)
             return done
 
+    def close(self) -> None:
+        """Log the values of `set`, which end with the daemon."""
+        for key in sorted(self._set):
+            ends = "a value of `%s` ends with this daemon: a start reads files, variables and flags"
+            log.warning(ends, SET, extra={"key": key, "value": value_of(self._live.now, key)})
+
     def rows(self) -> list[protocol.SettingRow]:
         """Return all settings with their values and origins."""
         return [
@@ -143,6 +149,7 @@ class Reloader:
             applied=[changes[key] for key in applied],
             restart=[changes[key] for key in changed if not SETTINGS[key].live],
             keys=len(replacement.keys),
+            certificate=replacement.tls is not None,
         )
 
 

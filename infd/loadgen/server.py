@@ -130,6 +130,9 @@ class Server:
             raise RequestFailed("unreachable", f"{url}: {cause(error)}") from None
         except TimeoutError:
             raise RequestFailed("unreachable", f"{url}: no answer in time") from None
+        except aiohttp.ServerDisconnectedError:
+            advice = "; does it want https?" if url.startswith("http:") else ""
+            raise RequestFailed("disconnected", f"{url}: the server closed the connection{advice}") from None
         except aiohttp.ClientError as error:
             raise RequestFailed("disconnected", f"{url}: {error!r}") from None
         if response.status != 200:

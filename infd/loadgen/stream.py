@@ -68,6 +68,11 @@ class _ErrorBody(Struct):
 
 def cause(error: aiohttp.ClientConnectorError) -> str:
     """Return the system's reason for a failed connection, without aiohttp's and asyncio's additions."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        reason = getattr(error.certificate_error, "verify_message", "") or str(error.certificate_error)
+        return f"its certificate is not trusted ({reason}); --insecure accepts any"
+    if isinstance(error, aiohttp.ClientConnectorSSLError):
+        return f"no TLS ({getattr(error.os_error, 'reason', error.os_error)}); does the server want http?"
     number = error.os_error.errno
     return os.strerror(number) if number and number > 0 else str(error.os_error)
 

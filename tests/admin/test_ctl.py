@@ -134,7 +134,8 @@ async def test_a_daemon_that_is_not_started_yet_is_waited_for(tmp_path: Path) ->
     code, _, err = await infdctl("--socket", tmp_path / "admin.sock", "wait", "ready", "--timeout", "0.3")
 
     assert code == 5
-    assert "no daemon" in err
+    assert err.count("infdctl: waiting: no daemon: nothing is at") == 1
+    assert "infdctl: not ready after 0.3 s: no daemon" in err
 
 
 async def test_both_versions_are_shown(backend: AdminEngine) -> None:

@@ -114,6 +114,19 @@ async def test_a_setting_stays_set_until_the_reload_which_names_it(server: Serve
     assert {row.key: row.origin for row in server.reloader.rows()}["server.idle_timeout_s"] == "built-in"
 
 
+async def test_values_that_were_set_end_with_the_daemon_whose_log_names_them(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    await server.reloader.set({"limits.choices": "3"})
+    server.reloader.close()
+
+    (line,) = [vars(record) for record in caplog.records if record.levelname == "WARNING"]
+    assert (line["message"], line["key"]) == (
+        "a value of `infdctl config set` ends with this daemon: a start reads files, variables and flags",
+        "limits.choices",
+    )
+
+
 async def test_a_setting_of_the_start_is_not_set(server: Server) -> None:
     with pytest.raises(ConfigError, match=r"server\.port: changes at a start only"):
         await server.reloader.set({"limits.choices": "3", "server.port": "1"})

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ssl
+from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import msgspec
 import pytest
 
-from infd.loadgen.stream import RequestFailed, read, text_of
+from infd.loadgen.stream import RequestFailed, cause, read, text_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -70,3 +72,19 @@ async def test_an_answer_without_text_fails_by_name() -> None:
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":8}}\n\n'
     with pytest.raises(RequestFailed, match="no text: the answer's 8 tokens are no text"):
         await read(arriving(clock, [(0.1, usage), (0.2, b"data: [DONE]\n\n")]), 100.0, None, clock)
+
+
+def test_a_handshake_that_fails_is_told_with_its_reason_and_the_remedy() -> None:
+    untrusted = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    untrusted.verify_message = "self-signed certificate"
+    plain = ssl.SSLError(1, "[SSL] record layer failure")
+    key: Any = None
+    told = [
+        cause(aiohttp.ClientConnectorCertificateError(key, untrusted)),
+        cause(aiohttp.ClientConnectorSSLError(key, plain)),
+        cause(aiohttp.ClientConnectorError(key, OSError(111, "x"))),
+    ]
+
+    assert told[0] == "its certificate is not trusted (self-signed certificate); --insecure accepts any"
+    assert told[1].startswith("no TLS (")
+    assert told[2] == "Connection refused"

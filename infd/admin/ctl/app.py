@@ -24,7 +24,7 @@ from infd.admin.ctl.events import events
 from infd.admin.ctl.logs import logs
 from infd.admin.ctl.options import json_option, patience_options
 from infd.admin.ctl.top import top
-from infd.commandline import misused, unwritable
+from infd.commandline import Group, misused, unwritable
 from infd.config import Environment
 from infd.sockets.unix import accessible_to_others
 from infd.version import __version__
@@ -65,13 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--socket",
     "path",
     envvar="INFD_ADMIN_SOCKET",
     metavar="PATH",
-    help="The daemon's admin socket. Default: admin.sock in $XDG_RUNTIME_DIR/infd, else /tmp/infd-UID, else /run/infd.",
+    help="The daemon's admin socket. Default: $INFD_ADMIN_SOCKET, else admin.sock in $XDG_RUNTIME_DIR/infd, else"
+    " /tmp/infd-UID, else /run/infd.",
 )
 @click.version_option(__version__, prog_name="infdctl", message="%(prog)s %(version)s")
 @click.pass_context
@@ -124,6 +125,7 @@ def wait_(client: AdminClient, state: str, timeout_s: float | None, as_json: boo
     Exit codes: 4 if the daemon failed, 5 after --timeout.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    told = ""
     while True:
         try:
             now: protocol.Status | None = client.get("/v1/status", protocol.Status)
@@ -137,6 +139,9 @@ def wait_(client: AdminClient, state: str, timeout_s: float | None, as_json: boo
                 raise WrongState(seen)
         if deadline is not None and time.monotonic() >= deadline:
             raise TimedOut(f"not {state} after {timeout_s:g} s: {seen}")
+        if seen != told:
+            click.echo(f"infdctl: waiting: {seen}", err=True)
+            told = seen
         time.sleep(_POLL_S)
     if as_json:
         show.as_json(now)
@@ -158,6 +163,7 @@ def usage(client: AdminClient, as_json: bool) -> None:
     """List what each API key has used since the daemon started.
 
     Only requests for generated text count. LIMITED are those of REQUESTS that were refused because a rate was used up.
+    For a day or an hour, take the difference of two outputs, or the increase of the metrics infd_key_*.
     """
     answer = client.get("/v1/usage", protocol.UsageRows)
     show.as_json(answer) if as_json else show.usage(answer)

@@ -10,6 +10,7 @@ import click
 from infd.admin import protocol
 from infd.admin.ctl import show
 from infd.admin.ctl.options import json_option
+from infd.commandline import Group
 
 if TYPE_CHECKING:
     from infd.admin.ctl.client import AdminClient
@@ -28,11 +29,12 @@ def reload(client: AdminClient, as_json: bool) -> None:
     if as_json:
         show.as_json(done)
         return
-    click.echo(f"reloaded: {len(done.applied)} settings changed, {done.keys} API keys", err=True)
+    certificate = ", certificate read again" if done.certificate else ""
+    click.echo(f"reloaded: {len(done.applied)} settings changed, {done.keys} API keys{certificate}", err=True)
     _show_changes(done)
 
 
-@click.group(no_args_is_help=False)
+@click.group(cls=Group, no_args_is_help=False)
 def config() -> None:
     """Show or change the settings of the running daemon."""
 
