@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MOST = 2**24  # above every published dimension; larger dimensions could exhaust memory while shapes are computed
 ROPE_THETA = 10_000.0
+HEADS = ("Model", "ForSequenceClassification", "ForTokenClassification")  # ends of names of classes that only pool
 
 _GEMMA = MappingProxyType(
     {
@@ -234,6 +235,16 @@ def architecture(config: Mapping[str, Any]) -> str:
     return names[0]
 
 
+def language_model(config: Mapping[str, Any]) -> str:
+    """Return the name of the model's class with a language model head: Qwen3ForCausalLM for Qwen3Model.
+
+    Other models of a family, without a head or with one for labels, have the same decoder. Raises CheckpointError.
+    """
+    name = architecture(config)
+    ending = next((ending for ending in HEADS if name.endswith(ending)), None)
+    return name if ending is None else f"{name.removesuffix(ending).removesuffix('Text')}ForCausalLM"
+
+
 def decoder(config: Mapping[str, Any]) -> Settings:
     """Return the decoder's settings, completed with its architecture's defaults. Raises CheckpointError.
 
@@ -241,7 +252,7 @@ def decoder(config: Mapping[str, Any]) -> Settings:
     """
     settings = Settings(config)
     own = settings.table("text_config") if "text_config" in settings else settings
-    return own.over(DEFAULTS.get(architecture(config), {}))
+    return own.over(DEFAULTS.get(language_model(config), {}))
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str | None:

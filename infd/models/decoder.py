@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -15,6 +16,7 @@ from infd.errors import CheckpointError
 from infd.kernels.families.attention import FLOAT8
 from infd.kernels.recipe import LayerRecipe
 from infd.models.base import PageTensor
+from infd.models.heads import Dense, Layers, TokenLogits, denses
 from infd.models.layers import cache_scales
 from infd.models.layers.attention import LayerIndex, extent, page_groups
 from infd.models.layers.embedding import Embedding, Head
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from infd.models.dimensions import Dimensions
     from infd.models.layers.norm import NoNorm
     from infd.models.layers.sublayer import Sublayer
-    from infd.models.parameter import Parameter
+    from infd.models.parameter import Matrix, Parameter
     from infd.request import PoolTask
 
 # Prefixes of the decoder's weights: in text-only models; in multimodal models saved before transformers 5; in
@@ -103,7 +105,6 @@ PLAIN: Final = DecoderConstants()
 class Decoder:
     """Embedding, blocks, last norm, head. Implements `base.Model`."""
 
-    generates = True
     skips_unsampled = True
 
     def __init__(
@@ -155,16 +156,17 @@ class Decoder:
             if constants.layer_norm
             else RMSNorm(blueprint, f"{root}norm", dims.hidden, dims.norm_eps, offset=constants.norm_offset)
         )
-        self._head = Head(
-            blueprint,
-            head,
-            dims,
-            tied=self._embedding.weight if dims.tied else None,
-            scale=constants.logit_scale,
-            softcap=constants.logit_softcap,
-            bias=constants.head_bias,
-        )
-        self.logits_dtype = self._head.dtype
+        tied = self._embedding.weight if dims.tied else None
+        scales = constants.logit_scale, constants.logit_softcap
+        self.generates = not blueprint.pooling.tasks
+        if self.generates:
+            self._head = Head(
+                blueprint, head, dims, tied=tied, scale=scales[0], softcap=scales[1], bias=constants.head_bias
+            )
+        else:
+            self.unread |= {f"{head}.weight", f"{head}.bias"}
+        self._pooling_head = None if self.generates else _pooling_head(blueprint, head, dims, tied, scales)
+        self.logits_dtype = self._head.dtype if self.generates else torch.float32
         self.least_rows = blueprint.least_rows()
 
     def cache_layout(self, page_tokens: int) -> CacheLayout:
@@ -210,5 +212,22 @@ class Decoder:
     def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         return self._head(hidden, adapters)
 
-    def pooling_head(self, _: PoolTask) -> PoolingHead | None:
-        return None
+    def pooling_head(self, task: PoolTask) -> PoolingHead | None:
+        return None if task == "token_embed" else self._pooling_head
+
+
+def _pooling_head(
+    blueprint: Blueprint, name: str, dims: Dimensions, tied: Matrix | None, scales: tuple[float, float | None]
+) -> PoolingHead | None:
+    """Declare what follows the pooled hidden states of a decoder: a head for labels, or dense layers; None: nothing.
+
+    name, tied  of the language model head, of which a head for labels may be a part
+    scales      scale and softcap of its logits
+    """
+    pooling = blueprint.pooling
+    if pooling.label_tokens:
+        return TokenLogits(blueprint, name, dims, tied=tied, scale=scales[0], softcap=scales[1])
+    if not pooling.labels:
+        return denses(blueprint)
+    bias = "score.bias" in blueprint.stored  # of each token's labels; a text's have none
+    return Layers([Dense(blueprint, "score", dims.hidden, len(pooling.labels), bias=bias)])

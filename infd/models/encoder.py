@@ -154,7 +154,7 @@ class Encoder:
         self.least_rows = blueprint.least_rows()
 
     def cache_layout(self, page_tokens: int) -> CacheLayout:
-        return CacheLayout(groups=())
+        return CacheLayout(groups=(), divisible=False)
 
     def page_tensors(self, page_tokens: int) -> tuple[PageTensor, ...]:
         return ()

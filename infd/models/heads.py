@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from infd.errors import CheckpointError
+from infd.models.parameter import Source, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.models.blueprint import Blueprint
-    from infd.models.parameter import Parameter
+    from infd.models.dimensions import Dimensions
+    from infd.models.parameter import Matrix, Parameter
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -81,6 +83,53 @@ class Layers:
         for layer in self._layers:
             vectors = layer(vectors)
         return vectors
+
+
+class TokenLogits:
+    """The logits of a few tokens, in float32, as logits of labels; of two tokens, that of the second less the first's.
+
+    Implements base.PoolingHead.
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        name: str,
+        dims: Dimensions,
+        *,
+        tied: Matrix | None,
+        scale: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        """Declare the tokens' rows of the head `name`, unless they are the embedding's. Raises CheckpointError.
+
+        The other arguments are those of layers.embedding.Head.
+        """
+        self._tokens, self._tied = blueprint.pooling.label_tokens, tied
+        self._scale, self._softcap = scale, softcap
+        if max(self._tokens) >= dims.vocab:
+            raise CheckpointError(f"label tokens {[*self._tokens]}: the vocabulary has {dims.vocab} tokens")
+        self._rows: Parameter | None = None
+        if tied is None:
+            weight, shape = f"{name}.weight", (dims.vocab, dims.hidden)
+            if weight in blueprint.stored and blueprint.stored[weight].packed() is not None:
+                raise CheckpointError(f"{weight} is quantized, so that rows for label tokens cannot be read alone")
+            sources = tuple(
+                Source(weight, shape, row * dims.hidden, View(token, dims.hidden))
+                for row, token in enumerate(self._tokens)
+            )
+            self._rows = blueprint.fill((len(self._tokens) * dims.hidden,), torch.float32, sources)
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        if self._rows is not None:
+            rows = self._rows.tensor.view(len(self._tokens), -1)
+        else:
+            assert self._tied is not None
+            rows = self._tied.look_up(torch.tensor(self._tokens, device=vectors.device)).float()
+        logits = F.linear(vectors.float(), rows) * self._scale
+        if self._softcap is not None:
+            logits = self._softcap * torch.tanh(logits / self._softcap)
+        return logits[:, 1:] - logits[:, :1] if len(self._tokens) == 2 else logits
 
 
 def denses(blueprint: Blueprint) -> Layers | None:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infd.errors import CheckpointError
-from infd.models.config import Settings, architecture, decoder
+from infd.models.config import Settings, architecture, decoder, language_model
 from infd.models.dimensions import Dimensions
 from infd.models.encoder_dimensions import EncoderDimensions
 from infd.models.transformers import known
@@ -81,7 +81,8 @@ def is_implemented(config: Mapping[str, Any]) -> bool:
 
     Raises CheckpointError if config.json alone shows that neither can.
     """
-    if (name := architecture(config)) in ARCHITECTURES or name in ENCODERS:
+    name = architecture(config)
+    if name in ENCODERS or language_model(config) in ARCHITECTURES:
         return True
     try:
         known.require(config)
@@ -142,7 +143,7 @@ def build(
         ops=ops, dtype=dtype, device=device, max_len=max_len, stored=stored, pooling=pooling or PoolingSettings()
     )
     if own:
-        return _make((ARCHITECTURES | ENCODERS)[name], decoder(config), blueprint)
+        return _make(ENCODERS.get(name) or ARCHITECTURES[language_model(config)], decoder(config), blueprint)
     try:
         return _make(TRANSFORMERS, config, blueprint)
     except CheckpointError as error:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from infd.pooling import PoolingSettings
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 class Instance(Struct, frozen=True):
     """A model with its kernels, cache, rows and adapters. Built by `start/runners.py`, for serving and for `infd warm`.
 
+    pooling   how hidden states become embeddings, labels and scores
     cache     the pages of keys and values, by layer
     adapters  the adapters in host memory and in the device's slots
     """
@@ -32,3 +35,4 @@ class Instance(Struct, frozen=True):
     rows: Rows
     adapters: DeviceSlots
     pulse: Pulse
+    pooling: PoolingSettings = PoolingSettings()

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from infd.kernels.families.rows import BatchState
 from infd.kernels.reference.rows import RowKernels as Reference
-from infd.request import Breakers, Chain, Generate, Mirostat, SamplingParams, pick
+from infd.request import Breakers, Chain, Generate, Mirostat, Pool, SamplingParams, pick
 from infd.rounding import ceil_div, round_up
 from infd.runner.arenas.arena import zeros
 
@@ -146,6 +146,7 @@ class Rows:
     state     tokens, length and tables, as the kernels' argument
     slots     [R + 1] uint16, on the host: slot of each row's adapter; 0: the model without adapter
     regimes   [R + 1] int64, on the host: regime of each row's rotary angles, see Regimes
+    seconds   [R + 1] int64, on the host: position of the second text's first token; max_len: the row has one text
     floats    [R + 1, len(Float)] float32: sampling parameters
     integers  [R + 1, len(Integer)] int32: sampling parameters
     stages    [R + 1] uint16, on the host: Stage flags of each row
@@ -186,6 +187,7 @@ class Rows:
         self.stages = np.zeros(rows + 1, dtype=np.uint16)
         self.slots = np.zeros(rows + 1, dtype=np.uint16)
         self.regimes = np.zeros(rows + 1, dtype=np.int64)
+        self.seconds = np.full(rows + 1, max_len, dtype=np.int64)
         self.least = np.zeros(rows + 1, dtype=np.int64)
         self.sampling: list[RowSampling] = [_NOTHING] * (rows + 1)
 
@@ -199,6 +201,8 @@ class Rows:
             self.stages[join.row] = sampling.stages
             self.slots[join.row] = join.slot
             self.regimes[join.row] = join.regime
+            pool = pick(Pool, join.wants)
+            self.seconds[join.row] = self.max_len if pool is None or pool.second is None else pool.second
             self.least[join.row] = len(join.tokens)
         if joins:
             self._join([(join, self._check(join)) for join in joins])

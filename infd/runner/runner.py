@@ -14,6 +14,7 @@ from msgspec import Struct
 from infd.runner.batch import gather
 from infd.runner.cuda_graphs.decoding import decoding
 from infd.runner.faults import diagnose
+from infd.runner.readouts.pooling import Pooling, TokenPooling
 from infd.runner.readouts.sampling import Sampling
 from infd.runner.readouts.scoring import Scoring
 from infd.runner.sampler import Sampler
@@ -72,9 +73,10 @@ class Runner:
         self._pulse = instance.pulse
         sampler = Sampler(instance.rows, instance.ops.draw)
         self._sampling = Sampling(instance.model, sampler)
-        self.decoding = None if graphs is None else decoding(graphs, instance, sampler.likeliest)
-        # Sampling is last, because it skips spans for which another readout has recorded a failure.
-        self._readouts: tuple[Readout, ...] = (Scoring(instance), self._sampling)
+        self.decoding = None
+        if graphs is not None and instance.model.generates:
+            self.decoding = decoding(graphs, instance, sampler.likeliest)
+        self._readouts = _readouts(instance, self._sampling)
 
     @property
     def overlaps(self) -> bool:
@@ -165,3 +167,12 @@ class Runner:
     def diagnose(self, error: Exception) -> Exception:
         """Return StepTooLarge if memory ran out, DeviceLost if the device became unusable, else `error`."""
         return diagnose(error, self._rows.device)
+
+
+def _readouts(instance: Instance, sampling: Sampling) -> tuple[Readout, ...]:
+    """Return the readouts of what the model can do.
+
+    Sampling is last, because it skips spans for which another readout has recorded a failure.
+    """
+    pools = (TokenPooling(instance), Pooling(instance)) if instance.pooling.tasks else ()
+    return (*pools, Scoring(instance), sampling) if instance.model.generates else pools

@@ -132,7 +132,8 @@ class Capacity(Struct, frozen=True, kw_only=True):
     pages           page ids 1..pages may be granted; page 0 is reserved for padding
     rows            maximum number of running sequences
     step_tokens     token budget of a step
-    mixed_tokens    token budget of a step that also decodes; None: step_tokens
+    mixed_tokens    token budget of a step that also decodes, or if prompts are not divisible, of a step with several;
+                    None: step_tokens
     crowded_tokens  token budget of a mixed step while many prompts wait for their first token; None: mixed_tokens
     score_cost      budget tokens that a prompt token costs if it is scored, because its logits are also computed
     max_model_len   maximum tokens of a sequence, prompt and generated tokens together

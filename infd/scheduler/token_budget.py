@@ -20,6 +20,8 @@ MANY_STARTING: Final = 8  # if more requests wait for their first token, crowded
 class TokenBudget(Resource):
     """The token budget of a step. Admission takes no tokens; each span reduces `remaining`.
 
+    If prompts must not be divided, several share a step only up to mixed_tokens.
+
     limit      maximum tokens of the next step: Capacity.step_tokens, halved when a step did not fit in memory
     remaining  tokens of the step being planned that are not yet spent
     """
@@ -27,6 +29,7 @@ class TokenBudget(Resource):
     def __init__(self, capacity: Capacity) -> None:
         self.limit = self.remaining = self._largest = capacity.step_tokens
         self._divisible = capacity.layout.divisible
+        self._packed = capacity.mixed_tokens or self._largest
         self._mixed = (capacity.mixed_tokens if self._divisible else None) or self._largest
         self._crowded = (capacity.crowded_tokens if self._divisible else None) or self._mixed
         self._steps_since_halving = 0  # steps committed since the last halving
@@ -55,7 +58,10 @@ class TokenBudget(Resource):
         self._steps_since_halving = 0
 
     def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
-        return self.remaining > 0 and (self._divisible or len(seq.tokens) <= self.remaining)
+        if self._divisible:
+            return self.remaining > 0
+        used, tokens = self.limit - self.remaining, len(seq.tokens)
+        return tokens <= self.remaining and (not used or used + tokens <= self._packed)
 
     def settle(self, plan: StepPlan) -> None:
         """Double a halved budget after RECOVERY_STEPS steps."""

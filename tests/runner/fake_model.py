@@ -77,6 +77,7 @@ class FakeModel:
 
     vocab_size = VOCAB
     least_rows = LEAST_ROWS
+    generates = True
     skips_unsampled = True
     logits_dtype = torch.float32
     parameters: Sequence[object] = ()

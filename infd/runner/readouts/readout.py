@@ -1,12 +1,12 @@
 """Readouts: the outputs that a step computes from hidden states, one class per member of `request.Want`.
 
-The runner iterates over a tuple of readouts. A new readout, for example pooling, needs a member of `request.Want`, a
-field of `Span`, a field of `StepResult`, a class in this package, and an entry in the runner's tuple.
+The runner iterates over a tuple of readouts. A new readout, for example of routed experts, needs a member of
+`request.Want`, a field of `Span`, a field of `StepResult`, a class in this package, and an entry in the runner's tuple.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
@@ -54,7 +54,7 @@ class Readout(Protocol):
     narrows  whether the readout reads only a few tokens of each span; the last layer may then compute these tokens only
     """
 
-    narrows: ClassVar[bool]
+    narrows: bool
 
     def stage(self, joins: Sequence[Join]) -> None:
         """Store this readout's parameters for the rows of joining sequences."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -102,7 +102,7 @@ class Samples(Reading):
 class Sampling(Readout):
     """Computes `request.Generate`. `Rows` stores the sampling parameters on the device."""
 
-    narrows: ClassVar[bool] = True
+    narrows = True
 
     def __init__(self, model: Model, sampler: Sampler) -> None:
         self._model = model

@@ -5,7 +5,7 @@ The logits of a whole prompt would occupy gigabytes, so logits are computed and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -85,7 +85,7 @@ class Scored(Reading):
 class Scoring(Readout):
     """Computes `request.Score`."""
 
-    narrows: ClassVar[bool] = False
+    narrows = False
 
     def __init__(self, instance: Instance) -> None:
         self._model = instance.model

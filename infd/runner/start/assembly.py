@@ -85,7 +85,7 @@ def assemble(runners: Runners, bank: Bank, weights: Arena, source: WeightsSource
     """
     config, setup = runners.config, runners.setup
     kind = setup.device.type
-    graphs = graphs_of(setup.device, config.device)
+    graphs = graphs_of(setup.device, config.device) if setup.model.generates else None
     proposal = propose(runners, bank, weights, graphs)
     trial, cache = settle(runners, proposal, graphs)
     warm(trial)
@@ -96,19 +96,25 @@ def assemble(runners: Runners, bank: Bank, weights: Arena, source: WeightsSource
         cache.release()  # frees the memory to which the trial steps wrote
         cache.restore()
     arenas = ModelArenas(weights, cache, runners.workspaces)
+    alone, mixed, longest = calibration.alone, calibration.mixed, proposal.cache.max_model_len
+    if not runners.spec.layout.divisible:  # the longest prompt is one span; of shorter ones a step has fewer tokens
+        alone, mixed = max(alone, longest), alone
     return Loaded(
         runner=trial.runner,
         capacity=Capacity(
             layout=runners.spec.layout,
             pages=proposal.cache.pages,
             rows=runners.rows,
-            step_tokens=calibration.alone,
-            mixed_tokens=calibration.mixed,
+            step_tokens=alone,
+            mixed_tokens=mixed,
             crowded_tokens=calibration.crowded,
-            max_model_len=proposal.cache.max_model_len,
+            max_model_len=longest,
             vocab_size=setup.model.vocab_size,
             score_cost=calibration.score_cost,
             row_costs=calibration.row_costs,
+            generates=setup.model.generates,
+            pools=setup.pooling.tasks,
+            pools_last=setup.pooling.pooling == "lasttoken",
         ),
         depth=config.device.depth or DEPTH[kind],
         residence=Residence(setup.model, bank, arenas, source, runners.pulse.beat),
@@ -127,6 +133,8 @@ def propose(runners: Runners, bank: Bank, weights: Arena, graphs: Graphs | None)
     """Choose the largest step and the cache's size, so that both fit the device's memory. Raises OutOfMemory."""
     config, setup = runners.config, runners.setup
     most = config.scheduler.step_tokens or MOST[setup.device.type]
+    if not runners.spec.layout.divisible:
+        most = max(most, setup.max_len)
     budget = draw_up(runners, bank, weights, most=most, graphs=graphs) if bank.dedicated else None
     step_tokens = most if budget is None else budget.footprint.tokens
     if step_tokens < most:
@@ -143,6 +151,8 @@ def propose(runners: Runners, bank: Bank, weights: Arena, graphs: Graphs | None)
     log.info("cache: %s pages, %.0f MiB of %s (%s)", f"{size.pages:,}", size.bytes / 2**20, dtype, size.reason)
     if size.max_model_len < setup.max_len:
         reason = "the cache has no room for a longer sequence; raise cache.bytes"
+        if not runners.spec.layout.divisible:
+            reason = "a prompt is computed in one step, and a larger step does not fit into the GPU's memory"
         log.warning("max_model_len lowered from %d to %d: %s", setup.max_len, size.max_model_len, reason)
     return Proposal(step_tokens, size, budget)
 
@@ -159,7 +169,8 @@ def settle(runners: Runners, proposal: Proposal, graphs: Graphs | None) -> tuple
         raise OutOfMemory(f"{error}; lower cache.bytes (--kv-cache-bytes)") from error
     if proposal.budget is not None:
         log.info("%s", proposal.budget.explain(proposal.cache.bytes))
-    plans = TrialPlans(runners.spec.layout, pages=pages, rows=runners.rows, max_model_len=max_len)
+    layout, task = runners.spec.layout, runners.setup.task
+    plans = TrialPlans(layout, pages=pages, rows=runners.rows, max_model_len=max_len, task=task)
     return TrialRunner(runner, plans), cache
 
 

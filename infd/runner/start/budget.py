@@ -122,7 +122,7 @@ def draw_up(runners: Runners, bank: Bank, weights: Arena, *, most: int, graphs: 
         weights=weights.size,
         footprint=footprint,
         # Twice, because tensors of decoding steps are allocated in the graphs' pool and in torch's own cache.
-        graphs=2 * footprint.decoding + captured * max(footprint.graph, GRAPH_BYTES) if config.device.graphs else 0,
+        graphs=2 * footprint.decoding + captured * max(footprint.graph, GRAPH_BYTES) if graphs is not None else 0,
     )
 
 
@@ -131,17 +131,20 @@ def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs
     layout, rows, longest = runners.spec.layout, runners.rows, runners.setup.max_len
     length = min(longest - 1, tokens)
     prompts = ceil_div(tokens, length) * sum(ceil_div(length, group.page_tokens) for group in layout.groups)
-    scheduling = runners.config.scheduler
-    most = 0 if scheduling.speculative == "off" else scheduling.speculative_tokens
+    scheduling, setup = runners.config.scheduler, runners.setup
+    drafts = setup.model.generates and scheduling.speculative != "off"
+    most = scheduling.speculative_tokens if drafts else 0
     sampled = 1 + max(0, min(most, tokens // rows - 1, longest - 2))  # positions of a row
     pages = max(prompts, rows * sum(ceil_div(sampled, group.page_tokens) for group in layout.groups))
     cache = None
     try:
         runner, cache = runners.build(pages, longest, purpose="the cache of a first step", graphs=graphs)
-        long = TrialPlans(layout, pages=pages, rows=rows, max_model_len=longest)
+        long = TrialPlans(layout, pages=pages, rows=rows, max_model_len=longest, task=setup.task)
         # A row of the first has one prompt token and one sampled token.
-        wide, drafted = (TrialPlans(layout, pages=pages, rows=rows, max_model_len=n + 1) for n in (1, sampled))
-        scored = LIKELIEST if layout.divisible else None  # logits of scored tokens need memory
+        wide, drafted = (
+            TrialPlans(layout, pages=pages, rows=rows, max_model_len=n + 1, task=setup.task) for n in (1, sampled)
+        )
+        scored = LIKELIEST if setup.model.generates else None  # logits of scored tokens need memory
         plan = long.plan(min(tokens, long.room), scored)
         run(runner, plan)  # run once unmeasured: libraries allocate workspaces that stay allocated
         step = bank.peak(partial(run, runner, plan))

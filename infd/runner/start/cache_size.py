@@ -53,7 +53,8 @@ def size_cache(
     """
     layout = spec.layout
     if not layout.groups:
-        return CacheSize(0, 0, max_model_len, "the model has no cache")
+        longest = max_model_len if layout.divisible else min(max_model_len, step_tokens)
+        return CacheSize(0, 0, longest, "the model has no cache")
     budget, reason = room if configured is None else (configured, "as configured")
     pages = (budget - spec.alignment_bytes) // spec.page_bytes - 1
     useful = rows * layout.peak_pages(max_model_len, step_tokens)

@@ -109,8 +109,9 @@ def calibrate(trial: TrialRunner, settings: SchedulerConfig, most: int) -> Calib
         sizes = measure(trial, settings.step_target_ms, shortest=shortest, most=most)
         if configured is not None:
             sizes = StepTokens(most, min(most, sizes.mixed), min(most, sizes.crowded))
-    cost = score_cost(trial, shortest) if trial.scores else 1
-    return Calibration(shortest, *sizes, cost, () if settings.speculative == "off" else row_costs(trial))
+    cost = score_cost(trial, shortest) if trial.generates else 1
+    speculative = trial.generates and settings.speculative != "off"
+    return Calibration(shortest, *sizes, cost, row_costs(trial) if speculative else ())
 
 
 def still_valid(calibration: Calibration, trial: TrialRunner) -> bool:

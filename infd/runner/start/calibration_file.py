@@ -67,6 +67,7 @@ class CalibrationFile:
             config.cache,
             config.scheduler,
             config.device,
+            setup.pooling,
             str(setup.dtype),
             setup.ops.describe(),
             setup.max_len,

@@ -56,7 +56,7 @@ class Runners:
 
         Raises OutOfMemory.
         """
-        model, ops, _, device, _ = self.setup
+        model, ops, device = self.setup.model, self.setup.ops, self.setup.device
         layout = self.spec.layout
         cache = self._arenas.arena(self.spec.arena_bytes(pages), purpose)
         rows = Rows(
@@ -76,6 +76,7 @@ class Runners:
             rows=rows,
             adapters=DeviceSlots(ops.lora if model.targets else None, rows.staging, self.config.lora.max_adapters),
             pulse=self.pulse,
+            pooling=self.setup.pooling,
         )
         return Runner(instance, graphs), cache
 

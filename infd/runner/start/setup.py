@@ -14,6 +14,7 @@ from infd.errors import CheckpointError, DeviceMissing
 from infd.kernels.select import select
 from infd.models import registry
 from infd.models.config import head_size
+from infd.pooling import PoolingSettings, configured
 from infd.runner.start.resolve import longest, resolve
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from infd.kernels.ops import Ops
     from infd.kernels.select import Candidate
     from infd.models.base import Model
+    from infd.request import PoolTask
     from infd.weights.checkpoint import Checkpoint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,6 +36,7 @@ class ModelSetup(NamedTuple):
     dtype    dtype of activations
     device   device of the model's tensors
     max_len  tokens of the longest sequence
+    pooling  how hidden states become embeddings, labels and scores
     """
 
     model: Model
@@ -41,6 +44,12 @@ class ModelSetup(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     max_len: int
+    pooling: PoolingSettings = PoolingSettings()
+
+    @property
+    def task(self) -> PoolTask | None:
+        """What prompts are pooled for in steps of the start; None: they are continued."""
+        return None if self.model.generates else self.pooling.tasks[0]
 
 
 def set_up(
@@ -62,13 +71,16 @@ def set_up(
         dtype = DTYPES[resolved.dtype]
         ops = select(device, dtype, candidates, head=head_size(described))
         max_len = resolved.max_len or longest(config.model.max_model_len, registry.transformers_length(described))
-        model = registry.build(described, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors)
+        pooling = configured(config.pooling, checkpoint.directory, described)
+        model = registry.build(
+            described, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors, pooling=pooling
+        )
     except CheckpointError as error:  # adds the directory to the message
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error
     ops.request("rows", "draw")  # now, so that a start without usable kernels fails before weights are read
     if model.targets:
         ops.request("lora")
-    return ModelSetup(model, ops, dtype, memory, max_len)
+    return ModelSetup(model, ops, dtype, memory, max_len, pooling)
 
 
 def choose_device(kind: str) -> torch.device:

@@ -10,14 +10,14 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from infd.request import Breakers, Chain, Dry, Generate, SamplingParams, Score
+from infd.request import Breakers, Chain, Dry, Generate, Pool, SamplingParams, Score
 from infd.rounding import ceil_div
 from infd.scheduler.plan import Join, Span, StepPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from infd.request import Want
+    from infd.request import PoolTask, Want
     from infd.runner.runner import Runner
     from infd.scheduler.layout import CacheLayout
 
@@ -44,11 +44,15 @@ WAYS = (
 class TrialPlans:
     """Plans trial steps of any number of tokens within a runner's pages and rows."""
 
-    def __init__(self, layout: CacheLayout, *, pages: int, rows: int, max_model_len: int) -> None:
+    def __init__(
+        self, layout: CacheLayout, *, pages: int, rows: int, max_model_len: int, task: PoolTask | None = None
+    ) -> None:
+        """task: what prompts are pooled for; None: they are continued."""
         self._groups = layout.groups
         self._divisible = layout.divisible
         self._pages = pages
-        self._length = max_model_len - 1  # leaves a position for the sampled token
+        self._pool = None if task is None else Pool(task)
+        self._length = max_model_len - (task is None)  # leaves a position for a sampled token
         self._rows = rows
 
     @property
@@ -66,14 +70,14 @@ class TrialPlans:
         scored  Score.top of the sequences; None: no token is scored
         """
         plan = StepPlan(-1, [], [], [])
-        wants: tuple[Want, ...] = (Generate(WAYS[0]),) if scored is None else (Generate(WAYS[0]), Score(scored))
+        wants: tuple[Want, ...] = self._wants(WAYS[0]) if scored is None else (Generate(WAYS[0]), Score(scored))
         page = 1
         while tokens:
             row, count = len(plan.joins), min(tokens, self._length)
             join, page = self._join(row, count, wants, page)
             plan.joins.append(join)
             scores = 0 if scored is None else count - 1
-            plan.spans.append(Span(row, 0, count, samples=1, scores=scores))
+            plan.spans.append(self._span(row, 0, count, scores=scores))
             tokens -= count
         return plan
 
@@ -99,12 +103,21 @@ class TrialPlans:
         tokens = min(tokens, self._length, self.room)
         if tokens < 4 or not self._divisible:
             return []
-        join, _ = self._join(0, tokens, (Generate(sampling),), 1)
+        join, _ = self._join(0, tokens, self._wants(sampling), 1)
         bounds = [0, tokens - 1 - tokens // 3, tokens - 1, tokens]
         return [
-            StepPlan(-1, [] if start else [join], [], [Span(join.row, start, end - start, samples=int(end == tokens))])
+            StepPlan(-1, [] if start else [join], [], [self._span(join.row, start, end - start, ends=end == tokens)])
             for start, end in pairwise(bounds)
         ]
+
+    def _wants(self, sampling: SamplingParams) -> tuple[Want, ...]:
+        return (Generate(sampling),) if self._pool is None else (self._pool,)
+
+    def _span(self, row: int, start: int, count: int, *, ends: bool = True, scores: int = 0) -> Span:
+        """Return a span of a prompt, which it may end."""
+        if self._pool is not None:
+            return Span(row, start, count, samples=0, pools=count)
+        return Span(row, start, count, samples=int(ends), scores=scores)
 
     def _join(self, row: int, tokens: int, wants: tuple[Want, ...], page: int) -> tuple[Join, int]:
         """Return the join of a sequence, whose pages have ids from `page` on, and the next free id."""
@@ -155,9 +168,9 @@ class TrialRunner:
         return self.runner.instance.rows.device.type
 
     @property
-    def scores(self) -> bool:
-        """Whether prompts may be scored."""
-        return self.runner.instance.layout.divisible
+    def generates(self) -> bool:
+        """Whether tokens are sampled and scored."""
+        return self.runner.instance.model.generates
 
     def warm_up(self) -> None:
         """Run the first steps, so that no request waits for initialization."""

@@ -164,8 +164,8 @@ def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
         runners = Runners(config, setup, Unstored(), Pulse())
         layout, targets = runners.spec.layout, setup.model.targets
         pages = len(layout.groups) * ceil_div(max(LENGTHS), config.cache.page_tokens)
-        plans = TrialPlans(layout, pages=pages, rows=runners.rows, max_model_len=setup.max_len)
-        for graphs in (None, Launched()) if config.device.graphs else (None,):
+        plans = TrialPlans(layout, pages=pages, rows=runners.rows, max_model_len=setup.max_len, task=setup.task)
+        for graphs in (None, Launched()) if config.device.graphs and setup.model.generates else (None,):
             runner, _ = runners.build(pages, setup.max_len, graphs=graphs)
             adapted = adapted_steps(plans, runner.adapters, targets, setup.dtype)
             for plan in (*first_steps(plans, GPU.type), *adapted):

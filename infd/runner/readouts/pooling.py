@@ -1,0 +1,265 @@
+"""The readout that pools prompts: reduces hidden states to a vector, passes it through the model's head, and scales it.
+
+A prompt computed in chunks is reduced chunk by chunk; between two chunks, one vector is kept for its row. Sums are
+float32. Only the vectors of prompts that end in the step, and rows of tasks by token, are copied to the host.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.functional import normalize
+
+from infd.errors import Fault, RequestFailed
+from infd.request import Pool, Pooled, pick
+from infd.runner.readouts.readout import Reading, Readout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from infd.pooling import PoolingSettings
+    from infd.pooling.settings import Reduction
+    from infd.request import PoolTask
+    from infd.runner.instance import Instance
+    from infd.runner.readouts.readout import Selection
+    from infd.runner.staging import Staging
+    from infd.scheduler.plan import Join, Span, StepResult
+
+    Array = npt.NDArray[Any]
+
+NOT_FINITE: Final = Fault.of(RequestFailed("the model's hidden states are not finite"))
+ONE: Final = ("cls", "lasttoken")  # reductions that read one token of a prompt
+MEANS: Final = ("mean", "weightedmean", "mean_sqrt_len_tokens")  # reductions that divide a sum
+
+
+class Read(NamedTuple):
+    """A span of which rows pass through the head. span: index in the plan."""
+
+    span: int
+    pool: Pool
+    rows: int
+
+
+class Finish(NamedTuple):
+    """What follows the reduction.
+
+    dimensions  leading numbers that are kept; None: all
+    """
+
+    task: PoolTask
+    dimensions: int | None
+    normalize: bool
+    activation: str
+
+    @classmethod
+    def of(cls, pool: Pool, settings: PoolingSettings) -> Finish:
+        if not pool.task.endswith("embed"):
+            return cls(pool.task, None, False, "none" if pool.activation is False else settings.activation)
+        normalize = settings.normalize if pool.normalize is None else pool.normalize
+        return cls(pool.task, pool.dimensions, normalize, "none")
+
+    def __call__(self, outputs: Tensor) -> Tensor:
+        """Return the numbers [N, width] float32 for outputs of the model's head [N, outputs]."""
+        outputs = outputs[:, : self.dimensions]
+        if self.normalize:
+            return normalize(outputs, dim=-1)
+        if self.activation == "softmax":
+            return outputs.softmax(-1)
+        return outputs.sigmoid() if self.activation == "sigmoid" else outputs
+
+
+class Numbers(NamedTuple):
+    """The numbers of prompts with the same Finish.
+
+    rows    by span: index in the plan, and number of rows
+    values  [N, width] float32, span after span
+    finite  [N] bool: whether all outputs of the head are finite
+    """
+
+    rows: Sequence[tuple[int, int]]
+    values: Tensor
+    finite: Tensor
+
+
+class PooledPrompts(Reading):
+    """The numbers of a step's prompts."""
+
+    def __init__(self, parts: list[Numbers]) -> None:
+        self._parts = parts
+
+    def sample(self, mask: Array | None) -> None:
+        """No-op: numbers do not depend on the mask."""
+
+    def download(self, staging: Staging) -> None:
+        self._parts = [
+            Numbers(part.rows, staging.down(part.values.contiguous()), staging.down(part.finite))
+            for part in self._parts
+        ]
+
+    def read(self, result: StepResult) -> None:
+        for part in self._parts:
+            values, finite, end = part.values.numpy(), part.finite.numpy(), 0
+            for span, count in part.rows:
+                begin, end = end, end + count
+                if finite[begin:end].all():
+                    result.pooled[span] = Pooled(values.shape[1], values[begin:end].astype("<f4", copy=False).tobytes())
+                else:
+                    result.failed[span] = NOT_FINITE
+
+
+class Prompts:
+    """How each row's prompt is pooled: only of tasks by token, or only of the others."""
+
+    def __init__(self, instance: Instance, *, by_token: bool) -> None:
+        self._by_token = by_token
+        self._settings = instance.pooling
+        self._model = instance.model
+        self._upload = instance.rows.upload
+        self._pools: dict[int, tuple[Pool, int]] = {}  # by row: how its prompt is pooled, and the prompt's tokens
+
+    def stage(self, join: Join) -> None:
+        pool = pick(Pool, join.wants)
+        if pool is not None and pool.by_token == self._by_token:
+            self._pools[join.row] = pool, join.prompt_tokens
+        else:
+            self._pools.pop(join.row, None)
+
+    def among(self, spans: Sequence[Span]) -> Iterator[tuple[int, Span, Pool, int]]:
+        """Yield the spans that are pooled: index in the plan, span, how it is pooled, tokens of the prompt."""
+        for index, span in enumerate(spans):
+            if span.pools and (found := self._pools.get(span.row)) is not None:
+                yield index, span, *found
+
+    def finish(self, reads: Sequence[Read], rows: Tensor) -> PooledPrompts:
+        """Pass the rows of `reads`, one after the other, through the model's head.
+
+        rows  [N, hidden] float32
+        """
+        alike: dict[Finish, list[Read]] = {}
+        for read in reads:
+            alike.setdefault(Finish.of(read.pool, self._settings), []).append(read)
+        ends = dict(zip([read.span for read in reads], np.cumsum([read.rows for read in reads]).tolist(), strict=True))
+        parts = []
+        for finish, some in alike.items():
+            chosen = rows
+            if len(alike) > 1:
+                places = [np.arange(ends[read.span] - read.rows, ends[read.span]) for read in some]
+                chosen = rows[self._upload(np.concatenate(places))]
+            head = self._model.pooling_head(finish.task)
+            outputs = chosen if head is None else head(chosen)
+            owners = [(read.span, read.rows) for read in some]
+            parts.append(Numbers(owners, finish(outputs), outputs.isfinite().all(-1)))
+        return PooledPrompts(parts)
+
+
+class TokenPooling(Readout):
+    """Computes `request.Pool` of tasks by token."""
+
+    narrows = False
+
+    def __init__(self, instance: Instance) -> None:
+        self._prompts = Prompts(instance, by_token=True)
+
+    def stage(self, joins: Sequence[Join]) -> None:
+        for join in joins:
+            self._prompts.stage(join)
+
+    def select(self, spans: Sequence[Span], offsets: Sequence[int]) -> list[int]:
+        return [
+            offsets[read.span] + at
+            for read, span in self._reads(spans)
+            for at in range(span.count - read.rows, span.count)
+        ]
+
+    def compute(self, spans: Sequence[Span], selection: Selection, hidden: Tensor) -> PooledPrompts:
+        return self._prompts.finish([read for read, _ in self._reads(spans)], selection.of(hidden).float())
+
+    def _reads(self, spans: Sequence[Span]) -> list[tuple[Read, Span]]:
+        found = []
+        for index, span, pool, _ in self._prompts.among(spans):
+            if (rows := span.start + span.count - max(span.start, pool.skip)) > 0:
+                found.append((Read(index, pool, rows), span))
+        return found
+
+
+class Pooling(Readout):
+    """Computes `request.Pool` of the other tasks."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._reduction: Reduction = instance.pooling.pooling
+        self.narrows = self._reduction in ONE
+        self._upload = instance.rows.upload
+        self._prompts = Prompts(instance, by_token=False)
+        self._kept: dict[int, Tensor] = {}  # by row: [hidden] float32, the reduction of the prompt's earlier chunks
+
+    def stage(self, joins: Sequence[Join]) -> None:
+        for join in joins:
+            self._kept.pop(join.row, None)
+            self._prompts.stage(join)
+
+    def select(self, spans: Sequence[Span], offsets: Sequence[int]) -> list[int]:
+        return [offsets[index] + at - span.start for index, span, _, _, read in self._reads(spans) for at in read]
+
+    def compute(self, spans: Sequence[Span], selection: Selection, hidden: Tensor) -> PooledPrompts:
+        reads = self._reads(spans)
+        tokens = [len(read) for *_, read in reads]
+        vectors = self._reduced(selection.of(hidden)[: sum(tokens)].float(), [read for *_, read in reads])
+        ended: list[tuple[int, Read, float]] = []
+        for number, (index, span, pool, prompt, _) in enumerate(reads):
+            if (kept := self._kept.pop(span.row, None)) is not None:
+                vectors[number] = self._joined(kept, vectors[number])
+            if span.start + span.count == prompt:
+                ended.append((number, Read(index, pool, 1), self._divisor(pool.skip, prompt)))
+            else:
+                self._kept[span.row] = vectors[number].clone()
+        if len(ended) < len(reads):
+            vectors = vectors[self._upload(np.array([number for number, *_ in ended], dtype=np.int64))]
+        if self._reduction in MEANS:
+            vectors = vectors / self._upload(np.array([divisor for *_, divisor in ended], dtype=np.float32))[:, None]
+        return self._prompts.finish([read for _, read, _ in ended], vectors)
+
+    def _reads(self, spans: Sequence[Span]) -> list[tuple[int, Span, Pool, int, range]]:
+        """Return the spans of which tokens are read, as `Prompts.among`, and the positions of these tokens."""
+        found = []
+        for index, span, pool, prompt in self._prompts.among(spans):
+            end = span.start + span.count
+            if self._reduction not in ONE:
+                read = range(max(span.start, pool.skip), end)
+            elif self._reduction == "cls" and not span.start:
+                read = range(1)
+            else:
+                read = range(end - 1, end) if end == prompt else range(0)
+            if read:
+                found.append((index, span, pool, prompt, read))
+        return found
+
+    def _reduced(self, states: Tensor, reads: Sequence[range]) -> Tensor:
+        """Return [S, hidden]: the reduction of each of S spans. states: [N, hidden] of the tokens that are read."""
+        if self._reduction in ONE:
+            return states
+        counts = [len(read) for read in reads]
+        if self._reduction == "max":
+            return torch.stack([part.amax(0) for part in torch.split(states, counts)])
+        if self._reduction == "weightedmean":
+            weights = np.concatenate([np.arange(read.start + 1, read.stop + 1, dtype=np.float32) for read in reads])
+            states = states * self._upload(weights)[:, None]
+        owner = self._upload(np.repeat(np.arange(len(reads)), counts))
+        return torch.zeros((len(reads), states.shape[1]), device=states.device).index_add_(0, owner, states)
+
+    def _joined(self, before: Tensor, after: Tensor) -> Tensor:
+        """Return the reduction of two parts of a prompt."""
+        if self._reduction == "max":
+            return torch.maximum(before, after)
+        return before if self._reduction == "cls" else before + after
+
+    def _divisor(self, skip: int, prompt: int) -> float:
+        """Return what the sum over tokens [skip, prompt) is divided by."""
+        if self._reduction == "weightedmean":
+            return (prompt * (prompt + 1) - skip * (skip + 1)) / 2
+        return math.sqrt(prompt - skip) if self._reduction == "mean_sqrt_len_tokens" else prompt - skip
