@@ -155,8 +155,22 @@ def _from_sets(sets: Sequence[str]) -> Iterator[Assignment]:
         yield Assignment(key.strip(), value, "flag --set")
 
 
+_INSTEAD = {
+    **dict.fromkeys(
+        ("status", "top", "ps", "logs", "reload", "drain", "stop", "bench", "abort", "sleep", "wake", "usage"),
+        "`infdctl` administers a running daemon; see `infdctl --help`",
+    ),
+    **dict.fromkeys(("serve", "run"), "`infd start MODEL` serves a model, `infd chat` talks to it"),
+    **dict.fromkeys(("list", "ls"), "`infd models` lists the models on this machine"),
+    "download": "`infd pull MODEL` fetches a model",
+}
+
+
 @click.group(
-    cls=Group, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=Group,
+    instead=_INSTEAD,
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="infd", message="%(prog)s %(version)s")
 def cli() -> None:

@@ -5,16 +5,34 @@ from __future__ import annotations
 import os
 import re
 import sys
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SHELLS = ("bash", "zsh", "fish")
 
 
 class Group(click.Group):
-    """A group whose help has the first sentence of each command whole; click cuts it off."""
+    """A group whose help has the first sentence of each command whole; click cuts it off.
+
+    instead  what to say of commands that operators of other programs look for, by name
+    """
 
     group_class = type
+
+    def __init__(self, *arguments: Any, instead: Mapping[str, str] | None = None, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.instead = instead or {}
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None and (told := self.instead.get(args[0])) is not None:
+            raise click.UsageError(f"No such command {args[0]!r}: {told}.", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))

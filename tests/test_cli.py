@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from infd.cli import main
+from infd.commandline import Group
 from infd.version import __version__
 
 
@@ -200,3 +202,32 @@ def test_a_daemon_is_imported_without_the_libraries_of_the_device() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("serve", "`infd start MODEL`"), ("top", "`infdctl`"), ("ls", "`infd models`")]
+)
+def test_a_command_of_another_program_is_answered_with_ours(
+    name: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(name) == 64
+    assert says in capsys.readouterr().err
+
+
+def test_commands_that_answers_name_exist_and_those_they_replace_do_not() -> None:
+    from infd.admin.ctl.app import cli as infdctl
+    from infd.cli import cli as infd
+
+    for group in (infd, infdctl):
+        assert isinstance(group, Group)
+        assert not group.commands.keys() & group.instead.keys()
+        for told in group.instead.values():
+            for program, command in re.findall(r"`(infd|infdctl) ([a-z]+)", told):
+                assert command in {"infd": infd, "infdctl": infdctl}[program].commands
+
+
+def test_help_lists_commands_with_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    commands = capsys.readouterr().out.partition("Commands:")[2]
+    assert "..." not in commands
+    assert "Fetch a model ahead of `infd start`, and print its path." in commands

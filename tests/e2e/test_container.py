@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from infd.config import Config, Environment
 from tests.e2e.process import ROOT, Daemon
+from tests.thorough import SOAK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 yaml = pytest.importorskip("yaml")
 
@@ -64,6 +66,32 @@ def test_the_image_runs_infd_itself_as_a_user_without_privileges() -> None:
     assert last("STOPSIGNAL") == "SIGTERM"
     copied = [rest.split()[:-1] for name, rest in INSTRUCTIONS if name == "COPY" and "--from" not in rest]
     assert all((ROOT / source).exists() for sources in copied for source in sources)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not SOAK, reason="installs torch and builds the kernels, in minutes: make soak")
+def test_the_lines_that_build_the_image_install_an_infd_that_checks_its_settings(tmp_path: Path) -> None:
+    built, given = tmp_path / "infd", dict(os.environ, PIP_FLAGS=os.environ.get("PIP_FLAGS", ""))
+    given = {name: value for name, value in given.items() if not name.startswith(("INFD_", "VIRTUAL_ENV"))}
+    lines = []
+    for name, rest in INSTRUCTIONS[: [name for name, _ in INSTRUCTIONS].index("FROM", 1)]:
+        if name == "COPY":
+            *sources, target = rest.split()
+            for source in sources:
+                path = tmp_path / "source" / target / ("" if (ROOT / source).is_file() else source)
+                path.mkdir(parents=True, exist_ok=True)
+                subprocess.run(["cp", "-r", f"{ROOT / source}{'' if path.name != source else '/.'}", path], check=True)
+        elif name == "RUN" and not rest.startswith("apt-get"):
+            lines.append(rest.replace("/opt/infd", str(built)))
+    assert len(lines) == 3
+    (tmp_path / "source/infd/kernels/cpu/native.so").unlink(missing_ok=True)  # of the working tree, not of the commit
+    for line in lines:
+        subprocess.run(["sh", "-euc", line], cwd=tmp_path / "source", env=given, check=True)
+
+    command = [built / "bin/python", "-c", "import infd.kernels.cpu.library as native; print(native.__file__)"]
+    where = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, check=True).stdout
+    assert where.startswith(str(built))
+    assert list(Path(where.strip()).parent.glob("native.so")), "with kernels that were built here"
 
 
 def test_the_images_variables_place_every_file_in_a_directory_that_may_be_written() -> None:

@@ -65,7 +65,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-@click.group(cls=Group, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
+_STOP = "`infdctl drain` ends the daemon once its requests are finished, as `systemctl stop infd` does"
+_LISTS = "`infdctl ps` lists requests, `infdctl loras` adapters, and `infd models` models"
+_SHOWN = "`infdctl status` and `infdctl top` show the load, GET /metrics all counters"
+_INSTEAD = {
+    **dict.fromkeys(("stop", "shutdown", "quit"), _STOP),
+    **dict.fromkeys(("kill", "cancel"), "`infdctl abort ID` ends a request; `infdctl ps` lists the ids"),
+    **dict.fromkeys(("list", "ls", "requests"), _LISTS),
+    **dict.fromkeys(("stats", "info", "metrics", "health"), _SHOWN),
+    **dict.fromkeys(("get", "set"), "`infdctl config get` and `infdctl config set`"),
+    "restart": "`systemctl restart infd`; while infd.socket is enabled no connection is refused meanwhile",
+    "start": "`infd start` starts a daemon",
+    "tail": "`infdctl logs -f` follows the log",
+    "profile": "`infdctl top` shows the times of steps, `infdctl dump` stacks; there is no profile",
+}
+
+
+@click.group(
+    cls=Group,
+    instead=_INSTEAD,
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--socket",
     "path",
