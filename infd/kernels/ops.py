@@ -91,6 +91,10 @@ class Ops:
         return self._ask("linear")
 
     @cached_property
+    def encoder_linear(self) -> Matrices:
+        return self._ask("encoder_linear")
+
+    @cached_property
     def vocabulary(self) -> Matrices:
         return self._ask("vocabulary")
 

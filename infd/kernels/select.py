@@ -143,6 +143,12 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _reference("span_attention:SpanAttention"),
         ),
         "linear": (_native("linear:Matrices", "bfloat16"), _reference("dense:Matrices")),
+        # Layers as one call need forms that native code addresses, also in float32.
+        "encoder_linear": (
+            _native("linear:Matrices", "bfloat16"),
+            _native("linear:Floats", "float32", name="native float32"),
+            _reference("dense:Matrices"),
+        ),
         "vocabulary": (_native("linear:Matrices", "bfloat16"), _reference("dense:Matrices")),
         "packed": (
             _native("packed:Packed", *_FLOATS, name="native packed"),
@@ -223,7 +229,7 @@ def quantized(linear: str, vocabulary: str = "auto") -> Mapping[str, Sequence[Ca
                 the vocabulary loses a third as much accuracy as int4 in all layers; int8 loses nothing measurable
                 (bench/LOG.md).
     """
-    families = {"linear": linear, "vocabulary": vocabulary_of(linear, vocabulary)}
+    families = {"linear": linear, "encoder_linear": linear, "vocabulary": vocabulary_of(linear, vocabulary)}
     return {**CANDIDATES, **{family: QUANTIZED[how] for family, how in families.items() if how != "none"}}
 
 

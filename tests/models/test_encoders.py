@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from infd.errors import CheckpointError
-from infd.kernels.cpu.linear import Floats
 from infd.kernels.reference import dense
 from infd.kernels.select import select
 from infd.models import registry
@@ -223,7 +222,7 @@ def test_all_layers_in_one_call_give_what_the_layers_give(built, variant, checkp
 
 @pytest.mark.parametrize("variant", sorted(set(ENCODERS) - {"camembert", "electra-wide"}))
 def test_all_layers_in_one_call_compute_in_float32_what_transformers_computes(built, variant, checkpoint):
-    ops = select(CPU, torch.float32).replace(linear=Floats())
+    ops = select(CPU, torch.float32)
     theirs, ours = oracle(checkpoint(variant)), load_encoder(checkpoint(variant), ops=ops)
     assert ours.stacked is not None
     texts = [text(seed, length) for seed, length in enumerate(LENGTHS)]

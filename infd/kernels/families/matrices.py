@@ -85,7 +85,8 @@ class Form(Protocol):
 
 
 class Matrices(Protocol):
-    """The forms of one family: `linear`, the layers' weights; `vocabulary`, the embedding and the head.
+    """The forms of one family: `linear` and `encoder_linear`, the layers' weights of decoders and of encoders;
+    `vocabulary`, the embedding and the head.
 
     numbers  to which the forms quantize weights: bits and table, as in Groups; None: the forms do not quantize
     """

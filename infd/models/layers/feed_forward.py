@@ -48,8 +48,8 @@ class FeedForward:
     def __init__(self, blueprint: Blueprint, up: str, down: str, dims: EncoderDimensions, *, bias: bool = True) -> None:
         """Declare the projections. up, down: names of the checkpoint's modules."""
         self._activation, self._name = ACTIVATIONS[dims.activation], RECIPES[dims.activation]
-        self._up = Linear(blueprint, {up: dims.inner}, dims.hidden, bias=bias)
-        self._down = Linear(blueprint, {down: dims.hidden}, dims.inner, bias=bias)
+        self._up = Linear(blueprint, {up: dims.inner}, dims.hidden, bias=bias, family=blueprint.ops.encoder_linear)
+        self._down = Linear(blueprint, {down: dims.hidden}, dims.inner, bias=bias, family=blueprint.ops.encoder_linear)
 
     def recipe(self) -> FeedForwardRecipe:
         return FeedForwardRecipe(self._up.recipe(), "none", self._name, self._down.recipe())
@@ -80,8 +80,14 @@ class GatedFeedForward:
         """
         self._activation, self._name = ACTIVATIONS[dims.activation], RECIPES[dims.activation]
         self._up_first = up_first
-        self._gate_up = Linear(blueprint, gate_up, dims.hidden, bias=bias)
-        self._down = Linear(blueprint, {down: dims.hidden}, dims.inner, bias=bias if down_bias is None else down_bias)
+        self._gate_up = Linear(blueprint, gate_up, dims.hidden, bias=bias, family=blueprint.ops.encoder_linear)
+        self._down = Linear(
+            blueprint,
+            {down: dims.hidden},
+            dims.inner,
+            bias=bias if down_bias is None else down_bias,
+            family=blueprint.ops.encoder_linear,
+        )
 
     def recipe(self) -> FeedForwardRecipe:
         order: Gated = "up_gate" if self._up_first else "gate_up"

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from infd.kernels.families.matrices import Matrices
     from infd.models.base import PassAdapters
     from infd.models.blueprint import Blueprint
 
@@ -21,10 +22,21 @@ class Linear:
     Checkpoint modules with the same input are stacked in one weight, so that one call computes all their products.
     """
 
-    def __init__(self, blueprint: Blueprint, modules: Mapping[str, int], inputs: int, *, bias: bool = False) -> None:
-        """Declare a weight [sum of outputs, inputs] that stacks `modules`: number of outputs by name."""
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        modules: Mapping[str, int],
+        inputs: int,
+        *,
+        bias: bool = False,
+        family: Matrices | None = None,
+    ) -> None:
+        """Declare a weight [sum of outputs, inputs] that stacks `modules`: number of outputs by name.
+
+        family  of the weight's form; None: the family `linear`
+        """
         weights = {f"{name}.weight": rows for name, rows in modules.items()}
-        self._weight = blueprint.matrix(weights, inputs, blueprint.ops.linear)
+        self._weight = blueprint.matrix(weights, inputs, family or blueprint.ops.linear)
         self._bias = blueprint.declare({f"{name}.bias": rows for name, rows in modules.items()}) if bias else None
         self._target = blueprint.adaptable(modules, inputs)
 

@@ -70,12 +70,13 @@ class SpanAttention:
         """
         self.heads, self.kv_heads, self.size = dims.heads, dims.kv_heads, dims.head
         self._rotate, self.design, self.scale = blueprint.ops.rope, design, dims.head**-0.5
-        self.qkv = Linear(blueprint, qkv, dims.hidden, bias=bias)
+        self.qkv = Linear(blueprint, qkv, dims.hidden, bias=bias, family=blueprint.ops.encoder_linear)
         self.output = Linear(
             blueprint,
             {output: dims.hidden},
             dims.heads * dims.head,
             bias=bias if output_bias is None else output_bias,
+            family=blueprint.ops.encoder_linear,
         )
 
     def __call__(self, x: Tensor, step: EncoderPass) -> Tensor:
