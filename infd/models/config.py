@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MOST = 2**24  # above every published dimension; larger dimensions could exhaust memory while shapes are computed
 ROPE_THETA = 10_000.0
+MPNET_FIRST = 2  # row of a text's first token in MPNet's table of positions, whatever the padding token's id
 HEADS = ("Model", "ForSequenceClassification", "ForTokenClassification")  # ends of names of classes that only pool
 
 _GEMMA = MappingProxyType(
@@ -283,12 +284,25 @@ def context_length(config: Mapping[str, Any]) -> int:
     settings = decoder(config)
     older = "n_positions" in settings and "max_position_embeddings" not in settings
     length = settings.integer("n_positions" if older else "max_position_embeddings")
+    length -= _positions_before(architecture(config), settings)
     rope = rope_parameters(settings)
     if rope.string("rope_type") in ("yarn", "dynamic"):
         trained = {"yarn": "original_max_position_embeddings", "dynamic": "max_position_embeddings"}
         original = rope.integer(trained[rope.string("rope_type")])
         length = max(length, int(original * rope.number("factor", 1.0)))
     return length
+
+
+def after_padding(settings: Settings) -> int:
+    """Return the row of a text's first token in RoBERTa's table of positions, which follows the padding token's."""
+    return settings.integer("pad_token_id", 1, least=0) + 1
+
+
+def _positions_before(name: str, settings: Settings) -> int:
+    """Return the rows of the architecture's table of positions that no token has."""
+    if name.startswith(("Camembert", "Roberta", "XLMRoberta")):
+        return after_padding(settings)
+    return MPNET_FIRST if name.startswith("MPNet") else 0
 
 
 def is_bounded(config: Mapping[str, Any]) -> bool:

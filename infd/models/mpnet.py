@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from infd.models.config import MPNET_FIRST
 from infd.models.encoder import Encoder, PostNormBlock, prefix
 from infd.models.encoder_dimensions import EncoderDimensions
 from infd.models.layers.distance_bias import DistanceBias
@@ -58,7 +59,7 @@ class MPNet(Encoder):
                 dims,
                 norm(f"{root}embeddings"),
                 positions=f"{root}embeddings.position_embeddings",
-                first_position=2,  # whatever the padding token's id
+                first_position=MPNET_FIRST,
             ),
             block,
             head=lambda by_token: Roberta.head(blueprint, root, dims.hidden, by_token=by_token),

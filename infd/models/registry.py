@@ -82,7 +82,15 @@ def is_implemented(config: Mapping[str, Any]) -> bool:
     Raises CheckpointError if config.json alone shows that neither can.
     """
     name = architecture(config)
-    if name in ENCODERS or language_model(config) in ARCHITECTURES:
+    if name in ENCODERS:
+        return True
+    for key, value in {"use_bidirectional_attention": True, "is_causal": False}.items():
+        if config.get(key) is value:
+            raise CheckpointError(
+                f"config.json: {key}: {str(value).lower()}: {name} without causality is not computed; its results would"
+                " differ from its authors'"
+            )
+    if language_model(config) in ARCHITECTURES:
         return True
     try:
         known.require(config)

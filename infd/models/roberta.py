@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from infd.models.bert import Bert
+from infd.models.config import after_padding
 from infd.models.heads import Dense, Layers
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ class Roberta(Bert):
 
     @staticmethod
     def first_position(settings: Settings) -> int:
-        return settings.integer("pad_token_id", 1, least=0) + 1
+        return after_padding(settings)
 
     @staticmethod
     def head(blueprint: Blueprint, _: str, hidden: int, *, by_token: bool) -> Layers:

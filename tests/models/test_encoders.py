@@ -13,6 +13,7 @@ from infd.errors import CheckpointError
 from infd.kernels.reference import dense
 from infd.kernels.select import select
 from infd.models import registry
+from infd.models.config import context_length
 from infd.pooling import read
 from tests.kernels.paging import CPU
 from tests.kernels.values import draw
@@ -156,6 +157,22 @@ def test_the_authors_own_files_of_nomic_bert_are_read(checkpoint, tmp_path):
     model = load_encoder(rewritten(checkpoint("nomic-bert"), tmp_path, own, ""))
 
     assert off(encode(model, [text(1, 20)])[0], encode(load_encoder(checkpoint("nomic-bert")), [text(1, 20)])[0]) == 0
+
+
+def test_positions_that_precede_a_text_shorten_the_longest_text():
+    def longest(architecture: str, **config: int) -> int:
+        return context_length({"architectures": [architecture], "max_position_embeddings": 514, **config})
+
+    assert longest("BertModel") == 514
+    assert longest("RobertaForSequenceClassification", pad_token_id=1) == 512
+    assert longest("XLMRobertaModel", pad_token_id=3) == 510
+    assert longest("MPNetModel", pad_token_id=7) == 512
+
+
+def test_a_decoder_without_causality_is_refused():
+    for key, value in {"use_bidirectional_attention": True, "is_causal": False}.items():
+        with pytest.raises(CheckpointError, match=key):
+            registry.is_implemented({"architectures": ["Gemma3TextModel"], key: value})
 
 
 def test_what_a_family_does_not_compute_is_refused_by_name(checkpoint):
