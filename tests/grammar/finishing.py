@@ -1,8 +1,8 @@
 """Finish a cut answer along a shortest path, which the engine's matcher must accept.
 
-The shortest end by the constraint's rules comes first, see `shortest`. llguidance reads Lark's terminals greedily, so
-that end may leave the client's Lark: then the rules guide a search over matchers. Some schemas have no rules, and of
-others llguidance orders the properties otherwise. Their ends are searched breadth-first, over matchers of single bytes.
+The shortest end by the constraint's rules comes first, see `shortest`. llguidance takes the longest terminal of Lark,
+and may so refuse that end: then `longest_match` finds one. Some schemas have no rules, and of others llguidance orders
+the properties otherwise. Their ends are searched breadth-first, over matchers of single bytes.
 Matchers do not compare, so prefixes of equal length with equal masks count as one state, and the first of them goes on.
 A search that tries one byte for each mask that follows comes first; only if it finds no end does a second try every
 byte. Masks cannot show progress within free text (`.*abc` allows every byte throughout), so `words` are tried whole,
@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from infd.errors import GrammarFailed
-from infd.grammar import constraint_rules
+from infd.grammar import constraint_rules, lark_syntax
 from infd.grammar.protocol import Limits, Vocabulary
+from infd.request import Lark
 from tests.grammar import engines
+from tests.grammar.longest_match import LongestMatch
 from tests.grammar.shortest import ShortestEnd
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ GUIDED = 300  # states of a search by rules
 HURRY = 5  # weight of the second such search
 FREE = 40  # more bytes than this are allowed within free text only
 END = 256
+ALONE = "by rules alone"
 
 State = tuple["Matcher", bytes]
 
@@ -53,6 +56,7 @@ class Finisher:
         self._compiler = engines.compiler(Vocabulary(tokens, frozenset(), frozenset({END}), 257, lambda text: []))
         self._row = np.empty((1, self._compiler.vocabulary.words), dtype=np.int32)
         self.found: Counter[str] = Counter()  # ends, by how they were found
+        self.alone: list[tuple[str, bytes, int | None]] = []  # ALONE: Lark, cut, and how long an end is at least
 
     def shortest_end(
         self, constraint: Constraint, cut: bytes, words: Sequence[bytes] = (), alike: Constraint | None = None
@@ -71,6 +75,8 @@ class Finisher:
         if end is not None and self._is_end(matcher, end):
             self.found["by rules"] += 1
             return end
+        if isinstance(constraint, Lark) and engines.PRESENT.get() == "llguidance":
+            return self._longest_match(constraint, matcher, cut, end)
         self.found["without rules" if end is None else "against rules"] += 1
         for name, search in (
             ("guided by rules", lambda: None if end is None else self._guided(matcher, rules, cut, 1)),
@@ -84,6 +90,24 @@ class Finisher:
                 return found
         self.found["without end"] += 1
         return None
+
+    def _longest_match(self, constraint: Lark, matcher: Matcher, cut: bytes, by_rules: bytes | None) -> bytes | None:
+        """Return an end that the matcher accepts; if none is found, the end by the rules, counted as ALONE."""
+        end = _lexed(constraint).end(cut)
+        if end.text is None:
+            self.found[ALONE] += 1
+            self.alone.append((constraint.grammar, cut, end.least))
+            return by_rules
+        ahead = matcher.copy()
+        try:
+            ahead.advance(list(end.text))
+            assert ahead.accepting, f"{end.text!r} is no end of {cut!r}"
+            self.found["by longest match" if end.proven else "by longest match, perhaps not a shortest"] += 1
+        except GrammarFailed as error:
+            if "too many readings" not in str(error):
+                raise
+            self.found["by longest match, beyond llguidance's limit"] += 1
+        return end.text
 
     def _guided(self, matcher: Matcher, rules: ShortestEnd, cut: bytes, weight: int) -> bytes | None:
         """Return an end that the rules and the matcher accept, by the A* algorithm; with weight 1 the shortest.
@@ -118,7 +142,10 @@ class Finisher:
         if matcher.validate(list(end)) < len(end):
             return False
         ahead = matcher.copy()
-        ahead.advance(list(end))
+        try:
+            ahead.advance(list(end))
+        except GrammarFailed:  # a limit
+            return False
         return ahead.accepting
 
     def _search(self, matcher: Matcher, words: Sequence[bytes], thorough: bool) -> bytes | None:
@@ -184,6 +211,11 @@ def _rules(constraint: Constraint) -> ShortestEnd | None:
         return ShortestEnd(constraint_rules.write(constraint, Limits(), lambda mark: None))
     except GrammarFailed:
         return None
+
+
+@lru_cache(maxsize=16)
+def _lexed(constraint: Lark) -> LongestMatch:
+    return LongestMatch(lark_syntax.parse(constraint.grammar, Limits()))
 
 
 def _candidates(mask: bytes, thorough: bool) -> Iterable[int]:

@@ -42,9 +42,9 @@ class Symbol:
         self.most: int | None = None
         self.less: Symbol | None = None  # the same item, once less
 
-    def matches(self, code: int) -> bool:
+    def matches(self, codes: set[int]) -> bool:
         assert self.ranges is not None
-        return any(low <= code <= high for low, high in self.ranges)
+        return any(low <= code <= high for low, high in self.ranges for code in codes)
 
 
 class Following:
@@ -56,7 +56,7 @@ class Following:
         self.symbol = symbol
         self.after = after
         ends = symbol.shortest, b"" if after is None else after.shortest
-        self.shortest = None if ends[0] is None or ends[1] is None else ends[0] + ends[1]
+        self.shortest: bytes | None = None if ends[0] is None or ends[1] is None else ends[0] + ends[1]
 
 
 class Use:
@@ -77,12 +77,15 @@ Item = tuple[Rest, Use]
 class ShortestEnd:
     """Finds ends of texts of rules, whose expressions are characters, texts, references and what is made of these."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, *, shares: bool = True) -> None:
+        """Read the rules. shares: whether a symbol that ends another symbol shares its use."""
         self._rules = rules
+        self._shares = shares
         self._texts = shortest_texts(rules)
         self._made: dict[object, Symbol] = {}
         self._rests: dict[tuple[Symbol, Rest], Following] = {}
         self._bounds = sorted({0, *_bounds(rules)})  # the first character of each set that the rules tell apart
+        self.root = self._expanded(Reference(ROOT), None)
 
     def of(self, cut: bytes) -> bytes | None:
         """Return the fewest bytes that complete a text; None if no text of the rules begins with `cut`."""
@@ -94,14 +97,15 @@ class ShortestEnd:
         partial = cut[len(text.encode()) :]  # of a character
         if text.encode() + partial != cut or len(partial) > 3:
             return []
-        items = self._closed([(self._expanded(Reference(ROOT), None), Use(0))], 0)
+        items = self.started()
         for position, character in enumerate(text, 1):
-            items = self._after(items, ord(character), position)
+            items = self.after(items, {ord(character)}, position)
         if not partial:
             ways = [(b"", items)]
         else:
-            codes = _codes(items, partial)
-            ways = [(chr(code).encode()[len(partial) :], self._after(items, code, len(text) + 1)) for code in codes]
+            allowed = (pair for rest, _ in items for pair in (rest.symbol.ranges if rest is not None else None) or ())
+            codes = beginning(partial, allowed)
+            ways = [(chr(code).encode()[len(partial) :], self.after(items, {code}, len(text) + 1)) for code in codes]
         return [(path, after, end) for path, after in ways if (end := _nearest(after)) is not None]
 
     def following(self, items: list[Item], position: int) -> Iterator[tuple[bytes, list[Item], bytes]]:
@@ -110,7 +114,7 @@ class ShortestEnd:
         position  a number greater than that of every earlier call, and than the characters of the text
         """
         for code in self._apart(items):
-            after = self._after(items, code, position)
+            after = self.after(items, {code}, position)
             if (end := _nearest(after)) is not None:
                 yield chr(code).encode(), after, end
 
@@ -125,8 +129,16 @@ class ShortestEnd:
                     first += 1
         return list(found)
 
-    def _after(self, items: list[Item], code: int, position: int) -> list[Item]:
-        following = [(rest.after, use) for rest, use in items if rest is not None and rest.symbol.matches(code)]
+    def started(self) -> list[Item]:
+        """Return the items of the empty text."""
+        return self._closed([(self.root, Use(0))], 0)
+
+    def after(self, items: list[Item], codes: set[int], position: int) -> list[Item]:
+        """Return the items after one of some characters.
+
+        position  a number greater than that of every earlier call, and than the characters of the text
+        """
+        following = [(rest.after, use) for rest, use in items if rest is not None and rest.symbol.matches(codes)]
         return self._closed(following, position)
 
     def _closed(self, items: Iterable[Item], position: int) -> list[Item]:
@@ -155,9 +167,9 @@ class ShortestEnd:
                 if not symbol.least:
                     add(rest.after, use)
                 if symbol.most != 0:
-                    add(self._rest(symbol.item, self._rest(self._less(symbol), rest.after)), use)
-            elif rest.after is None:
-                for option in self._options(symbol):
+                    add(self._rest(symbol.item, self._rest(self.less(symbol), rest.after)), use)
+            elif rest.after is None and self._shares:
+                for option in self.options(symbol):
                     add(option, use)
             else:
                 within = uses.setdefault(symbol, Use(position))
@@ -166,7 +178,7 @@ class ShortestEnd:
                 if within.done:
                     add(rest.after, use)
                 if first:
-                    for option in self._options(symbol):
+                    for option in self.options(symbol):
                         add(option, within)
         return found
 
@@ -220,14 +232,16 @@ class ShortestEnd:
             found.item, found.least, found.most = item, least, most
         return found
 
-    def _less(self, symbol: Symbol) -> Symbol:
+    def less(self, symbol: Symbol) -> Symbol:
+        """Return the symbol of the same item, repeated once less."""
         if symbol.less is None:
             assert symbol.item is not None
             most = None if symbol.most is None else symbol.most - 1
             symbol.less = self._repeated(symbol.item, max(0, symbol.least - 1), most)
         return symbol.less
 
-    def _options(self, symbol: Symbol) -> list[Rest]:
+    def options(self, symbol: Symbol) -> list[Rest]:
+        """Return the alternatives of a symbol."""
         if symbol.options is None:
             expression = symbol.expression
             assert expression is not None
@@ -291,15 +305,14 @@ def _readable(ranges: Ranges) -> bytes | None:
     return chr(next(preferred, ranges[0][0])).encode()
 
 
-def _codes(items: list[Item], partial: bytes) -> set[int]:
-    """Return characters that begin with some bytes: one of each set that may follow."""
+def beginning(partial: bytes, ranges: Iterable[tuple[int, int]]) -> set[int]:
+    """Return characters that begin with some bytes: the first of each range."""
     length = 2 if partial[0] < 0xE0 else 3 if partial[0] < 0xF0 else 4
     found = set()
-    for rest, _ in items:
-        for low, high in (rest.symbol.ranges if rest is not None else None) or ():
-            first = max(low, _decoded(partial, length, 0x80))
-            if first <= min(high, _decoded(partial, length, 0xBF)) and chr(first).encode().startswith(partial):
-                found.add(first)
+    for low, high in ranges:
+        first = max(low, _decoded(partial, length, 0x80))
+        if first <= min(high, _decoded(partial, length, 0xBF)) and chr(first).encode().startswith(partial):
+            found.add(first)
     return found
 
 

@@ -4,6 +4,8 @@ Real scheduler, step loop, device thread, sampler and grammars, at temperature 1
 a cache small enough that sequences are preempted. Each round mixes constrained requests, some of whose matchers are
 made to fail, with unconstrained ones, which are then computed again alone. Models: the embedded one, and random ones
 with made-up vocabularies. An answer that max_tokens cuts is finished along a shortest path, and must be valid then too.
+The lexer of a client's Lark may leave no end, because it takes the longest terminal: of few such answers (`ALONE`) the
+shortest end of the rules is judged.
 
 INFD_SOAK=1 runs 6,000 constraints with llguidance and 4,000 with xgrammar, in ten parts: `-k part3` runs a tenth.
 """
@@ -29,17 +31,15 @@ from infd.daemon.components import Language
 from infd.engine.engine import Engine
 from infd.errors import GrammarFailed, RequestFailed
 from infd.executors.local import LocalExecutor, build_runner
-from infd.grammar.llguidance import LlguidanceCompiler
-from infd.grammar.protocol import Limits
 from infd.grammar.service import GrammarService
 from infd.models.base import PageTensor
 from infd.offload import Offload
-from infd.request import Constraint, FinishReason, Generate, Lark, Request, SamplingParams
+from infd.request import Constraint, FinishReason, Generate, Request, SamplingParams
 from infd.scheduler.layout import CacheLayout, PageGroup
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import nothing_is_left, running
 from tests.grammar import engines, vocabularies
-from tests.grammar.finishing import Finisher
+from tests.grammar.finishing import ALONE, Finisher
 from tests.grammar.random_constraints import Case, draw_case
 from tests.runner.driving import load
 from tests.runner.fake_model import FakeModel
@@ -62,19 +62,6 @@ TOTALS = MappingProxyType({"llguidance": 6000, "xgrammar": 4000})  # constraints
 PARTS = 10 if os.environ.get("INFD_SOAK") == "1" else 1
 ROUND = 32  # most constraints computed together
 MAX_LEN = 640
-# An ambiguous grammar of two of whose cut answers the search finds no end, because llguidance reads terminals greedily.
-# They have ends, see ENDS; a search by parts of the text, not by characters, found them.
-UNENDED = """\
-start: (("ba")+ | (/[ab]/)? (one | "aba" | "+") ("ab" | two) start | (/[bcé]/)* | ((")"){1,3})? start "aba" two)
-one: ("b" | ("c")+ one)
-two: (("abc")+ | (("b"){1,3} | ("c" | /[ab]/ | start) | "(" "(") two | "c" (")" | one) (one | ")" | two))"""
-ENDS = (
-    ("bé)abaab+babcé+((a++é+++))b++((aé((c", "abcabcabaabcabcabcabcabcabcabcabcabaabcabc"),
-    (
-        "++a)a+a)bbb+)+)+((+++éaé+é+((béba))+",
-        "abcabaabcabcabcabcabcabcabcabaabcabcabaabcabcabcabaabcabcabaabcabcabc",
-    ),
-)
 CLOSERS = (b'"', b"}", b"]", b'"}', b'"]', b"}}", b"</", b";")
 
 
@@ -343,22 +330,21 @@ class Proof:
 
     def check(self) -> None:
         ends = dict(self._finisher.found)
-        print(engines.PRESENT.get(), self._kind, dict(sorted(self.found.items())), ends, "unfinished", self.unfinished)
+        print(
+            engines.PRESENT.get(),
+            self._kind,
+            dict(sorted(self.found.items())),
+            ends,
+            "unfinished",
+            self.unfinished,
+            self._finisher.alone,
+        )
         assert not self.wrong, "\n".join([f"{len(self.wrong)} wrong, such as", *map(str, self.wrong[:8])])
         finished, cut = self.found["finished"], self.found["cut"]
         share = 0.8 if finished + cut > 300 else 0.65
         assert finished >= share * (finished + cut)
-        assert not [constraint for constraint, _ in self.unfinished if constraint != repr(Lark(UNENDED))]
-
-
-@pytest.mark.parametrize(("cut", "end"), ENDS)
-def test_cut_answers_whose_ends_are_not_found_have_ends(cut: str, end: str):
-    vocabulary = vocabularies.byte_level(3)
-    matcher = LlguidanceCompiler(vocabulary).compile(Lark(UNENDED), Limits()).matcher()
-    tokens = [vocabulary.tokens.index(bytes([byte])) for byte in (cut + end).encode()]
-    assert matcher.validate(tokens) == len(tokens)
-    matcher.advance(tokens)
-    assert matcher.accepting
+        assert not self.unfinished
+        assert ends.get(ALONE, 0) <= max(1, cut // 50), self._finisher.alone
 
 
 async def prove(kind: str, constraints: int, depths: Sequence[int], seed: int) -> None:
