@@ -8,7 +8,7 @@ sends the table from token ids to text once; the daemon's detokenizers read this
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +16,7 @@ from msgspec import Struct
 from infd.errors import CheckpointError, InvalidRequest, TextFailed, TooCostly
 from infd.text.bound import Bound  # noqa: TC001 (msgspec reads annotations)
 from infd.text.checkpoint import Additions  # noqa: TC001 (msgspec reads annotations)
+from infd.text.cutting import Cut, Encoded, Passage
 from infd.text.detokenize import with_table
 from infd.text.fuel import Limits  # noqa: TC001 (msgspec reads annotations)
 from infd.text.pieces import BytePieces, TextPieces  # noqa: TC001 (msgspec reads annotations)
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from infd.apart.client import Worker
+
+T = TypeVar("T")
 
 MODULE: Final = "infd.text.worker"
 
@@ -48,6 +51,12 @@ class Encode(Struct, tag=True):
     add_special_tokens: bool
 
 
+class EncodePassages(Struct, tag=True):
+    passages: list[Passage]
+    cut: Cut
+    add_special_tokens: bool
+
+
 class ConvertTokenizer(Struct, tag=True):
     """The task to convert a checkpoint's vocabulary files to a tokenizer.json."""
 
@@ -66,7 +75,7 @@ class RenderTemplate(Struct, tag=True):
     limits: Limits
 
 
-Task = LoadTokenizer | Encode | ConvertTokenizer | CompileTemplate | RenderTemplate
+Task = LoadTokenizer | Encode | EncodePassages | ConvertTokenizer | CompileTemplate | RenderTemplate
 
 
 class Vocabulary(Struct, frozen=True):
@@ -129,12 +138,10 @@ class ApartTokenizer:
         self._ids = {token: token_id for token_id, token in enumerate(self._tokens) if token is not None}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        try:
-            return self._worker.ask(Encode(text, add_special_tokens), list[int], seconds=ENCODE_S)
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"the text is not valid Unicode at character {error.start}") from error
-        except TooCostly as error:
-            raise TooCostly(f"the model's tokenizer {error} over this text") from error
+        return self._ask(Encode(text, add_special_tokens), list[int])
+
+    def encode_passages(self, passages: Sequence[Passage], cut: Cut, *, add_special_tokens: bool) -> list[Encoded]:
+        return self._ask(EncodePassages(list(passages), cut, add_special_tokens), list[Encoded])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         hidden = self.vocabulary.special_ids if skip_special_tokens else frozenset()
@@ -146,6 +153,14 @@ class ApartTokenizer:
 
     def token(self, token_id: int) -> str | None:
         return self._tokens[token_id] if 0 <= token_id < len(self._tokens) else None
+
+    def _ask(self, task: Encode | EncodePassages, answer: type[T]) -> T:
+        try:
+            return self._worker.ask(task, answer, seconds=ENCODE_S)
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"the text is not valid Unicode at character {error.start}") from error
+        except TooCostly as error:
+            raise TooCostly(f"the model's tokenizer {error} over this text") from error
 
 
 class ApartTemplate:

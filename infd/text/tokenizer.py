@@ -18,10 +18,11 @@ import tokenizers
 from infd.errors import CheckpointError, InvalidRequest, TextFailed
 from infd.gguf import is_gguf
 from infd.gguf import text as gguf
-from infd.text import bpe, detokenize, tekken, vetting
+from infd.text import bpe, cutting, detokenize, tekken, vetting
 from infd.text.apart import ApartTokenizer, Vocabulary, convert
 from infd.text.bound import bound
 from infd.text.checkpoint import TextFiles
+from infd.text.cutting import WHOLE
 from infd.text.pieces import BytePieces, TextPieces, recognise
 from infd.untrusted import read
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from infd.apart.client import Worker
     from infd.text.breakers import BreakerIndex
     from infd.text.checkpoint import Additions
+    from infd.text.cutting import Cut, Encoded, Passage
 
 LARGEST_BYTES: Final = 2**28  # maximum size of tokenizer.json; a vocabulary of 250,000 tokens takes about 30 MiB
 LARGEST_ID: Final = 2**24  # bounds tables with an entry for each id; vocabularies end at about 2**18
@@ -46,6 +48,7 @@ class Backend(Protocol):
     @property
     def vocabulary(self) -> Vocabulary: ...
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+    def encode_passages(self, passages: Sequence[Passage], cut: Cut, *, add_special_tokens: bool) -> list[Encoded]: ...
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
     def id_of(self, token: str) -> int | None: ...
     def token(self, token_id: int) -> str | None: ...
@@ -108,6 +111,17 @@ class Library:
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise InvalidRequest(f"the text is not valid Unicode{_where(text)}") from error
+        except BaseException as error:
+            if isinstance(error, Exception) or _is_panic(error):
+                raise TextFailed(f"the tokenizers library failed: {error}") from error
+            raise
+
+    def encode_passages(self, passages: Sequence[Passage], cut: Cut, *, add_special_tokens: bool) -> list[Encoded]:
+        try:
+            return cutting.encode(self._backend, passages, cut, add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            where = next(filter(None, (_where(text) for passage in passages for text in passage.texts)), "")
+            raise InvalidRequest(f"a text is not valid Unicode{where}") from error
         except BaseException as error:
             if isinstance(error, Exception) or _is_panic(error):
                 raise TextFailed(f"the tokenizers library failed: {error}") from error
@@ -225,6 +239,17 @@ class Tokenizer:
         TextFailed if the library or the worker fails.
         """
         return self._backend.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_passages(
+        self, passages: Sequence[Passage], cut: Cut = WHOLE, *, add_special_tokens: bool = True
+    ) -> list[Encoded]:
+        """Return the ids of texts, and of pairs of texts joined as the checkpoint's tokenizer joins pairs.
+
+        cut  how much of each passage is kept
+
+        As slow as `encode` for each text, and raises what `encode` raises.
+        """
+        return self._backend.encode_passages(passages, cut, add_special_tokens=add_special_tokens)
 
     def least_tokens(self, text: str) -> int:
         """Return a lower bound of the number of tokens of a text, without encoding; 0 if no bound is known."""

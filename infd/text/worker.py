@@ -33,6 +33,9 @@ class Tasks:
             case apart.Encode(text, add_special_tokens):
                 assert self._tokenizer is not None
                 return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            case apart.EncodePassages(passages, cut, add_special_tokens):
+                assert self._tokenizer is not None
+                return self._tokenizer.encode_passages(passages, cut, add_special_tokens=add_special_tokens)
             case apart.ConvertTokenizer(directory):
                 return convert(Path(directory))
             case apart.CompileTemplate(source):
