@@ -4,6 +4,10 @@ Each level of priority moves a request's place in the queue by `patience`
 arrivals. Only a bounded number of later requests, of any priority, can therefore
 overtake a request. A request's place does not change while the request waits,
 runs or is preempted.
+
+The prompts that a client sends together, such as 2,048 texts to embed, have places
+one arrival apart, and an arrival comes after the places that have started. So the
+prompts of several clients take turns: a single prompt waits behind one of each.
 """
 
 from __future__ import annotations
@@ -21,12 +25,22 @@ class Policy:
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
-        self._arrivals = 0
+        self._latest = 0  # place of the latest arrival, or the latest that has started, without priorities
+        self._placed = 0
 
-    def place(self, priority: int) -> QueuePlace:
-        """Return the place of the next arrival. Lower priorities are earlier; priorities are clamped to ±LEVELS."""
-        self._arrivals += 1
-        return self._arrivals + clamped(priority) * self._patience, self._arrivals
+    def place(self, priority: int, number: int = 0) -> QueuePlace:
+        """Return the place of the next arrival. Lower priorities are earlier; priorities are clamped to ±LEVELS.
+
+        number  of the prompt among those that arrive together; the first, 0, is placed first
+        """
+        if not number:
+            self._latest += 1
+        self._placed += 1
+        return self._latest + number + clamped(priority) * self._patience, self._placed
+
+    def started(self, seq: Sequence) -> None:
+        """Later arrivals come after the place of `seq`."""
+        self._latest = max(self._latest, seq.place[0] - clamped(seq.request.priority) * self._patience)
 
     def may_pass(self, seq: Sequence, waiting: Sequence) -> bool:
         """Return whether `seq` may be admitted before `waiting`, an earlier sequence that lacks a resource.

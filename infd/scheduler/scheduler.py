@@ -110,17 +110,18 @@ class Scheduler:
 
     # Queue and steps
 
-    def add(self, seq: Sequence, place: QueuePlace | None = None) -> None:
+    def add(self, seq: Sequence, place: QueuePlace | None = None, *, number: int = 0) -> None:
         """Queue a sequence. `EngineCore.check` has checked its prompt against max_model_len.
 
-        place  its place; None: after the sequences queued earlier with its priority
+        place   its place; None: after the sequences queued earlier with its priority
+        number  of the prompt among those of its ticket, see `Policy.place`
         """
         assert seq.prompt_tokens <= self.capacity.max_model_len - seq.uncomputed
         seq.limit = min(seq.limit, self.capacity.max_model_len)
         if seq.pooling is not None and self.capacity.pools_last:
             seq.whole = seq.pooling.want.by_token
         seq.token_cost = self.capacity.score_cost if seq.scoring else 1
-        seq.place = self._policy.place(seq.request.priority) if place is None else place
+        seq.place = self._policy.place(seq.request.priority, number) if place is None else place
         self.waiting.add(seq)
 
     def remove(self, seq: Sequence, finish: FinishReason, failure: BaseException | None = None) -> None:
@@ -390,6 +391,7 @@ class Scheduler:
                 self.prefix_queries += seq.prompt_tokens
                 self.prefix_hits += seq.prompt_cached
         self.waiting.start(seq)
+        self._policy.started(seq)
         cost = self._add_span(step, seq, self.budget.remaining)
         assert cost, "an admitted sequence has room for its first span"
         self.budget.remaining -= cost

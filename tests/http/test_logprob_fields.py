@@ -82,9 +82,9 @@ async def test_the_servers_mode_holds_for_requests_without_one(mode: str | None,
         modes: set[str] = set()
         add = endpoint.engine.core.scheduler.add
 
-        def watch(seq: Any, *place: Any) -> None:
+        def watch(seq: Any, *place: Any, **number: int) -> None:
             modes.add(seq.request.wants[0].sampling.logprobs_mode)
-            add(seq, *place)
+            add(seq, *place, **number)
 
         endpoint.engine.core.scheduler.add = watch  # type: ignore[method-assign]
         await endpoint.complete(max_tokens=1, logprobs=1, **({} if mode is None else {"logprobs_mode": mode}))

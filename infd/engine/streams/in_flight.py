@@ -90,7 +90,7 @@ class InFlight:
         ticket.begin_again()
         choices = Choices(watchers, partial(self.resume, ticket))
         streams = iter(choices.streams)
-        for request in requests:
+        for number, request in enumerate(requests):
             root = self._roots.of(request, adapter)
             first = None
             for index in range(request.choices):
@@ -103,20 +103,29 @@ class InFlight:
                     self._constraints.add(seq, grammars[request.constraint])
                 # The first choice uses the whole step budget until its prompt is planned. Later choices then find the
                 # prompt's pages in the prefix index.
-                self._queue(seq, next(streams), ticket, place, prompt_tokens=0 if index else len(request.prompt))
+                prompt_tokens = 0 if index else len(request.prompt)
+                self._queue(seq, next(streams), ticket, place, number=number, prompt_tokens=prompt_tokens)
         self._on_change()
         return choices
 
     def _queue(
-        self, seq: Sequence, stream: Stream, ticket: Ticket, place: QueuePlace | None, *, prompt_tokens: int
+        self,
+        seq: Sequence,
+        stream: Stream,
+        ticket: Ticket,
+        place: QueuePlace | None,
+        *,
+        number: int,
+        prompt_tokens: int,
     ) -> None:
         """Queue a choice, and hold the choice's adapter until the terminal event.
 
         place          place of the ticket's earlier choices in the queue; None: there are none
+        number         of the request among the ticket's
         prompt_tokens  0 for later choices of the same prompt
         """
         choice = ChoiceState(seq, stream, ticket.admitted, self._now(), prompt_tokens)
-        self._scheduler.add(seq, place)
+        self._scheduler.add(seq, place, number=number)
         if seq.adapter is not None:
             self._adapters.keep(seq.adapter)
         self._open[seq] = choice, ticket
