@@ -11,6 +11,7 @@ InfdError
 │   │   └── TooSlow        400, a limit of time was exceeded
 │   ├── GrammarInterrupted 503, with Retry-After
 │   ├── Unsupported        400, names the feature
+│   ├── CannotServe        400, the route is not for the loaded model
 │   ├── Unauthorized       401
 │   ├── ModelNotFound      404
 │   ├── ResponseNotFound   404
@@ -183,6 +184,12 @@ class Unsupported(RequestError):
 
     def __init__(self, feature: str, *, param: str | None = None) -> None:
         super().__init__(f"{feature} is not supported", param=param)
+
+
+class CannotServe(RequestError):
+    """The route needs a model of another kind: one that generates, or one that embeds, classifies or scores."""
+
+    code, param = "unsupported_by_model", "model"
 
 
 class Unauthorized(RequestError):

@@ -24,33 +24,41 @@ from infd.daemon.local_model import LocalModel, cause
 from infd.daemon.progress import Stage
 from infd.engine.lifecycle.state import State
 from infd.errors import InvalidRequest, NotReady, Overloaded, ServerStopped
+from infd.http.apis.api import PoolingApi
 from infd.http.apis.chat import CHAT
 from infd.http.apis.completions import COMPLETIONS
+from infd.http.apis.embeddings import CLASSIFY, EMBEDDINGS
+from infd.http.apis.score import SCORE
 from infd.http.backend import Backend
 from infd.http.exchange import Exchange
 from infd.http.generate import generate
 from infd.http.json_body import decode
+from infd.http.pieces import batched
+from infd.http.pool import pool
 from infd.http.schema.chat import ChatResponse
 from infd.http.schema.completions import CompletionResponse
+from infd.http.schema.pooling import ClassifyResponse, EmbeddingResponse
+from infd.http.schema.scoring import ScoreResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
     from types import TracebackType
 
     from infd.config import Config
     from infd.http.apis.api import Api
-    from infd.http.formats.base import Accepted, Format
-    from infd.http.generation import Generation
-    from infd.http.pieces import Pieces
+    from infd.http.schema.pooling import Classification
 
+    AnyApi = Api[Any] | PoolingApi[Any]
     Prompt = str | Sequence[int]
     Messages = Sequence[dict[str, Any]]
 
 T = TypeVar("T")
-Answered = TypeVar("Answered", ChatResponse, CompletionResponse)
+Answered = TypeVar("Answered", ChatResponse, CompletionResponse, EmbeddingResponse, ClassifyResponse, ScoreResponse)
 
 # Requests in flight for each sequence of a step, so that a prompt waits whenever a sequence ends.
 IN_FLIGHT_PER_ROW: Final = 2
+# Inputs of one request for embeddings, labels or scores.
+INPUTS: Final = 64
 CLOSING_S: Final = 10.0
 RETRY_S: Final = 0.02  # after a request found the queue full
 # The settings by the names that `LLM` accepts: a flag's, such as max_model_len, or section__key, such as cache__bytes.
@@ -103,10 +111,7 @@ class LLM:
 
         Raises RequestError for the first request that fails, and ends the others.
         """
-        found: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
-        if found and isinstance(found[0], int):
-            found = [found]
-        bodies = [{"prompt": prompt, **fields} for prompt in found]
+        bodies = [{"prompt": prompt, **fields} for prompt in _listed(prompts)]
         _check_fields(fields, COMPLETIONS)
         return self._answer(COMPLETIONS, bodies, CompletionResponse, progress=progress)
 
@@ -128,6 +133,56 @@ class LLM:
         _check_fields(fields, CHAT)
         return self._answer(CHAT, bodies, ChatResponse, progress=progress)
 
+    def embed(self, inputs: Prompt | Iterable[Prompt], *, progress: bool = False, **fields: Any) -> list[list[float]]:
+        """Return the embedding of each text, or list of token ids, in order.
+
+        fields    of POST /v1/embeddings, such as dimensions=256, prompt_name="query" or truncate_prompt_tokens=-1
+        progress  whether to draw a progress bar on standard error, which counts requests of INPUTS inputs
+
+        Raises RequestError for the first request that fails, and ends the others.
+        """
+        _check_fields(fields, EMBEDDINGS)
+        bodies = [{"input": part, **fields, "encoding_format": "float"} for part in batched(_listed(inputs), INPUTS)]
+        answers = self._answer(EMBEDDINGS, bodies, EmbeddingResponse, progress=progress)
+        return [each.embedding for answer in answers for each in answer.data if not isinstance(each.embedding, str)]
+
+    def classify(
+        self, inputs: Prompt | Iterable[Prompt], *, progress: bool = False, **fields: Any
+    ) -> list[Classification]:
+        """Return the scores of the labels of each text, or list of token ids, in order.
+
+        fields    of POST /classify, such as use_activation=False
+        progress  as of `embed`
+
+        Raises RequestError for the first request that fails, and ends the others.
+        """
+        _check_fields(fields, CLASSIFY)
+        bodies = [{"input": part, **fields} for part in batched(_listed(inputs), INPUTS)]
+        answers = self._answer(CLASSIFY, bodies, ClassifyResponse, progress=progress)
+        return [each for answer in answers for each in answer.data]
+
+    def score(
+        self, queries: str | Sequence[str], documents: str | Sequence[str], *, progress: bool = False, **fields: Any
+    ) -> list[float]:
+        """Return the score of each document beside the query, or beside the query with the same number.
+
+        fields    of POST /score, such as max_tokens_per_doc=256
+        progress  as of `embed`
+
+        Raises RequestError for the first request that fails, and ends the others.
+        """
+        _check_fields(fields, SCORE)
+        texts = [documents] if isinstance(documents, str) else list(documents)
+        if isinstance(queries, str):
+            bodies = [{"queries": queries, "documents": part, **fields} for part in batched(texts, INPUTS)]
+        elif len(queries) != len(texts):
+            raise InvalidRequest(f"{len(queries)} queries beside {len(texts)} documents", param="queries")
+        else:
+            pairs = zip(batched(queries, INPUTS), batched(texts, INPUTS), strict=True)
+            bodies = [{"queries": asked, "documents": part, **fields} for asked, part in pairs]
+        answers = self._answer(SCORE, bodies, ScoreResponse, progress=progress)
+        return [each.score for answer in answers for each in answer.data]
+
     def close(self) -> None:
         """Release the model. Requests in flight fail with ServerStopped; later ones too."""
         self._finalizer()
@@ -141,7 +196,7 @@ class LLM:
         self.close()
 
     def _answer(
-        self, api: Api[Any], bodies: list[dict[str, Any]], kind: type[Answered], *, progress: bool
+        self, api: AnyApi, bodies: list[dict[str, Any]], kind: type[Answered], *, progress: bool
     ) -> list[Answered]:
         shown = BatchProgress(len(bodies), 0, draws=progress and sys.stderr.isatty())
         try:
@@ -158,7 +213,13 @@ def _assignment(name: str, value: object) -> Assignment:
     return Assignment(key, value, f"LLM({name}=...)", text=isinstance(value, str))
 
 
-def _check_fields(names: Iterable[str], api: Api[Any]) -> None:
+def _listed(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
+    """Return a list of prompts, given one prompt or several."""
+    found: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
+    return [found] if found and isinstance(found[0], int) else found
+
+
+def _check_fields(names: Iterable[str], api: AnyApi) -> None:
     """Raise InvalidRequest for a field that the API does not have, which a server would ignore."""
     known = [field.encode_name for field in msgspec.structs.fields(api.decoder.type)]
     for name in names:
@@ -167,9 +228,11 @@ def _check_fields(names: Iterable[str], api: Api[Any]) -> None:
             raise InvalidRequest(f"unknown field {name}; the nearest known one is {near[0]}", param=name)
 
 
-def _tokens(answer: ChatResponse | CompletionResponse) -> int:
-    """Return the number of generated tokens."""
-    return answer.usage.completion_tokens if answer.usage else 0
+def _tokens(answer: Answered) -> int:
+    """Return the number of generated tokens; of embeddings, labels and scores the tokens of the inputs."""
+    if isinstance(answer, ChatResponse | CompletionResponse):
+        return answer.usage.completion_tokens if answer.usage else 0
+    return answer.usage.prompt_tokens
 
 
 class _Server:
@@ -209,7 +272,7 @@ class _Server:
             raise
 
     async def answer_all(
-        self, api: Api[Any], bodies: list[dict[str, Any]], kind: type[Answered], progress: BatchProgress
+        self, api: AnyApi, bodies: list[dict[str, Any]], kind: type[Answered], progress: BatchProgress
     ) -> list[Answered]:
         """Return the answers to requests, in order. Raises RequestError, after all other requests have ended."""
         answers: dict[int, Answered] = {}
@@ -228,26 +291,29 @@ class _Server:
             raise cause(group) from None
         return [answers[number] for number in range(len(bodies))]
 
-    async def _answer(self, api: Api[Any], fields: dict[str, Any], kind: type[Answered]) -> Answered:
+    async def _answer(self, api: AnyApi, fields: dict[str, Any], kind: type[Answered]) -> Answered:
         assert self._backend is not None
         try:
             body = msgspec.json.encode(fields)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"the request is no JSON: {error}") from None
-        request = decode(body, api.decoder, self._config.limits.json_depth)
-        if request.stream:
+        request, backend, size = decode(body, api.decoder, self._config.limits.json_depth), self._backend, len(body)
+        if getattr(request, "stream", False):
             raise InvalidRequest("stream is not for LLM, which returns whole answers", param="stream")
-        generation = api.generation(request, len(body), self._config)
-        pieces = await self._when_admitted(generation, partial(api.format, request), self._backend)
-        return msgspec.json.decode(b"".join(pieces), type=kind)
+        work: Callable[[], Awaitable[Iterable[bytes]]]
+        if isinstance(api, PoolingApi):
+            pooling = api.pooling(request, size, backend.model(), self._config)
+            work = partial(pool, pooling, partial(api.body, request), Exchange(), backend)
+        else:
+            generation = api.generation(request, size, self._config)
+            work = partial(generate, generation, partial(api.format, request), Exchange(), backend)
+        return msgspec.json.decode(b"".join(await self._when_admitted(work, backend)), type=kind)
 
-    async def _when_admitted(
-        self, generation: Generation, format_of: Callable[[Accepted], Format], backend: Backend
-    ) -> Pieces:
+    async def _when_admitted(self, work: Callable[[], Awaitable[Iterable[bytes]]], backend: Backend) -> Iterable[bytes]:
         """Answer a request; if other calls have filled the queue, wait. Raises RequestError."""
         while True:
             try:
-                return await generate(generation, format_of, Exchange(), backend)
+                return await work()
             except NotReady:
                 if self._stop.is_set():
                     raise ServerStopped from None

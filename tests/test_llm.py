@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import infd
-from infd.errors import CheckpointError, ConfigError, InvalidRequest, PromptTooLong, ServerStopped
+from infd.errors import CannotServe, CheckpointError, ConfigError, InvalidRequest, PromptTooLong, ServerStopped
 
 SETTINGS = {"device": "cpu", "dtype": "float32", "device__threads": 1}
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -148,3 +148,35 @@ def test_importing_infd_imports_no_engine():
     program = "import sys, infd; print([name for name in sys.modules if name.split('.')[0] in ('torch', 'aiohttp')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.fixture(scope="module")
+def pooling():
+    """The null device, which embeds, classifies and compares by hashes."""
+    with infd.LLM(device="null") as llm:
+        yield llm
+
+
+def test_embeddings_labels_and_scores_are_those_of_each_input(pooling):
+    texts = [f"text {number}" for number in range(150)]  # of three requests
+    vectors = pooling.embed(texts, dimensions=4)
+
+    assert len(vectors) == 150
+    assert all(len(vector) == 4 for vector in vectors)
+    assert [pooling.embed(text, dimensions=4) for text in (texts[0], texts[149])] == [[vectors[0]], [vectors[149]]]
+    assert pooling.embed([5, 6, 7]) == pooling.embed([[5, 6, 7]])
+    labels = pooling.classify(texts)
+    assert [each.label for each in labels].count("LABEL_0") not in (0, 150)
+    assert labels[149].probs == pooling.classify(texts[149])[0].probs
+    assert pooling.score(texts[3], texts)[3] == pytest.approx(1)
+    assert pooling.score(texts, texts) == pytest.approx([1] * 150)
+    assert pooling.embed([]) == pooling.classify([]) == pooling.score("a", []) == []
+
+
+def test_wrong_requests_to_pool_are_refused(pooling, llm):
+    with pytest.raises(InvalidRequest, match="dimensions"):
+        pooling.embed("a", dimension=4)
+    with pytest.raises(InvalidRequest, match="2 queries beside 1 documents"):
+        pooling.score(["a", "b"], ["c"])
+    with pytest.raises(CannotServe, match="only generates text"):
+        llm.embed("a")

@@ -37,8 +37,9 @@ EX_STOPPED: Final = os.EX_TEMPFAIL  # 75
 
 
 class _Usage(Struct):
-    completion_tokens: int = 0
-    output_tokens: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    output_tokens: int | None = None
 
 
 class _Counted(Struct):
@@ -122,12 +123,16 @@ class _Answer(Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Generated tokens."""
+        """Generated tokens; of embeddings, labels and scores the tokens of the inputs."""
         try:
             usage = msgspec.json.decode(self.body, type=_Counted).usage
         except msgspec.MsgspecError:
             return 0
-        return 0 if usage is None else usage.completion_tokens + usage.output_tokens
+        if usage is None:
+            return 0
+        if usage.completion_tokens is None and usage.output_tokens is None:
+            return usage.prompt_tokens
+        return (usage.completion_tokens or 0) + (usage.output_tokens or 0)
 
 
 async def _answer(session: aiohttp.ClientSession, request: lines.Request, stopping: asyncio.Event) -> _Answer | None:

@@ -201,7 +201,11 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     idle_timeout_s: Annotated[Positive, about("longest idle time of a connection between requests", live=True)] = 75.0
     max_body_bytes: Annotated[
         Annotated[int, Meta(ge=1024)] | None,
-        about("largest request body (default: 64K plus 32 bytes per token of max_model_len, at least 1M)", live=True),
+        about(
+            "largest request body (default: 64K plus 32 bytes per token of max_model_len, at least 1M; 8M for a model"
+            " that generates no text)",
+            live=True,
+        ),
     ] = None
     body_timeout_s: Annotated[Positive, about("longest time for a request body to arrive", live=True)] = 30.0
     body_pace: Annotated[
@@ -274,6 +278,10 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
             live=True,
         ),
     ] = 128 * 2**20
+    pooled_bytes: Annotated[
+        Count,
+        about("largest answer of embeddings or scores, as 4 bytes x dimensions x inputs, or x tokens", live=True),
+    ] = 64 * 2**20
     cache_salt: Annotated[Natural, about("longest cache_salt, in characters", live=True)] = 128
     json_depth: Annotated[int, Meta(ge=8), about("deepest nesting of a request body", live=True)] = 128
 
@@ -417,7 +425,7 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     ] = 2**26
     max_waiting: Annotated[
         Count, about("most queued choices, then 429, except for tenants that hold less than their share", live=True)
-    ] = 1024
+    ] = 4096
     max_waiting_tokens: Annotated[
         Count,
         about("most queued prompt tokens, then 429, except for tenants that hold less than their share", live=True),

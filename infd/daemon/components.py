@@ -11,12 +11,14 @@ from msgspec import Struct
 
 from infd.daemon.fingerprint import fingerprint
 from infd.errors import CheckpointError, ConfigError
+from infd.executors import null
 from infd.gguf import is_gguf
 from infd.grammar.protocol import Vocabulary
 from infd.http.served_model import SamplingDefaults, ServedModel
 from infd.http.store.memory import MemoryStore
 from infd.http.store.sqlite import SqliteStore
 from infd.hub.fetch import split
+from infd.pooling import PoolingSettings, configured
 from infd.text.chat import ChatTemplate
 from infd.text.infill import Infill
 from infd.text.syntax import Syntax
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from infd.apart.client import Worker
-    from infd.config import Config, Environment, HubAccess, LiveConfig, ModelConfig
+    from infd.config import Config, Environment, HubAccess, LiveConfig
     from infd.engine.executor import Executor
     from infd.http.served_model import Adapters
     from infd.http.store.entry import Store
@@ -45,6 +47,7 @@ class Language(Struct, frozen=True):
     """A checkpoint's text components: tokenizer, chat template, markup syntax and sampling defaults.
 
     fingerprint  see fingerprint.py
+    pooling      how prompts become embeddings or scores; without tasks: the model generates
     """
 
     tokenizer: Tokenizer
@@ -52,16 +55,17 @@ class Language(Struct, frozen=True):
     syntax: Syntax
     defaults: SamplingDefaults
     fingerprint: str
+    pooling: PoolingSettings
 
     @classmethod
-    def load(cls, directory: Path, model: ModelConfig, worker: Worker) -> Language:
+    def load(cls, directory: Path, config: Config, worker: Worker) -> Language:
         """Load the text components from a checkpoint's directory, in a fraction of a second.
 
         worker  process that runs a template or tokenizer to which `text/vetting` objects
 
         Raises CheckpointError, ConfigError.
         """
-        tokenizer = Tokenizer.load(directory, worker)
+        model, tokenizer = config.model, Tokenizer.load(directory, worker)
         template = ChatTemplate.load(tokenizer, model.chat_template or None, worker, renderer=model.renderer)
         syntax = Syntax.choose(
             tokenizer,
@@ -71,7 +75,8 @@ class Language(Struct, frozen=True):
             response_template=tokenizer.files.tokenizer_config.get("response_template"),
         )
         defaults = SamplingDefaults.read(tokenizer.files.generation_config)
-        return cls(tokenizer, template, syntax, defaults, fingerprint(directory))
+        pooling = configured(config.pooling, directory, read_config(directory))
+        return cls(tokenizer, template, syntax, defaults, fingerprint(directory), pooling)
 
     def vocabulary(self, capacity: Capacity) -> Vocabulary | None:
         """Return the vocabulary for grammars; None if the text of a token may depend on its neighbours."""
@@ -89,6 +94,11 @@ class Language(Struct, frozen=True):
 
     def serve(self, names: tuple[str, ...], capacity: Capacity, adapters: Adapters) -> ServedModel:
         """Return the model's names, limits and text components, for the HTTP server."""
+        pooling = self.pooling
+        if not pooling.tasks and capacity.pools:  # the null device, which does everything
+            pooling = PoolingSettings(
+                dimensions=null.DIMENSIONS, labels=tuple(f"LABEL_{label}" for label in range(null.LABELS))
+            )
         return ServedModel(
             names=names,
             created=int(time.time()),
@@ -101,6 +111,9 @@ class Language(Struct, frozen=True):
             adapters=adapters,
             fingerprint=self.fingerprint,
             infill=Infill.choose(self.tokenizer),
+            generates=capacity.generates and not pooling.tasks,
+            pools=tuple(task for task in capacity.pools if not pooling.tasks or task in pooling.tasks),
+            pooling=pooling,
         )
 
 
@@ -132,9 +145,7 @@ def executor(
     if config.device.kind == "null":
         if config.device.own_process:
             raise ConfigError("device.own_process: the null device computes nothing and needs no process; unset it")
-        from infd.executors.null import NullExecutor
-
-        return NullExecutor(
+        return null.NullExecutor(
             config, lambda: NullSizes.read(directory.result()), lambda: directory.result().absolute().parent
         )
     if config.device.own_process:

@@ -64,7 +64,7 @@ def examine(directory: Path, config: Config) -> Examined:
     if not null:
         found.collect(lambda: _read_headers(found, directory))
     with closing(Worker(apart.MODULE)) as worker:
-        found.collect(lambda: components.Language.load(directory, config.model, worker))
+        found.collect(lambda: components.Language.load(directory, config, worker))
     if not null and not found.faults:
         found.unchecked.append(UNREAD)
     return found

@@ -119,7 +119,7 @@ class LocalModel:
         # The device thread imports torch, then reads weights. Loading the tokenizer during the import would compete for
         # the GIL; reading weights releases the GIL.
         await self._reading.wait()
-        return await self.offload(components.Language.load, self.directory.result(), self._config.model, self.worker)
+        return await self.offload(components.Language.load, self.directory.result(), self._config, self.worker)
 
     def _on_read(self, done: int, total: int) -> None:
         """Show that `done` of the weights' `total` bytes are read; the first call sets `_reading`.

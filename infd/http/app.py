@@ -12,8 +12,11 @@ from infd.http import expectations, middleware
 from infd.http.admission import guarded
 from infd.http.apis.chat import CHAT
 from infd.http.apis.completions import COMPLETIONS
+from infd.http.apis.embeddings import CLASSIFY, EMBEDDINGS, POOLING
 from infd.http.apis.infill import INFILL
 from infd.http.apis.messages import MESSAGES
+from infd.http.apis.score import RERANK, SCORE
+from infd.http.apis.tei import EMBED, EMBED_ALL, EMBED_SPARSE, PREDICT, SIMILARITY
 from infd.http.connection import STALL_S, Connection
 from infd.http.connections import Connections
 from infd.http.formats.responses import RESPONSES_ERRORS
@@ -25,6 +28,7 @@ from infd.http.routes import (
     messages,
     metrics,
     models,
+    pooling,
     responses,
     tokens,
     unknown,
@@ -39,7 +43,7 @@ if TYPE_CHECKING:
 
     from infd.config import LiveConfig
     from infd.engine.engine import Engine
-    from infd.http.apis.api import Api
+    from infd.http.apis.api import Api, PoolingApi
     from infd.http.auth import Keys
     from infd.http.served_model import ServedModel
     from infd.http.store.entry import Store
@@ -68,6 +72,23 @@ APIS: Final[dict[str, Api[Any]]] = {
     "/v1/completions": COMPLETIONS,
     "/v1/messages": MESSAGES,
 }
+# The APIs that reduce prompts to numbers, by path.
+POOLING_APIS: Final[dict[str, PoolingApi[Any]]] = {
+    "/v1/embeddings": EMBEDDINGS,
+    "/embeddings": EMBEDDINGS,
+    "/pooling": POOLING,
+    "/classify": CLASSIFY,
+    "/score": SCORE,
+    "/v1/score": SCORE,
+    "/rerank": RERANK,
+    "/v1/rerank": RERANK,
+    "/v2/rerank": RERANK,
+    "/embed": EMBED,
+    "/embed_all": EMBED_ALL,
+    "/embed_sparse": EMBED_SPARSE,
+    "/predict": PREDICT,
+    "/similarity": SIMILARITY,
+}
 
 
 def application(service: Service) -> web.Application:
@@ -84,7 +105,8 @@ def application(service: Service) -> web.Application:
     )
     app[SERVICE] = service
     apis = {path: api for long, api in APIS.items() for path in (long, long.removeprefix("/v1"))}
-    app[ERRORS] = {path: api.errors for path, api in apis.items()} | {
+    errors = {path: api.errors for path, api in POOLING_APIS.items()} | {path: api.errors for path, api in apis.items()}
+    app[ERRORS] = errors | {
         COUNT_TOKENS: MESSAGES.errors,
         RESPONSES: RESPONSES_ERRORS,
     }
@@ -93,6 +115,8 @@ def application(service: Service) -> web.Application:
         *(web.post(path, answering(api)) for path, api in apis.items()),
         *(web.post(f"{path}/render", rendering(api)) for path, api in APIS.items()),
         web.post("/infill", answering(INFILL)),
+        *(web.post(path, pooling.pooling(api)) for path, api in POOLING_APIS.items()),
+        web.get("/info", pooling.info),
         web.post(COUNT_TOKENS, messages.count_tokens),
         web.post(RESPONSES, guarded(responses.create)),
         web.post(f"{RESPONSES}/input_tokens", responses.count_tokens),

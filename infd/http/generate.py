@@ -69,6 +69,7 @@ async def generate(
     on the generation.
     """
     tenant = exchange.account.tenant
+    backend.model().require_generation()
     async with backend.engine.admit(generation.places, generation.body_bytes, within, tenant=tenant) as ticket:
         with ending(exchange, ticket, backend):
             return await _answer(generation, format_of, exchange, backend, events, before_end, ticket)

@@ -38,6 +38,25 @@ def substitute(struct: Struct, values: Mapping[str, Pieces]) -> Pieces:
     return pieces
 
 
+def enclosed(struct: Struct, items: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the JSON of a Struct with one placeholder, which becomes the array of the encoded items."""
+    before, _, after = msgspec.json.encode(struct).split(b"\xff")
+    yield before
+    yield from listed(items)
+    yield after
+
+
+def listed(items: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the JSON of an array of encoded items."""
+    separator = b""
+    yield b"["
+    for item in items:
+        yield separator
+        yield item
+        separator = b","
+    yield b"]"
+
+
 def elements(blocks: Iterable[Sequence[Any]]) -> Pieces:
     """Return the JSON of an array's elements without the brackets, encoded block by block."""
     pieces: Pieces = []
@@ -81,7 +100,7 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def joined(pieces: Pieces, min_bytes: int) -> Iterator[bytes]:
+def joined(pieces: Iterable[bytes], min_bytes: int) -> Iterator[bytes]:
     """Yield pieces joined to at least `min_bytes` bytes; the last item may be shorter."""
     waiting: Pieces = []
     size = 0

@@ -1,16 +1,21 @@
-"""Make responses with JSON bodies; large bodies are sent in slices."""
+"""Make responses with JSON bodies; large bodies are sent in slices, and may be encoded while they are sent."""
 
 from __future__ import annotations
 
+import asyncio
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from aiohttp.http import HttpVersion10
 from aiohttp.payload import Payload
 
 from infd.http.pieces import joined
 from infd.http.sse import HIGH_WATER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from aiohttp.abc import AbstractStreamWriter
 
     from infd.http.pieces import Pieces
@@ -33,6 +38,22 @@ class Body(Payload):
                 await writer.write(piece[start : start + HIGH_WATER])
 
 
+class Encoding(Payload):
+    """A JSON body that is encoded while it is sent, no faster than the client reads. It is chunked."""
+
+    def __init__(self, slices: Iterator[bytes]) -> None:
+        super().__init__(slices, content_type="application/json")
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        raise NotImplementedError("the body is not encoded yet")
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        for piece in self._value:
+            await writer.drain()
+            await writer.write(piece)
+            await asyncio.sleep(0)  # encoding a slice takes about a millisecond
+
+
 def json(body: bytes, status: int = 200) -> web.Response:
     return web.Response(body=body, status=status, content_type="application/json")
 
@@ -41,3 +62,16 @@ def body(pieces: Pieces) -> web.Response:
     """Return a response with a JSON body, sent in slices if larger than HIGH_WATER."""
     large = sum(map(len, pieces)) > HIGH_WATER
     return web.Response(body=Body(pieces)) if large else json(b"".join(pieces))
+
+
+def encoded(request: web.Request, pieces: Iterable[bytes]) -> web.Response:
+    """Return a response whose JSON body is encoded as `pieces` is iterated: at once if it is at most HIGH_WATER bytes
+    long, else while it is sent.
+    """
+    slices = joined(pieces, HIGH_WATER)
+    first = next(slices, b"")
+    if len(first) < HIGH_WATER:
+        return json(first)
+    if request.version == HttpVersion10:  # which has no chunks
+        return body([first, *slices])
+    return web.Response(body=Encoding(chain([first], slices)))

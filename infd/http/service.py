@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # The default limit of a body grows with the context length: five characters per token, each escaped in six bytes.
 BODY_BYTES: Final = 2**20
+POOLED_BODY_BYTES: Final = 2**23  # 2,048 inputs of 512 tokens, each token of eight bytes
 BODY_BYTES_BESIDES: Final = 2**16
 BODY_BYTES_PER_TOKEN: Final = 32
 
@@ -66,8 +67,10 @@ class Service(Backend):
         """
         if (configured := self.config.server.max_body_bytes) is not None:
             return configured
-        tokens = 0 if self.served is None else self.served.max_model_len
-        return max(BODY_BYTES, BODY_BYTES_BESIDES + BODY_BYTES_PER_TOKEN * tokens)
+        if self.served is None:
+            return BODY_BYTES
+        least = BODY_BYTES if self.served.generates else POOLED_BODY_BYTES
+        return max(least, BODY_BYTES_BESIDES + BODY_BYTES_PER_TOKEN * self.served.max_model_len)
 
 
 SERVICE = web.AppKey("service", Service)

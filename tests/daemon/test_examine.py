@@ -164,7 +164,7 @@ def test_an_unreadable_tokenizer_is_refused_with_starts_message(checkpoint: Path
     (fault,) = examine(checkpoint, config(checkpoint)).faults
 
     with closing(Worker(apart.MODULE)) as worker, pytest.raises(StartError) as refused:
-        components.Language.load(checkpoint, ModelConfig(), worker)
+        components.Language.load(checkpoint, Config(), worker)
     assert str(refused.value) == fault
 
 

@@ -184,3 +184,26 @@ def test_an_output_that_cannot_be_written_ends_the_run_which_then_continues(run:
     assert "Traceback" not in said
     assert run.finish("--device", "null") == os.EX_OK
     assert len({record["custom_id"] for record in run.records()}) == len(run.records()) == 40
+
+
+@pytest.mark.exhaustive
+def test_embeddings_scores_and_ranks_are_answered_in_a_batch(run: Run):
+    bodies = {
+        "/v1/embeddings": {"input": ["a", "b"]},
+        "/v1/score": {"text_1": "a", "text_2": ["a", "b"]},
+        "/v1/rerank": {"query": "a", "documents": ["b", "a"]},
+        "/classify": {"input": "a"},
+    }
+    requests = [{"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in bodies.items()]
+    run.write([*requests, {"custom_id": "wrong", "method": "POST", "url": "/v1/embeddings", "body": {"input": []}}])
+
+    assert run.finish("--device", "null") == os.EX_DATAERR
+    found = {record["custom_id"]: record["response"] for record in run.records()}
+    assert {name: answer["status_code"] for name, answer in found.items()} == {
+        **dict.fromkeys(bodies, 200),
+        "wrong": 400,
+    }
+    assert len(found["/v1/embeddings"]["body"]["data"]) == 2
+    assert found["/v1/score"]["body"]["data"][0]["score"] == pytest.approx(1)
+    assert found["/v1/rerank"]["body"]["results"][0]["index"] == 1
+    assert found["/classify"]["body"]["data"][0]["label"].startswith("LABEL_")

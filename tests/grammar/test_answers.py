@@ -164,7 +164,7 @@ class Served(Struct):
 
 @cache
 def embedded_vocabulary() -> Vocabulary:
-    language = Language.load(embedded.path(), ModelConfig(), Worker("infd.text.apart"))
+    language = Language.load(embedded.path(), Config(), Worker("infd.text.apart"))
     spelled = language.tokenizer.spellings()
     assert spelled is not None
 

@@ -18,8 +18,15 @@ from tests.http import openai_surface
 
 FILE = Path(__file__).parents[2] / "infd" / "http" / "README.md"
 KNOWN = Path(__file__).with_name("known_fields.toml")
-NAMES = {"openai": "OpenAI", "anthropic": "Anthropic", "vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
-COLUMNS = {
+NAMES = {
+    "openai": "OpenAI",
+    "anthropic": "Anthropic",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "llamacpp": "llama.cpp",
+    "tei": "text-embeddings-inference",
+}
+GENERATING = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
@@ -33,6 +40,19 @@ COLUMNS = {
     "/v1/conversations/{id}": "conversation",
     "/v1/conversations/{id}/items": "items",
 }
+POOLING = {
+    "/v1/embeddings": "embeddings",
+    "/pooling": "pooling",
+    "/classify": "classify",
+    "/score": "score",
+    "/rerank": "rerank",
+    "/embed": "embed",
+    "/embed_all": "embed_all",
+    "/embed_sparse": "embed_sparse",
+    "/predict": "predict",
+    "/similarity": "similarity",
+}
+COLUMNS = GENERATING | POOLING
 
 HEAD = """# The HTTP API, field by field
 
@@ -51,6 +71,13 @@ tokens check the fields of sampling, and do not use them.
 
 With `use_beam_search` the likeliest texts are searched and none is drawn: `temperature`, `top_p`, `top_k`, `min_p` and
 `seed` have no effect.
+
+"""
+POOLED_HEAD = """
+## Embeddings, labels and scores
+
+`embeddings` is /v1/embeddings and /embeddings, `score` is /score and /v1/score, `rerank` is /rerank, /v1/rerank and
+/v2/rerank. `embed` to `similarity` are routes of text-embeddings-inference, whose /rerank is known by its `texts`.
 
 """
 
@@ -84,18 +111,24 @@ def refusals(request: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def page() -> str:
-    structs = requests()
+    head = [HEAD + _table(GENERATING), POOLED_HEAD + _table(POOLING)]
+    return "\n".join([*head, "", *_openai(), ""])
+
+
+def _table(columns: dict[str, str]) -> str:
+    """Return the table of the fields of some routes."""
+    structs = {path: struct for path, struct in requests().items() if path in columns}
     by_route = {path: states(struct) for path, struct in structs.items()}
     neutral = {name: values for struct in structs.values() for name, values in refusals(struct).items() if values}
-    rows = [f"| field | {' | '.join(COLUMNS.values())} | also of | accepted where refused |"]
-    rows.append("|---|" + "---|" * (len(COLUMNS) + 2))
-    others = known()
+    rows = [f"| field | {' | '.join(columns.values())} | also of | accepted where refused |"]
+    rows.append("|---|" + "---|" * (len(columns) + 2))
+    others = {peer: [routes[path] for path in columns if path in routes] for peer, routes in known().items()}
     for name in sorted({name for found in by_route.values() for name in found}):
         cells = [found.get(name, "") for found in by_route.values()]
-        peers = [NAMES[peer] for peer, routes in others.items() if any(name in fields for fields in routes.values())]
+        peers = [NAMES[peer] for peer, routes in others.items() if any(name in fields for fields in routes)]
         values = ", ".join(f"`{json.dumps(value)}`" for value in neutral.get(name, ()))
         rows.append(f"| `{name}` | {' | '.join(cells)} | {', '.join(peers)} | {values} |")
-    return "\n".join([HEAD + "\n".join(rows), "", *_openai(), ""])
+    return "\n".join(rows)
 
 
 def _openai() -> list[str]:

@@ -6,11 +6,14 @@ import json
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from infd.http.served_model import SamplingDefaults, ServedModel
+from infd.pooling import PoolingSettings
+from infd.request import PoolTask
 from infd.text.chat import ChatTemplate
 from infd.text.infill import Family, Infill
 from infd.text.tokenizer import Tokenizer
@@ -18,6 +21,7 @@ from tests.fakes import VOCAB, continuation
 
 MODEL = "org/fake-model"
 FAMILY = Family(prefix="!", suffix='"', middle="#", file="$")  # of models that fill gaps
+PROMPTS = {"query": "find ", "document": ""}  # that precede texts whose embeddings are wanted
 TEMPLATE = """{%- if messages[0].content == 'refuse me' %}{{ raise_exception('as you wish') }}{% endif -%}
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
@@ -67,6 +71,7 @@ def chat_prompt(*texts: str) -> list[int]:
 
 
 def served(max_model_len: int, **defaults: float) -> ServedModel:
+    tasks = get_args(PoolTask)
     return ServedModel(
         names=(MODEL, "alias"),
         created=1,
@@ -76,4 +81,6 @@ def served(max_model_len: int, **defaults: float) -> ServedModel:
         template=template(),
         defaults=SamplingDefaults(**defaults),
         infill=Infill(FAMILY, tokenizer()),
+        pools=tasks,
+        pooling=PoolingSettings(tasks=tasks, dimensions=1, labels=("likely",), prompts=PROMPTS, pairs=True),
     )

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import openai
-from openai.types import Completion, Model, completion_create_params
+from openai.types import (
+    Completion,
+    CreateEmbeddingResponse,
+    Embedding,
+    Model,
+    completion_create_params,
+    embedding_create_params,
+)
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
 from openai.types.chat import completion_create_params as chat
 from openai.types.chat.chat_completion import Choice
@@ -32,6 +39,8 @@ from infd.http.schema.chat import ChatChoice, ChatChunk, ChatResponse, ReplyMess
 from infd.http.schema.completions import CompletionChoice as Choices
 from infd.http.schema.completions import CompletionResponse
 from infd.http.schema.models import ModelCard
+from infd.http.schema.pooling import Embedding as EmbeddingObject
+from infd.http.schema.pooling import EmbeddingResponse
 from infd.http.schema.responses import ConversationObject, InputTokens, ResponseObject
 from infd.http.schema.responses import ResponseUsage as Used
 from infd.http.store.items import ItemList
@@ -40,6 +49,7 @@ from infd.http.store.items import ItemList
 BODIES: dict[str, Any] = {
     "/v1/chat/completions": chat.CompletionCreateParamsStreaming,
     "/v1/completions": completion_create_params.CompletionCreateParamsStreaming,
+    "/v1/embeddings": embedding_create_params.EmbeddingCreateParams,
     "/v1/responses": response_create_params.ResponseCreateParamsStreaming,
     "/v1/responses/input_tokens": input_token_count_params.InputTokenCountParams,
     "/v1/conversations": conversation_create_params.ConversationCreateParams,
@@ -54,6 +64,8 @@ ANSWERS: dict[Any, Any] = {
     ChatCompletionChunk: ChatChunk,
     Completion: CompletionResponse,
     CompletionChoice: Choices,
+    CreateEmbeddingResponse: EmbeddingResponse,
+    Embedding: EmbeddingObject,
     Response: ResponseObject,
     ResponseUsage: Used,
     InputTokenCountResponse: InputTokens,

@@ -56,7 +56,7 @@ USER = {"role": "user", "content": "hi"}
         (COMPLETIONS, {"prompt": ""}, 400, "prompt", None),
         (COMPLETIONS, {"prompt": ["a", 1]}, 400, "prompt", None),
         (COMPLETIONS, {"prompt": "a", "logprobs": 21}, 400, "logprobs", None),
-        (COMPLETIONS, {"prompt": ["a"] * 1000, "n": 2}, 400, "prompt", None),
+        (COMPLETIONS, {"prompt": ["a"] * 1000, "n": 5}, 400, "prompt", None),
         (COMPLETIONS, {"prompt": [5] * 256}, 400, "prompt", "context_length_exceeded"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens", None),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 0, "echo": True, "n": 2}, 400, "n", None),

@@ -60,6 +60,11 @@ async def test_refused_and_ignored_fields_are_so_at_the_route(endpoint: Any):
         "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
         "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
         "/tokenize": {"prompt": "a"},
+        "/v1/embeddings": {"input": "a"},
+        "/pooling": {"input": "a"},
+        "/classify": {"input": "a"},
+        "/score": {"text_1": "a", "text_2": "b"},
+        "/rerank": {"query": "a", "documents": ["b"]},
     }
     for path, body in least.items():
         answer = None

@@ -40,6 +40,20 @@ BODIES: dict[str, dict[str, Any]] = {
     "/infill": {"input_prefix": "a", "input_suffix": "b"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
+    "/v1/embeddings": {"input": "a"},
+    "/embeddings": {"input": ["a", "b"]},
+    "/pooling": {"input": [5, 6], "task": "token_embed"},
+    "/classify": {"messages": [USER]},
+    "/score": {"text_1": "a", "text_2": "b"},
+    "/v1/score": {"queries": "a", "documents": ["b"]},
+    "/rerank": {"query": "a", "texts": ["b"]},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v2/rerank": {"query": "a", "documents": ["b"]},
+    "/embed": {"inputs": "a"},
+    "/embed_all": {"inputs": "a"},
+    "/embed_sparse": {"inputs": "a"},
+    "/predict": {"inputs": "a"},
+    "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
 }
 GENERATING = [operation.path for operation in OPERATIONS if operation.streams and operation.request is not None]
 LONG: dict[str, dict[str, Any]] = {
@@ -117,7 +131,8 @@ async def test_a_malformed_body_is_the_clients_error_in_the_routes_shape(unharme
         assert status == 400, (body[:20], answer)
         anthropic = path in ("/v1/messages", "/v1/messages/count_tokens")
         assert ("type" in answer) == anthropic
-        assert answer["error"]["message"]
+        error = answer["error"]
+        assert error if isinstance(error, str) else error["message"]
     too_large = b" " * (unharmed.server.service.largest_body_bytes + 1)
     status, answer = await unharmed.post(at, too_large)
     assert status == 413, answer

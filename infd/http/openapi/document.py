@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 _ABOUT: Final = """infd serves a language model to clients of OpenAI's, Anthropic's and vLLM's APIs.
 
 Unknown fields of a body are ignored. A known field that is not served is refused by name, unless its value changes no
-answer. The paths of /v1/chat/completions, /v1/completions, /v1/messages and /v1/models exist without /v1 too."""
+answer. The paths of /v1/chat/completions, /v1/completions, /v1/messages and /v1/models exist without /v1 too.
+
+The routes that pool need a model for embeddings, labels or scores: /v1/models lists the `tasks` of each model."""
 
 # Before OpenAPI 3.2, the schema of an event stream describes each event.
 _EVENT: Final = {

@@ -10,6 +10,7 @@ from infd.errors import (
     Aborted,
     AdapterUnavailable,
     BodyTooLarge,
+    CannotServe,
     ConversationNotFound,
     GrammarFailed,
     GrammarInterrupted,
@@ -39,10 +40,8 @@ KEYED: Final[Errors] = (*ANY, Unauthorized, Overloaded)
 MODEL: Final[Errors] = (*KEYED, NotReady)
 BODY: Final[Errors] = (*MODEL, BodyTooLarge, Unsupported)
 PROMPT: Final[Errors] = (*BODY, ModelNotFound, PromptTooLong)
-GENERATED: Final[Errors] = (
-    *(*PROMPT, QueueTimeout, RequestTimeout, Aborted),
-    *(AdapterUnavailable, GrammarFailed, GrammarInterrupted, NothingAllowed),
-)
+POOLED: Final[Errors] = (*PROMPT, QueueTimeout, RequestTimeout, Aborted, AdapterUnavailable, CannotServe)
+GENERATED: Final[Errors] = (*POOLED, GrammarFailed, GrammarInterrupted, NothingAllowed)
 RESPONSE: Final[Errors] = (*KEYED, ResponseNotFound, NotStored)
 CONVERSATION: Final[Errors] = (*KEYED, ConversationNotFound, NotStored)
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from infd.errors import ModelNotFound
 from infd.http.openapi.operation import ANY, GENERATED, KEYED, MODEL, PROMPT, Operation, Parameter
+from infd.http.openapi.pooling import POOLING
 from infd.http.openapi.stored import STORED
 from infd.http.schema import anthropic, chat, completions, infill, models, tokens
 
@@ -225,5 +226,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         answers=(str,),
         media_type="text/html",
     ),
+    *POOLING,
     *STORED,
 )

@@ -84,4 +84,5 @@ def _card(served: ServedModel, name: str) -> ModelCard:
         root=base if adapter is None else adapter,
         parent=None if adapter is None else base,
         max_model_len=served.max_model_len,
+        tasks=[*served.tasks],
     )

@@ -43,6 +43,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     """
     service, exchange = request.app[SERVICE], request[EXCHANGE]
     body, size = await read(request, _CREATE)
+    service.model().require_generation()
     if body.background and body.store is False:
         raise InvalidRequest("a response in the background is stored: leave store out", param="background")
     parts, conversation_id, total = await earlier(body, size, exchange.tenant, service)

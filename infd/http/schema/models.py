@@ -12,6 +12,7 @@ class ModelCard(Struct, kw_only=True):
 
     root    for an adapter, its directory; else the model's first name
     parent  for an adapter, the model's first name; else null
+    tasks   what requests may ask for: generate, embed, classify, token_embed, token_classify, score
     """
 
     id: str
@@ -21,6 +22,7 @@ class ModelCard(Struct, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int
+    tasks: list[str]
 
 
 class ModelList(Struct, kw_only=True):

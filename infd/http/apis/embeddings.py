@@ -1,0 +1,132 @@
+"""POST /v1/embeddings, /pooling and /classify: OpenAI's and vLLM's requests to pool prompts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from infd.errors import InvalidRequest
+from infd.http.apis import inputs
+from infd.http.apis.api import PoolingApi
+from infd.http.formats.numbers import Encoding, numbers
+from infd.http.formats.openai import OPENAI_ERRORS
+from infd.http.pieces import enclosed, placeholder
+from infd.http.schema.pooling import (
+    Classification,
+    ClassifyRequest,
+    ClassifyResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PoolingRequest,
+    PoolingResponse,
+    PromptUsage,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from infd.config import Config
+    from infd.http.pooling import Pooling, Reduced
+    from infd.http.schema.pooling import EncodingFields
+    from infd.http.served_model import ServedModel
+
+
+def usage(reduced: Reduced) -> PromptUsage:
+    return PromptUsage(prompt_tokens=reduced.tokens, total_tokens=reduced.tokens)
+
+
+def embedding(request: EmbeddingRequest, body_bytes: int, served: ServedModel, config: Config) -> Pooling:
+    """Convert a request for embeddings. Raises InvalidRequest, Unsupported, CannotServe."""
+    served.require_pooling("embed")
+    return replace(_encoded(request, body_bytes, config), task="embed")
+
+
+def pooling(request: PoolingRequest, body_bytes: int, served: ServedModel, config: Config) -> Pooling:
+    """Convert a request for any task of pooling. Raises InvalidRequest, Unsupported, CannotServe."""
+    task = served.require_pooling(request.task)
+    return replace(_encoded(request, body_bytes, config), task=task)
+
+
+def classify(request: ClassifyRequest, body_bytes: int, served: ServedModel, config: Config) -> Pooling:
+    """Convert a request for labels. Raises InvalidRequest, Unsupported, CannotServe."""
+    served.require_pooling("classify")
+    return replace(inputs.pooling(request, body_bytes, config), task="classify")
+
+
+def _encoded(request: EncodingFields, body_bytes: int, config: Config) -> Pooling:
+    if request.prompt_name is not None and request.input_type is not None:
+        raise InvalidRequest("prompt_name and input_type both name a prompt: send one of them", param="input_type")
+    return replace(
+        inputs.pooling(request, body_bytes, config),
+        prompt_name=request.prompt_name,
+        input_type=request.input_type,
+        dimensions=request.dimensions,
+        normalize=request.use_activation,
+    )
+
+
+def _encoding(request: EncodingFields) -> Encoding:
+    return Encoding(
+        request.encoding_format == "base64", request.embed_dtype or "float32", request.endianness or "little"
+    )
+
+
+def embeddings(request: EmbeddingRequest, reduced: Reduced) -> Iterator[bytes]:
+    """Yield the body of an answer with embeddings."""
+    encoding = _encoding(request)
+    response = EmbeddingResponse(
+        id=f"embd-{reduced.id}",
+        created=reduced.created,
+        model=reduced.model,
+        data=placeholder("data"),
+        usage=usage(reduced),
+    )
+    items = (
+        b'{"object":"embedding","index":%d,"embedding":%b}' % (index, encoding.json(pooled, by_token=False))
+        for index, pooled in enumerate(reduced.pooled)
+    )
+    return enclosed(response, items)
+
+
+def pooled_numbers(request: PoolingRequest, reduced: Reduced) -> Iterator[bytes]:
+    """Yield the body of an answer with the numbers of any task."""
+    encoding, by_token = _encoding(request), reduced.task.startswith("token_")
+    response = PoolingResponse(
+        id=f"pool-{reduced.id}",
+        created=reduced.created,
+        model=reduced.model,
+        data=placeholder("data"),
+        usage=usage(reduced),
+    )
+    items = (
+        b'{"object":"pooling","index":%d,"data":%b}' % (index, encoding.json(pooled, by_token=by_token))
+        for index, pooled in enumerate(reduced.pooled)
+    )
+    return enclosed(response, items)
+
+
+def labels(request: ClassifyRequest, reduced: Reduced) -> Iterator[bytes]:
+    """Yield the body of an answer with labels."""
+    names = reduced.served.pooling.labels
+    response = ClassifyResponse(
+        id=f"classify-{reduced.id}",
+        created=reduced.created,
+        model=reduced.model,
+        data=placeholder("data"),
+        usage=usage(reduced),
+    )
+
+    def item(index: int, scores: tuple[float, ...]) -> bytes:
+        best = max(range(len(scores)), key=scores.__getitem__)
+        label = names[best] if best < len(names) else None
+        found = Classification(index=index, label=label, probs=list(scores), num_classes=len(scores))
+        return msgspec.json.encode(found)
+
+    return enclosed(response, (item(index, numbers(pooled)) for index, pooled in enumerate(reduced.pooled)))
+
+
+EMBEDDINGS: Final = PoolingApi(msgspec.json.Decoder(EmbeddingRequest), embedding, embeddings, OPENAI_ERRORS)
+POOLING: Final = PoolingApi(msgspec.json.Decoder(PoolingRequest), pooling, pooled_numbers, OPENAI_ERRORS)
+CLASSIFY: Final = PoolingApi(msgspec.json.Decoder(ClassifyRequest), classify, labels, OPENAI_ERRORS)

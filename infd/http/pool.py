@@ -1,0 +1,116 @@
+"""Answer a `Pooling` of any API: queue its prompts, collect their numbers, write the answer in the API's format."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from infd.errors import Aborted, InvalidRequest, RequestFailed
+from infd.http.ending import ending
+from infd.http.inputs import read_inputs
+from infd.http.pooling import Reduced
+from infd.request import FinishReason, Pool, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from infd.config import LimitsConfig
+    from infd.engine.streams.stream import Choices
+    from infd.http.backend import Backend
+    from infd.http.exchange import Exchange
+    from infd.http.inputs import PooledPrompt
+    from infd.http.pooling import Body, Pooling
+    from infd.http.served_model import ServedModel
+    from infd.request import Pooled, PoolTask
+
+NUMBER_BYTES = 4
+
+
+async def pool(pooling: Pooling, body: Body, exchange: Exchange, backend: Backend) -> Iterable[bytes]:
+    """Return the body of the answer, which `body` encodes piece by piece as the caller iterates.
+
+    Raises RequestError, and the error of a failed input. Returning, raising and cancellation all end the engine's work
+    on the request.
+    """
+    served = backend.model()
+    task = served.require_pooling(pooling.task)
+    _check_dimensions(pooling, task, served)
+    async with backend.engine.admit(len(pooling.inputs), pooling.body_bytes, tenant=exchange.account.tenant) as ticket:
+        with ending(exchange, ticket, backend):
+            exchange.begin(ticket, pooling.asker.request_id)
+            model, adapter = served.name(pooling.asker.model), served.adapter(pooling.asker.model)
+            prompts = await read_inputs(pooling, served, backend.offload)
+            _check_size(prompts, pooling, task, served, backend.config.limits)
+            requests = [
+                Request(
+                    id=ticket.id if len(prompts) == 1 else f"{ticket.id}-{number}",
+                    prompt=prompt.ids,
+                    wants=(
+                        Pool(
+                            task=task,
+                            dimensions=pooling.dimensions,
+                            normalize=pooling.normalize,
+                            activation=pooling.activation,
+                            skip=prompt.skip,
+                            second=prompt.second,
+                        ),
+                    ),
+                    priority=exchange.priority(pooling.asker.priority),
+                    adapter=adapter,
+                    tenant=exchange.account.tenant.name,
+                    share=exchange.account.tenant.share,
+                    cache_salt=pooling.asker.cache_salt,
+                )
+                for number, prompt in enumerate(prompts)
+            ]
+            exchange.account.reserve(sum(request.most_tokens for request in requests))
+            choices = await ticket.submit(*requests, client=exchange.client)
+            pooled = await _collect(choices, len(requests))
+    ids = [prompt.ids for prompt in prompts]
+    return body(Reduced(ticket.id, int(time.time()), model, task, served, ids, pooled))
+
+
+async def _collect(choices: Choices, inputs: int) -> list[Pooled]:
+    """Return the numbers of all inputs. Raises the error of the first that fails."""
+    found: dict[int, Pooled] = {}
+    async for index, delta in choices:
+        if delta.pooled is not None:
+            found[index] = delta.pooled
+        elif delta.finish is FinishReason.ABORT:
+            raise Aborted
+        elif delta.finish is not None:
+            error = delta.error or RequestFailed("the engine gave no reason")
+            raise error.with_traceback(None)  # several streams may raise one error object, whose traceback would grow
+    return [found[index] for index in range(inputs)]
+
+
+def _check_dimensions(pooling: Pooling, task: PoolTask, served: ServedModel) -> None:
+    """Raise InvalidRequest if the model's embeddings cannot be cut to this length."""
+    wanted, settings = pooling.dimensions, served.pooling
+    if wanted is None:
+        return
+    if task not in ("embed", "token_embed"):
+        raise InvalidRequest(f"dimensions is only for embeddings, not for the task {task}", param="dimensions")
+    if settings.matryoshka and wanted not in (*settings.matryoshka, settings.dimensions):
+        trained = ", ".join(map(str, settings.matryoshka))
+        raise InvalidRequest(f"dimensions is one of {trained}: this model is trained for these", param="dimensions")
+    if wanted > settings.dimensions:
+        raise InvalidRequest(
+            f"dimensions is at most {settings.dimensions}, the length of this model's embeddings", param="dimensions"
+        )
+
+
+def _check_size(
+    prompts: Sequence[PooledPrompt], pooling: Pooling, task: PoolTask, served: ServedModel, limits: LimitsConfig
+) -> None:
+    """Raise InvalidRequest if the numbers of all inputs exceed limits.pooled_bytes."""
+    settings = served.pooling
+    width = (pooling.dimensions or settings.dimensions) if task.endswith("embed") else len(settings.labels)
+    by_token = task.startswith("token_")
+    rows = sum(len(prompt.ids) - prompt.skip for prompt in prompts) if by_token else len(prompts)
+    if (size := rows * max(1, width) * NUMBER_BYTES) > limits.pooled_bytes:
+        raise InvalidRequest(
+            f"the numbers of {'all tokens of ' if by_token else ''}{len(prompts)} inputs are {size} bytes; at most"
+            f" {limits.pooled_bytes} are computed at once (limits.pooled_bytes): send fewer or shorter inputs",
+            param=pooling.where(0).partition("[")[0],
+        )

@@ -1,0 +1,122 @@
+"""Scores of pairs of texts: by a cross-encoder, which reads both at once, or by comparing their embeddings."""
+
+from __future__ import annotations
+
+import math
+from operator import mul, sub
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from infd.errors import CannotServe, InvalidRequest
+from infd.http.formats.numbers import numbers
+from infd.http.pooling import Asker, Pooling
+from infd.text.cutting import Passage, Side
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infd.http.pooling import Reduced
+    from infd.http.served_model import ServedModel
+    from infd.pooling.settings import Similarity
+
+
+class Scoring(Struct, frozen=True, kw_only=True):
+    """A request for the scores of pairs of texts, in a form common to all APIs.
+
+    queries                    one text, compared with all documents, or as many as there are documents
+    where_query                returns the request field of a query, for error messages; where_document of a document
+    query_tokens               most tokens of a query; None: all; document_tokens of a document
+    keep, side                 see Pooling
+    prompt_name                see Pooling; for embeddings only
+    activation                 see `request.Pool`; for cross-encoders only
+    """
+
+    asker: Asker
+    queries: Sequence[str]
+    documents: Sequence[str]
+    where_query: Callable[[int], str]
+    where_document: Callable[[int], str]
+    body_bytes: int
+    query_tokens: int | None = None
+    document_tokens: int | None = None
+    keep: int | None = None
+    side: Side = "right"
+    add_special_tokens: bool | None = None
+    prompt_name: str | None = None
+    activation: bool | None = None
+
+    def pooling(self, served: ServedModel) -> Pooling:
+        """Return the request for the numbers from which `scores` computes the scores. Raises CannotServe."""
+        if "score" not in served.tasks:
+            served.require_pooling(None)
+            raise CannotServe(
+                f"{served.names[0]} cannot compare texts; it serves: {', '.join(served.tasks)}. A cross-encoder has one"
+                " label, other models are compared by their embeddings"
+            )
+        if served.pooling.pairs:
+            if self.prompt_name is not None:
+                raise InvalidRequest("prompt_name is for embeddings; this model reads pairs", param="prompt_name")
+            queries = self.queries if len(self.queries) > 1 else [*self.queries] * len(self.documents)
+            most = (self.query_tokens, self.document_tokens)
+            inputs = [Passage(pair, most) for pair in zip(queries, self.documents, strict=True)]
+            return self._pooling(inputs, self.where_document, served)
+        inputs = [Passage((text,), (self.query_tokens,)) for text in self.queries]
+        inputs += [Passage((text,), (self.document_tokens,)) for text in self.documents]
+        return self._pooling(inputs, self._where, served)
+
+    def _pooling(self, inputs: Sequence[Passage], where: Callable[[int], str], served: ServedModel) -> Pooling:
+        return Pooling(
+            asker=self.asker,
+            inputs=inputs,
+            where=where,
+            body_bytes=self.body_bytes,
+            task="classify" if served.pooling.pairs else "embed",
+            keep=self.keep,
+            side=self.side,
+            add_special_tokens=self.add_special_tokens,
+            prompt_name=self.prompt_name,
+            activation=self.activation,
+        )
+
+    def _where(self, number: int) -> str:
+        queries = len(self.queries)
+        return self.where_query(number) if number < queries else self.where_document(number - queries)
+
+
+def scores(reduced: Reduced, pairs: int) -> list[float]:
+    """Return the score of each of `pairs` pairs."""
+    found = [numbers(pooled) for pooled in reduced.pooled]
+    if reduced.served.pooling.pairs:
+        return [each[0] for each in found]
+    queries, documents = found[:-pairs], found[-pairs:]
+    if len(queries) == 1:
+        queries *= pairs
+    measure = _MEASURES[reduced.served.pooling.similarity]
+    return [measure(query, document) for query, document in zip(queries, documents, strict=True)]
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return math.fsum(map(mul, a, b))
+
+
+def _cosine(a: Sequence[float], b: Sequence[float]) -> float:
+    size = math.hypot(*a) * math.hypot(*b)
+    return _dot(a, b) / size if size else 0.0
+
+
+def _euclidean(a: Sequence[float], b: Sequence[float]) -> float:
+    return -math.dist(a, b)
+
+
+def _manhattan(a: Sequence[float], b: Sequence[float]) -> float:
+    return -math.fsum(map(abs, map(sub, a, b)))
+
+
+# As sentence-transformers compares: distances are negative, so that more is closer.
+_MEASURES: dict[Similarity, Callable[[Sequence[float], Sequence[float]], float]] = {
+    "cosine": _cosine,
+    "dot": _dot,
+    "euclidean": _euclidean,
+    "manhattan": _manhattan,
+}

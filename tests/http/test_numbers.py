@@ -1,0 +1,53 @@
+"""Numbers are written as numpy and torch convert them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infd.http.formats.numbers import Encoding
+from infd.request import Pooled
+
+TYPES: dict[Any, torch.dtype] = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+DRAW = random.Random(1)
+EDGES = [0.0, -0.0, 448.0, 449.0, 464.0, 465.0, 57344.0, 61439.0, 61440.0, 65504.0, 65519.0, 65520.0, 1e9, -1e9]
+TIES = [sign * odd * 2.0**power for sign in (1, -1) for odd in range(1, 40, 2) for power in range(-30, 12)]
+DRAWN = [DRAW.gauss(0, 10.0**size) for size in range(-9, 6) for _ in range(100)]
+VALUES = np.array([*EDGES, *TIES, *DRAWN], dtype="<f4")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_base64_of_smaller_types_is_torchs(dtype: Any):
+    written = json.loads(Encoding(True, dtype).json(Pooled(1, VALUES.tobytes()), by_token=False))
+
+    expected = torch.from_numpy(VALUES.copy()).to(TYPES[dtype]).view(torch.uint8).numpy().tobytes()
+    assert base64.b64decode(written) == expected
+
+
+def test_big_endian_numbers_are_reversed():
+    for dtype, form in (("float32", ">f4"), ("float16", ">f2")):
+        written = json.loads(Encoding(True, dtype, "big").json(Pooled(1, VALUES[-900:-800].tobytes()), by_token=True))
+        assert base64.b64decode(written) == VALUES[-900:-800].astype(form).tobytes()
+
+
+def test_json_reads_back_the_same_float32():
+    drawn = VALUES[-96:]
+    pooled = Pooled(8, drawn.tobytes())
+
+    row = json.loads(Encoding().json(pooled, by_token=False))
+    rows = json.loads(Encoding().json(pooled, by_token=True))
+
+    assert struct.pack("<96f", *row) == drawn.tobytes()
+    assert np.array_equal(np.array(rows, dtype="<f4"), drawn.reshape(12, 8))
