@@ -140,6 +140,8 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
         ),
         "span_attention": (
             _native("span_attention:SpanAttention", *_FLOATS),
+            _triton("span_attention:SpanAttention", heads=True),
+            # FlashInfer has no biases by distance, and windows on one side only.
             _reference("span_attention:SpanAttention"),
         ),
         "linear": (_native("linear:Matrices", "bfloat16"), _reference("dense:Matrices")),

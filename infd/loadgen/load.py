@@ -18,10 +18,21 @@ from infd.loadgen.datasets import files, synthetic
 from infd.loadgen.datasets.call import Block, Call, Outline
 from infd.loadgen.datasets.spec import Synthetic
 from infd.loadgen.figures import Drafts, Measured, Report, summarise
-from infd.loadgen.prompts import ALL_WORDS, PROBES, IdWriter, TextWriter, WordCost, Writer, body_of, words
+from infd.loadgen.prompts import (
+    ALL_WORDS,
+    PROBES,
+    IdWriter,
+    TextWriter,
+    WordCost,
+    Writer,
+    body_of,
+    pooled_body,
+    text_of_messages,
+    words,
+)
 from infd.loadgen.samples import Failure, Sample
 from infd.loadgen.server import DraftCounts, Server
-from infd.loadgen.stream import RequestFailed, measure, text_of
+from infd.loadgen.stream import RequestFailed, measure, measure_whole, text_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -101,9 +112,22 @@ async def connect(
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         chat = settings.endpoint == "chat"
         server = Server(settings, session, sent)
-        await server.ready({**settings.body, **body_of("ready", chat=chat)}, chat=chat, patience_s=patience_s)
+        await server.ready({**settings.body, **_body(["ready"], settings, chat=chat)}, chat=chat, patience_s=patience_s)
         audience = audience or Nobody()
         yield Generator(server, session, await _writer(server, settings, audience), audience)
+
+
+def _variant(outline: Outline, number: int) -> Outline:
+    """Return an outline of the same lengths, with other text in its last block."""
+    *shared, own = outline.blocks
+    return Outline((*shared, Block(f"{own.seed} {number}", own.tokens)))
+
+
+def _body(prompts: Sequence[Any], settings: Settings, *, chat: bool) -> dict[str, Any]:
+    """Return the fields of a request that hold its prompt, or its inputs."""
+    if settings.task == "generate":
+        return body_of(prompts[0], chat=chat)
+    return pooled_body([text_of_messages(prompt) for prompt in prompts], settings.task)
 
 
 async def _writer(server: Server, settings: Settings, audience: Audience) -> Writer:
@@ -112,13 +136,15 @@ async def _writer(server: Server, settings: Settings, audience: Audience) -> Wri
     template = {"chat_template_kwargs": given} if (given := settings.body.get("chat_template_kwargs")) else {}
 
     async def count(text: str) -> int:
-        found = await server.tokens({**template, **body_of(text, chat=True)})
+        plain = {"prompt": text, "add_special_tokens": False}
+        asked = {**template, **body_of(text, chat=True)} if settings.task == "generate" else plain
+        found = await server.tokens(asked)
         if found is None:
             raise RequestFailed("no tokens", "POST /tokenize of messages")
         return len(found)
 
     pool = await server.tokens({"prompt": ALL_WORDS, "add_special_tokens": False}) if settings.exact else None
-    if pool and not chat:
+    if pool and not chat and settings.task != "rerank":
         return IdWriter(pool)
     rng = random.Random(f"probe {settings.seed}")  # noqa: S311 - reproducible, not secret
     probes = [words(rng, size) for size in PROBES]
@@ -130,7 +156,7 @@ async def _writer(server: Server, settings: Settings, audience: Audience) -> Wri
         else:
             return TextWriter(cost, count)
     fields = {**settings.body, "model": server.model}
-    first, second = [await server.usage({**fields, **body_of(text, chat=chat)}, chat=chat) for text in probes]
+    first, second = [await server.usage({**fields, **_body([text], settings, chat=chat)}, chat=chat) for text in probes]
     if first is None or second is None:
         audience.tell("the server reports no usage: a word counts as one token")
         return TextWriter(WordCost(), None)
@@ -156,7 +182,8 @@ class Generator:
         self._writer.lengths.inexact = 0
         warmups, calls = _calls(settings)
         for job in await self._write(warmups, settings):
-            await measure(self._session, job.url, job.body, self._server.headers, time.perf_counter())
+            measuring = measure if settings.task == "generate" else measure_whole
+            await measuring(self._session, job.url, job.body, self._server.headers, time.perf_counter())
         # Bodies are built before the measurement, so that during it the generator only sends and reads.
         jobs = await self._write(calls, settings)
         self._audience.tell(f"{len(jobs)} requests to {jobs[0].url}, model {self._server.model}")
@@ -192,6 +219,8 @@ class Generator:
         chat = (call.endpoint or settings.endpoint) == "chat"
         body: dict[str, Any] = dict(call.body)
         tokens = 0
+        if settings.task != "generate":
+            return await self._pooled_job(call, model, settings)
         if isinstance(call.prompt, Outline):
             tokens = call.prompt.tokens
             body |= body_of(await self._writer.write(call.prompt, settings.seed), chat=chat)
@@ -205,6 +234,17 @@ class Generator:
         body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}} | settings.body
         url = self._server.url(chat=chat)
         return Job(msgspec.json.encode(body), url, model, structured.wanted(body), tokens)
+
+    async def _pooled_job(self, call: Call, model: str, settings: Settings) -> Job:
+        """Return a request whose inputs are variants of the call's outline, or its text."""
+        prompts: list[Any] = [call.prompt]
+        tokens = 0
+        if isinstance(call.prompt, Outline):
+            outlines = [_variant(call.prompt, number) for number in range(settings.inputs)]
+            prompts = [await self._writer.write(outline, settings.seed) for outline in outlines]
+            tokens = call.prompt.tokens * settings.inputs
+        body = {**call.body, **_body(prompts, settings, chat=False), "model": model} | settings.body
+        return Job(msgspec.json.encode(body), self._server.url(chat=False), model, None, tokens)
 
     async def _reply_tokens(self, reply: str) -> int:
         if not reply:
@@ -260,7 +300,8 @@ class _Run:
         measured.unfinished += 1
         measured.peak_in_flight = max(measured.peak_in_flight, self._in_flight)
         try:
-            sample = await measure(self._session, job.url, job.body, self._headers, due, lines)
+            measuring = measure if self._settings.task == "generate" else measure_whole
+            sample = await measuring(self._session, job.url, job.body, self._headers, due, lines)
         except RequestFailed as failure:
             if failure.kind not in self._kinds:
                 self._kinds.add(failure.kind)

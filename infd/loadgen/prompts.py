@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from msgspec import Struct
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infd.loadgen.datasets.call import Outline
+    from infd.loadgen.settings import Task
 
 PROBES: Final = (32, 96)  # numbers of words
 _FITTINGS: Final = 12  # counts of one prompt; most fit at the first
@@ -156,6 +159,19 @@ def words(rng: random.Random, count: int) -> str:
 
 def _random(seed: int, block: str) -> random.Random:
     return random.Random(f"{seed} {block}")  # noqa: S311 - reproducible, not secret
+
+
+def text_of_messages(prompt: str | list[int] | list[dict[str, Any]]) -> str | list[int]:
+    """Return a prompt as one text, or as it is if it has no messages."""
+    found: str | list[int] = body_of(prompt, chat=False)["prompt"]
+    return found
+
+
+def pooled_body(prompts: Sequence[str | list[int]], task: Task) -> dict[str, Any]:
+    """Return the fields of a request that pools prompts; the first of a request to rank is also its query."""
+    if task == "rerank":
+        return {"query": prompts[0], "documents": prompts}
+    return {"input": prompts, **({"encoding_format": "base64"} if task == "embed" else {})}
 
 
 def body_of(prompt: str | list[int] | list[dict[str, Any]], *, chat: bool) -> dict[str, Any]:

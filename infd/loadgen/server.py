@@ -16,11 +16,12 @@ from infd.loadgen.stream import RequestFailed, Usage, cause, refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infd.loadgen.settings import Settings
+    from infd.loadgen.settings import Settings, Task
 
 T = TypeVar("T")
 
 _POLL_S: Final = 0.2
+_PATHS: Final[dict[Task, str]] = {"embed": "/v1/embeddings", "classify": "/classify", "rerank": "/rerank"}
 _NOT_READY: Final = ("unreachable", "disconnected", "timeout")
 _DRAFTS = re.compile(
     r"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)(?:_total)?(\{[^}]*\})? (\S+)",
@@ -61,9 +62,10 @@ class Server:
         self.headers = headers
         self._root = settings.url.rstrip("/").removesuffix("/v1")
         self.model = settings.model
+        self._task = settings.task
 
     def url(self, *, chat: bool) -> str:
-        return f"{self._root}/v1" + ("/chat/completions" if chat else "/completions")
+        return self._root + (_PATHS.get(self._task) or ("/v1/chat/completions" if chat else "/v1/completions"))
 
     async def ready(self, body: Mapping[str, Any], *, chat: bool, patience_s: float) -> None:
         """Return once the server has named its model, unless it is known, and answered a request of one token.
@@ -88,7 +90,9 @@ class Server:
         """Return the usage of a request of one token, answered whole; None if the server tells none."""
         path = self.url(chat=chat).removeprefix(self._root)
         short = {name: value for name, value in body.items() if name not in {"min_tokens", "stream", "stream_options"}}
-        return (await self._fetch("POST", path, msgspec.json.encode({**short, "max_tokens": 1}), _Answer)).usage
+        if self._task == "generate":
+            short["max_tokens"] = 1
+        return (await self._fetch("POST", path, msgspec.json.encode(short), _Answer)).usage
 
     async def tokens(self, fields: Mapping[str, Any]) -> list[int] | None:
         """Return the token ids of a prompt or of messages; None if the server has no POST /tokenize as vLLM's."""

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from infd.loadgen.datasets.spec import File, Synthetic
 
+Task = Literal["generate", "embed", "classify", "rerank"]
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 """Fields of a request without which the server samples by its own defaults."""
 
@@ -15,6 +16,8 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "pres
 class Settings(Struct, frozen=True, kw_only=True):
     """Parameters of a load run, which the report includes.
 
+    task          what is asked for; embed, classify and rerank have their own routes, and answers without tokens
+    inputs        texts of a request that does not generate: inputs, or documents of one query
     concurrency   maximum requests in flight; None: no limit
     request_rate  mean arrivals per second; None: each request is sent once `concurrency` allows, or at the time that
                   the dataset gives
@@ -31,6 +34,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     url: str
     model: str = ""  # empty: the first model that the server lists
     endpoint: Literal["chat", "completions"] = "chat"
+    task: Task = "generate"
+    inputs: Annotated[int, Meta(ge=1, le=2048)] = 1
     requests: Annotated[int, Meta(ge=1)] = 64
     concurrency: Annotated[int, Meta(ge=1)] | None = 8
     request_rate: Annotated[float, Meta(gt=0)] | None = None

@@ -52,6 +52,10 @@ class Usage(Struct):
     prompt_tokens_details: PromptDetails | None = None
 
 
+class _Pooled(Struct):
+    usage: Usage | None = None
+
+
 class _Chunk(Struct):
     usage: Usage
 
@@ -107,6 +111,43 @@ async def measure(
         raise RequestFailed("disconnected", repr(error)) from None
     sample.queued_s = max(0.0, sent - due)
     return sample
+
+
+async def measure_whole(
+    session: aiohttp.ClientSession,
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    due: float,
+    lines: list[bytes] | None = None,
+) -> Sample:
+    """Send a request whose answer is one JSON document without text, and read it. Arguments as `measure`'s."""
+    sent = time.perf_counter()
+    try:
+        async with session.post(url, data=body, headers=headers) as response:
+            answer = await response.read()
+            ended = time.perf_counter()
+            if response.status != 200:
+                raise refusal(response.status, answer)
+    except aiohttp.ClientConnectorError as error:
+        raise RequestFailed("unreachable", cause(error)) from None
+    except TimeoutError:
+        raise RequestFailed("timeout") from None
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise RequestFailed("disconnected", repr(error)) from None
+    try:
+        usage = msgspec.json.decode(answer, type=_Pooled).usage
+    except msgspec.MsgspecError as error:
+        raise RequestFailed("no usage", str(error)) from None
+    return Sample(
+        ttft_s=ended - due,
+        e2e_s=ended - due,
+        gaps_s=[],
+        input_tokens=usage.prompt_tokens if usage else 0,
+        output_tokens=0,
+        counted=usage is not None,
+        queued_s=max(0.0, sent - due),
+    )
 
 
 async def read(

@@ -35,6 +35,20 @@ _SHARED = 0.5
     show_default=True,
     help="What requests ask for.",
 )
+@click.option(
+    "--task",
+    type=click.Choice(["generate", "embed", "classify", "rerank"]),
+    default="generate",
+    show_default=True,
+    help="What is measured; all but generate ask /v1/embeddings, /classify or /rerank, and have no output tokens.",
+)
+@click.option(
+    "--inputs",
+    type=click.IntRange(min=1, max=2048),
+    default=1,
+    show_default=True,
+    help="Texts of a request that embeds or classifies, or documents of one that ranks; --input-tokens of each.",
+)
 @click.option("--api-key-env", metavar="NAME", help="Environment variable that holds the API key.")
 @click.option("--header", type=Parsed("name=value", benchargs.pair), multiple=True, help="Header of every request.")
 @click.option("--insecure", is_flag=True, help="Accept any TLS certificate.")

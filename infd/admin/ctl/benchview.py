@@ -35,13 +35,12 @@ def _one(report: Report) -> None:
     output.table((), list(_facts(report)))
     click.echo()
     latency = report.latency_ms
-    rows = {
+    generating = {
         "first token": latency.ttft,
         "between tokens": latency.inter_token,
         "per output token": latency.per_token,
-        "end to end": latency.e2e,
     }
-    _spreads("MS", rows)
+    _spreads("MS", {**(generating if report.settings.task == "generate" else {}), "end to end": latency.e2e})
     if report.models:
         click.echo()
         output.table(
@@ -69,15 +68,21 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield from ((f"  {kind}", str(count)) for kind, count in done.errors.items())
     note = "" if tokens.counted == "server" else " (pieces of text: the server reports no usage)"
     cached = f", {tokens.cached} of the input cached" if tokens.cached else ""
-    yield "tokens", f"{tokens.input} in, {tokens.output} out{cached}{note}"
+    generates = report.settings.task == "generate"
+    out = f", {tokens.output} out" if generates else f"; {report.settings.inputs} inputs a request"
+    yield "tokens", f"{tokens.input} in{out}{cached}{note}"
     if report.lengths is not None:
         off = f"; {report.inexact} of them some tokens off" if report.inexact else ""
         yield "prompts", f"{_LENGTHS[report.lengths]}{off}; seed {report.settings.seed}"
-    yield "sampling", _sampling(report)
+    if generates:
+        yield "sampling", _sampling(report)
     yield "requests/s", f"{rate.requests_s:.2f}, at most {report.peak_in_flight} in flight"
     yield "input tok/s", f"{rate.input_tokens_s:.1f}"
-    yield "output tok/s", f"{rate.output_tokens_s:.1f}"
-    yield "total tok/s", f"{rate.total_tokens_s:.1f}"
+    if generates:
+        yield "output tok/s", f"{rate.output_tokens_s:.1f}"
+        yield "total tok/s", f"{rate.total_tokens_s:.1f}"
+    else:
+        yield "inputs/s", f"{rate.requests_s * report.settings.inputs:.2f}"
     if (good := report.goodput) is not None:
         asked = ", ".join(f"{name} {limit:g} ms" for name, limit in good.objectives_ms.items())
         yield "goodput", f"{good.requests_s:.2f} requests/s, {good.share:.1%} of requests ({asked})"
