@@ -1,7 +1,8 @@
 """An executor that computes nothing: for lifecycle tests, and for measuring infd's own overhead.
 
 A token is a hash of (seed, position), a vector is one of the prompt, or of (token,
-position). Token ids are from the third quarter of the vocabulary, because common
+position). With pooling.task embed or classify it is an encoder, which keeps no cache;
+else it does everything. Token ids are from the third quarter of the vocabulary, because common
 vocabularies have special tokens at the ends and single bytes in the lower half.
 """
 
@@ -94,6 +95,11 @@ class NullExecutor:
         self._ordinary = max(1, sizes.vocab_size // 4)
         layout = CacheLayout((PageGroup(layers=(0,), page_tokens=config.cache.page_tokens),))
         step_tokens = config.scheduler.step_tokens or STEP_TOKENS
+        task = config.pooling.task
+        encodes = task in ("embed", "classify")
+        if encodes:
+            layout = CacheLayout((), divisible=False)
+            step_tokens = max(step_tokens, sizes.max_position_embeddings)
         return Capacity(
             layout=layout,
             pages=config.scheduler.max_num_seqs * layout.peak_pages(sizes.max_position_embeddings, step_tokens),
@@ -101,7 +107,8 @@ class NullExecutor:
             step_tokens=step_tokens,
             max_model_len=sizes.max_position_embeddings,
             vocab_size=sizes.vocab_size,
-            pools=get_args(PoolTask),
+            generates=not encodes,
+            pools=tuple(each for each in get_args(PoolTask) if task == "auto" or each.endswith(task)),
         )
 
     def forward(self, plan: StepPlan) -> NullStep:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from infd.engine.executor import Executor
+    from infd.request import Adapter
     from infd.scheduler.layout import Capacity
     from infd.scheduler.scheduler import Scheduled
 
@@ -29,7 +30,13 @@ if TYPE_CHECKING:
 
 
 def executor(
-    directory: Path, *, rows: int = 3, step_tokens: int = 16, cache: int = 2**19, dtype: str = "float32", **pooling: Any
+    directory: Path,
+    *,
+    rows: int = 3,
+    step_tokens: int = 16,
+    cache: int = 2**19,
+    quantization: str = "none",
+    **pooling: Any,
 ) -> LocalExecutor:
     """Return an executor of small steps, so that prompts are computed in chunks, beside others.
 
@@ -37,7 +44,7 @@ def executor(
     """
     return LocalExecutor(
         Config(
-            model=ModelConfig(path=str(directory), dtype=dtype),  # type: ignore[arg-type]
+            model=ModelConfig(path=str(directory), dtype="float32", quantization=quantization),  # type: ignore[arg-type]
             device=DeviceConfig(kind="cpu", threads=1, kernel_cache=""),
             scheduler=SchedulerConfig(max_num_seqs=rows, step_tokens=step_tokens),
             cache=CacheConfig(bytes=cache, page_tokens=4),
@@ -67,10 +74,15 @@ class Pooler:
         assert seq.preemptions
         return self._numbers(seq)
 
-    async def __call__(self, *wants: tuple[list[int], Pool], depth: int = 1) -> list[Array]:
+    async def __call__(
+        self, *wants: tuple[list[int], Pool], depth: int = 1, adapters: list[Adapter | None] | None = None
+    ) -> list[Array]:
         """Pool prompts together; return [rows, width] of each. Raises the failure of one."""
         requests = [Request(id="r", prompt=tuple(prompt), wants=(pool,)) for prompt, pool in wants]
-        self.sequences = [Sequence(request) for request in requests]
+        self.sequences = [
+            Sequence(request, adapter=adapter, prefix_root=repr(adapter).encode())
+            for request, adapter in zip(requests, adapters or [None] * len(requests), strict=True)
+        ]
         for seq in self.sequences:
             self.scheduler.add(seq)
         in_flight: deque[tuple[Scheduled, Any]] = deque()

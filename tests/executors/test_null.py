@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.config import Config, DeviceConfig, SchedulerConfig
+from infd.config import Config, DeviceConfig, PoolingConfig, SchedulerConfig
 from infd.daemon.components import NullSizes
 from infd.executors.null import NullExecutor
 from infd.request import Pool, SamplingParams
@@ -107,6 +107,18 @@ def test_neither_executor_brings_torch_along_when_imported():
     heavy = "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     code = f"import sys, infd.executors.null, infd.executors.local; {heavy}"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+async def test_it_may_be_an_encoder_that_keeps_no_cache():
+    runs = NullExecutor(
+        Config(device=DeviceConfig(kind="null"), pooling=PoolingConfig(task="classify")),
+        lambda: NullSizes(vocab_size=VOCAB, max_position_embeddings=8192),
+        Path,
+    )
+    capacity = await runs.load()
+    assert (capacity.generates, capacity.pools) == (False, ("classify", "token_classify"))
+    assert (capacity.layout.groups, capacity.layout.divisible, capacity.pages) == ((), False, 0)
+    assert capacity.step_tokens == 8192
 
 
 def rows_of(result: StepResult) -> list[list[float]]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from infd.errors import CheckpointError
-from infd.request import Pool
+from infd.request import Adapter, Pool
 from tests.executors.pooling import Pooler, cosine, executor, reduced, states
 from tests.tiny import make, oracle
 
@@ -176,3 +176,44 @@ async def test_a_head_for_labels_that_is_missing_is_named(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"score.weight: missing"):
         await runs.load()
     await runs.close()
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+async def test_quantized_weights_give_a_prompt_the_same_numbers_among_strangers(saved, form: str):
+    directory = saved("qwen3")
+    model = headless(directory)
+    runs = executor(directory, quantization=form, mode="mean", step_tokens=200)
+    try:
+        pool = Pooler(runs, await runs.load(), prefix_caching=False)
+        together = await pool(*((prompt, EMBED) for prompt in PROMPTS))
+        alone = [(await pool((prompt, EMBED)))[0] for prompt in PROMPTS]
+    finally:
+        await runs.close()
+
+    for prompt, one, other in zip(PROMPTS, alone, together, strict=True):
+        assert np.allclose(one, other, atol=1e-4 * np.abs(one).max())
+        assert cosine(one[0], reduced(states(model, prompt), "mean")) > (0.99 if form == "int8" else 0.9)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT reads what transformers deprecates
+async def test_adapters_change_the_embeddings_of_their_own_requests(saved, tmp_path: Path):
+    from peft import LoraConfig, get_peft_model
+
+    directory = saved("qwen3")
+    plain = headless(directory)
+    torch.manual_seed(3)
+    settings = LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "down_proj"])
+    adapted = get_peft_model(headless(directory), settings).eval()
+    adapted.save_pretrained(tmp_path)
+    adapter = Adapter("tuned", 1, str(tmp_path))
+    runs = executor(directory, mode="mean")
+    try:
+        pool = Pooler(runs, await runs.load(), max_adapters=2, max_adapters_per_step=2)
+        await runs.read_adapter(adapter, None, 2**20)
+        vectors = await pool(*((prompt, EMBED) for prompt in PROMPTS), adapters=[None, adapter] * 3)
+    finally:
+        await runs.close()
+
+    for number, (prompt, vector) in enumerate(zip(PROMPTS, vectors, strict=True)):
+        assert cosine(vector[0], reduced(states(adapted if number % 2 else plain, prompt), "mean")) > SAME
+    assert cosine(vectors[1][0], reduced(states(plain, PROMPTS[1]), "mean")) < 0.99

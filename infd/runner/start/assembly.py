@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("infd.runner")
 
 DEPTH = {"cpu": 1, "cuda": 2}
+# What is logged of Calibration.step_tokens, by whether the model generates.
+_SIZES = {
+    True: "step_tokens: %d, %d in steps that also decode, %d if many prompts wait%s",
+    False: "step_tokens: %d%.0s%.0s%s",
+}
 
 
 class Loaded(Struct, frozen=True):
@@ -98,7 +103,7 @@ def assemble(runners: Runners, bank: Bank, weights: Arena, source: WeightsSource
     arenas = ModelArenas(weights, cache, runners.workspaces)
     alone, mixed, longest = calibration.alone, calibration.mixed, proposal.cache.max_model_len
     if not runners.spec.layout.divisible:  # the longest prompt is one span; of shorter ones a step has fewer tokens
-        alone, mixed = max(alone, longest), alone
+        alone, mixed = max(alone, longest), min(alone, config.scheduler.step_tokens or alone)
     return Loaded(
         runner=trial.runner,
         capacity=Capacity(
@@ -196,8 +201,7 @@ def _calibrated(trial: TrialRunner, settings: SchedulerConfig, file: Calibration
         if file is not None:
             file.store(calibration)
     if settings.step_tokens is None or settings.step_tokens > LEAST:
-        sizes = "step_tokens: %d, %d in steps that also decode, %d if many prompts wait%s"
-        log.info(sizes, *calibration.step_tokens, source)
+        log.info(_SIZES[trial.generates], *calibration.step_tokens, source)
     return calibration
 
 

@@ -1,0 +1,108 @@
+"""The readouts that pool, on given hidden states."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from infd.pooling import PoolingSettings
+from infd.request import Pool
+from infd.runner.readouts.pooling import Pooling, TokenPooling
+from infd.runner.readouts.readout import Selection
+from infd.scheduler.plan import Join, Span, StepResult
+from tests.runner.driving import make_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EMBED = Pool("embed")
+
+
+def double(vectors: Tensor) -> Tensor:
+    return 2 * vectors
+
+
+class Readouts:
+    """Both readouts over a model that returns the hidden states given to `step`."""
+
+    def __init__(self, **settings: Any) -> None:
+        """settings: of PoolingSettings."""
+        rows = make_rows(rows=8)
+        heads = {"classify": double}
+        model = SimpleNamespace(pooling_head=heads.get)
+        instance: Any = SimpleNamespace(model=model, rows=rows, pooling=PoolingSettings(**settings))
+        self.readouts = Pooling(instance), TokenPooling(instance)
+
+    def join(self, row: int, tokens: int, pool: Pool) -> None:
+        for readout in self.readouts:
+            readout.stage([Join(row, [1] * tokens, tokens, (pool,), [], 0)])
+
+    def step(self, spans: list[Span], hidden: Tensor) -> StepResult:
+        offsets = [0, *np.cumsum([span.count for span in spans]).tolist()]
+        result = StepResult([0] * len(spans), [])
+        for readout in self.readouts:
+            if chosen := readout.select(spans, offsets):
+                index = torch.tensor(chosen)
+                selection = Selection(index, index, index, None, narrowed=False)
+                readout.compute(spans, selection, hidden).read(result)
+        return result
+
+
+def span(row: int, start: int, count: int) -> Span:
+    return Span(row, start, count, samples=0, pools=count)
+
+
+def numbers(result: StepResult, number: int) -> list[list[float]]:
+    pooled = result.pooled[number]
+    return np.frombuffer(pooled.values, "<f4").reshape(-1, pooled.width).tolist()
+
+
+def test_a_prompt_with_numbers_that_are_not_finite_fails_alone():
+    runs = Readouts(pooling="mean", activation="sigmoid")
+    for row, task in enumerate(("embed", "embed", "classify", "token_embed", "token_embed")):
+        runs.join(row, 2, Pool(task))  # type: ignore[arg-type]
+    hidden = torch.ones(10, 3)
+    hidden[3, 1], hidden[4, 0], hidden[8, 2] = torch.nan, torch.inf, -torch.inf
+
+    result = runs.step([span(row, 0, 2) for row in range(5)], hidden)
+    assert sorted(result.pooled) == [0, 3]
+    assert sorted(result.failed) == [1, 2, 4]
+    with pytest.raises(Exception, match="hidden states are not finite"):
+        raise result.failed[2].error()
+
+
+def test_tasks_of_every_kind_share_a_step_and_only_prompts_that_end_have_numbers():
+    runs = Readouts(pooling="mean", normalize=True, activation="softmax")
+    runs.join(0, 3, EMBED)
+    runs.join(1, 2, Pool("classify"))
+    runs.join(2, 2, Pool("token_embed", normalize=False, dimensions=1))
+    runs.join(3, 4, EMBED)
+    runs.join(4, 1, Pool("classify", activation=False))
+    hidden = torch.arange(22.0).view(11, 2) ** 2
+    result = runs.step([span(0, 0, 3), span(1, 0, 2), span(2, 0, 2), span(3, 0, 3), span(4, 0, 1)], hidden)
+
+    assert sorted(result.pooled) == [0, 1, 2, 4]
+    mean = hidden[:3].mean(0)
+    assert numbers(result, 0) == [pytest.approx((mean / mean.norm()).tolist())]
+    assert numbers(result, 1) == [pytest.approx((2 * hidden[3:5].mean(0)).softmax(-1).tolist())]
+    assert numbers(result, 2) == hidden[5:7, :1].tolist()
+    assert numbers(result, 4) == [(2 * hidden[10]).tolist()]
+
+
+@pytest.mark.parametrize("mode", ["cls", "lasttoken", "mean", "max", "mean_sqrt_len_tokens", "weightedmean"])
+def test_chunks_reduce_to_what_the_whole_prompt_does_and_a_new_prompt_begins_anew(mode: str):
+    runs, prompt = Readouts(pooling=mode), torch.randn(9, 4, generator=torch.Generator().manual_seed(1))
+    pool = Pool("embed", skip=2)
+    runs.join(0, 9, pool)
+    whole = runs.step([span(0, 0, 9)], prompt)
+    runs.join(0, 9, pool)
+    assert not runs.step([span(0, 0, 4)], prompt[:4] + 100).pooled  # the first chunk of a prompt that is preempted
+    runs.join(0, 9, pool)
+    for start, count in ((0, 1), (1, 4), (5, 3)):
+        assert not runs.step([span(0, start, count)], prompt[start : start + count]).pooled
+
+    assert numbers(runs.step([span(0, 8, 1)], prompt[8:]), 0) == [pytest.approx(numbers(whole, 0)[0], rel=1e-5)]
