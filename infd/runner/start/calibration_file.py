@@ -74,7 +74,8 @@ class CalibrationFile:
             rows,
             tokens,
         )
-        digest = hashlib.blake2b(msgspec.json.encode(determinants, order="sorted"), digest_size=16)
+        encoded = msgspec.json.encode(determinants, enc_hook=dict, order="sorted")  # dict: of read-only mappings
+        digest = hashlib.blake2b(encoded, digest_size=16)
         return cls(Path(config.device.kernel_cache) / NAME, digest.hexdigest())
 
     def find(self) -> Calibration | None:
