@@ -76,6 +76,12 @@ def test_the_second_text_of_a_pair_has_its_own_type(variant, checkpoint):
         assert off(hidden, expected) < CLOSE
 
 
+def test_where_there_is_one_type_both_texts_of_a_pair_have_it(checkpoint):
+    ours = load_encoder(checkpoint("roberta"))
+
+    assert encode(ours, [text(1, 20)], [8])[0].equal(encode(ours, [text(1, 20)])[0])
+
+
 @pytest.mark.parametrize("variant", LABELLED)
 def test_a_text_has_the_labels_that_transformers_gives_it(variant, checkpoint):
     directory = checkpoint(variant, CLASSIFIES, num_labels=3)

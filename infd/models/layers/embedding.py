@@ -69,7 +69,8 @@ class EncoderEmbedding:
         """Return embeddings [T, hidden]; tokens, positions, types [T] int64. types: None: all 0."""
         x = self._tokens(tokens, adapters)
         if self._types is not None:
-            x = x + (self._types.tensor[0] if types is None else self._types.tensor[types])
+            one = types is None or self._types.shape[0] == 1  # RoBERTa: both texts of a pair have type 0
+            x = x + self._types.tensor[0 if one else types]
         if self._positions is not None:
             x = x + self._positions.tensor[positions + self._first]
         x = x if self._norm is None else self._norm(x)
