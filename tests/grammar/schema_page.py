@@ -18,6 +18,11 @@ HEAD = """# What of JSON Schema is kept
 finished answer then validates, and each document that validates can be the answer, with its members in the schema's
 order and its numbers in their shortest spelling. `python -m tests.grammar.schema_page` writes this page from the tests.
 
+A refusal is a 400 before any token is generated, with the code `unsupported_grammar`, and names the keyword by its path
+in the schema: `the schema at #/properties/tags/uniqueItems: ...`. Do what the message says, or leave out the keyword at
+that path and check it in your program. If the schema is too large or malformed, the code says so. "Kept" below means
+that every finished answer satisfies the keyword.
+
 - Drafts 4, 6, 7, 2019-09 and 2020-12, by `$schema`; without it 2020-12. Unknown keywords are ignored, as the drafts
   say; `dependencies` is kept in all of them.
 - `$ref` within the schema; nothing is fetched. A schema inside another with an identifier of its own and references is

@@ -43,7 +43,7 @@ class Arrays:
         if least == 0 and most == 0:
             return [{"items": self._algebra.disjunction(self._negation.of(wanted, True))}]
         if length is None:
-            raise failed(path, "contains is kept only beside maxItems")
+            raise failed(path, "contains is kept only beside maxItems: add maxItems, or leave contains out")
         rest = self._algebra.atoms(beside) - {"array"}
         others = [{"type": names_of(rest)}] if rest else []
         if most is None:
@@ -82,7 +82,8 @@ class Arrays:
         known = (self._algebra.values(p.get("items", True)) for p in leaves if "prefixItems" not in p)
         values = next((v for v in known if v), None)
         if values is None:
-            raise failed(path, "uniqueItems is kept only for at most six enumerated items")
+            advice = "list them in items with enum, or leave uniqueItems out"
+            raise failed(path, f"uniqueItems is kept only for at most six enumerated items: {advice}")
         listed = self._arranged(values, beside, (least, most), path)
         rest = self._algebra.atoms(beside) - {"array"}
         others = self._algebra.conjunction([{"type": names_of(rest or ALL)}, *parts])
