@@ -17,6 +17,7 @@ from infd.models import registry
 from infd.models.config import architecture
 from infd.models.decoder import ROOTS
 from infd.models.parameter import Matrix
+from infd.pooling import read as read_pooling
 from infd.quantize.files import Entry, SafetensorsWriter, new_directory, require_absent
 from infd.quantize.schemes import SCHEMES, described, quantize
 from infd.weights.checkpoint import INDEX, Checkpoint
@@ -158,7 +159,21 @@ def linear(checkpoint: Checkpoint) -> set[str]:
             )
         ops = select(torch.device("cpu"), torch.float32, insisting("reference", quantized("int8", "none")))
         device = torch.device("cpu")  # only tables such as rotary angles are allocated
-        model = registry.build(config, ops, dtype=torch.float32, device=device, max_len=64, stored=checkpoint.tensors)
+        pooling = read_pooling(directory, config)
+        if pooling.denses:
+            raise CheckpointError(
+                f"{pooling.denses[0].file}: dense layers after pooling are not copied; serve the checkpoint with"
+                " --quantization instead"
+            )
+        model = registry.build(
+            config,
+            ops,
+            dtype=torch.float32,
+            device=device,
+            max_len=64,
+            stored=checkpoint.tensors,
+            pooling=pooling,
+        )
     except CheckpointError as error:
         raise CheckpointError(f"{directory}: {error}") from error
     check(model, checkpoint)

@@ -230,6 +230,19 @@ def test_calibration_measures_decoders_whose_prefix_transformers_changes(variant
     assert any(not scales[0][name].equal(scales[1][name]) for name in scales[0] if name.endswith("weight_scale"))
 
 
+def test_a_model_that_pools_is_quantized_without_a_language_model_head(plain: Path, tmp_path: Path) -> None:
+    headless = tmp_path / "headless"
+    headless.mkdir()
+    config = json.loads((plain / "config.json").read_text())
+    family = config["architectures"][0].removesuffix("ForCausalLM")
+    (headless / "config.json").write_text(json.dumps({**config, "architectures": [f"{family}Model"]}))
+    tensors = {name: each for name, each in load_file(plain / "model.safetensors").items() if name != "lm_head.weight"}
+    save_file(tensors, headless / "model.safetensors")
+    convert(plain, tmp_path / "whole", "int8")
+    convert(headless, tmp_path / "out", "int8")
+    assert names(tmp_path / "out") == names(tmp_path / "whole")
+
+
 def test_what_cannot_be_quantized_is_refused_before_anything_is_written(plain: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for name in ("ct-w4a16-g32", "gptq-g32", "bnb-nf4"):
