@@ -70,6 +70,16 @@ def test_without_a_cache_whole_prompts_are_packed_into_a_step():
     driver.check_answers()
 
 
+def test_several_whole_prompts_share_a_step_only_up_to_its_smaller_budget():
+    layout = CacheLayout((), divisible=False)
+    driver = Driver(capacity(layout, pages=0, step_tokens=64, max_model_len=64, mixed_tokens=32))
+    long, *short = [driver.add(sequence(length, pool=EMBED)) for length in (60, 12, 20, 1)]
+
+    assert granted(driver.step()) == {long: 60}
+    assert granted(driver.step()) == dict(zip(short[:2], (12, 20), strict=True))
+    assert granted(driver.step()) == {short[2]: 1}
+
+
 def test_a_step_that_pools_the_same_tokens_again_adds_only_unknown_rows():
     pooling = Pooling(Pool("token_embed", skip=1), 6)
     pooling.add(0, 3, Pooled(1, b"bbbbcccc"))
