@@ -74,6 +74,7 @@ def test_the_image_runs_infd_itself_as_a_user_without_privileges() -> None:
 def test_the_lines_that_build_the_image_install_an_infd_that_checks_its_settings(tmp_path: Path) -> None:
     built, context = tmp_path / "infd", tmp_path / "source"
     given = {name: value for name, value in os.environ.items() if not name.startswith(("INFD_", "VIRTUAL_ENV"))}
+    given["PIP_FLAGS"] = os.environ.get("PIP_FLAGS", "")  # its ARG
     context.mkdir()
     lines = []
     for name, rest in INSTRUCTIONS[: [name for name, _ in INSTRUCTIONS].index("FROM", 1)]:
