@@ -261,7 +261,7 @@ async def test_on_a_full_disk_clients_and_operators_are_served_and_the_log_goes_
 
     admin = AdminClient([str(daemon.admin_socket)], timeout_s=60)
     alone, written = await Neighbour(address, 10).text(), daemon.log_text()
-    for number in range(scaled(200)):
+    for number in range(scaled(100)):
         assert await Neighbour(address, 10).text() == alone
         daemon.signal(signal.SIGUSR1)
         assert (await asyncio.to_thread(admin.get, "/v1/status", Status)).state == "ready"
