@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import uvloop
+from msgspec import Struct
 
 from infd.batch.progress import BatchProgress
 from infd.config import SETTINGS, Assignment, Environment, LiveConfig, limit_thread_spinning, load
@@ -37,8 +38,9 @@ from infd.http.pieces import batched
 from infd.http.pool import pool
 from infd.http.schema.chat import ChatResponse
 from infd.http.schema.completions import CompletionResponse
-from infd.http.schema.pooling import ClassifyResponse, EmbeddingResponse
+from infd.http.schema.pooling import ClassifyResponse, EmbeddingResponse, PromptUsage
 from infd.http.schema.scoring import ScoreResponse
+from infd.http.schema.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -228,11 +230,12 @@ def _check_fields(names: Iterable[str], api: AnyApi) -> None:
             raise InvalidRequest(f"unknown field {name}; the nearest known one is {near[0]}", param=name)
 
 
-def _tokens(answer: Answered) -> int:
+def _tokens(answer: Struct) -> int:
     """Return the number of generated tokens; of embeddings, labels and scores the tokens of the inputs."""
-    if isinstance(answer, ChatResponse | CompletionResponse):
-        return answer.usage.completion_tokens if answer.usage else 0
-    return answer.usage.prompt_tokens
+    usage = getattr(answer, "usage", None)
+    if isinstance(usage, PromptUsage):
+        return usage.prompt_tokens
+    return usage.completion_tokens if isinstance(usage, Usage) else 0
 
 
 class _Server:

@@ -200,7 +200,19 @@ def _changes(before: Sequence[Report], after: Sequence[Report], judge: Judge) ->
             yield judge.change(figure, old, new)
 
 
-_COMPARED = ("endpoint", "requests", "burstiness", "dataset", "models", "assignment", "warmup", "exact", "body")
+_COMPARED = (
+    "endpoint",
+    "task",
+    "inputs",
+    "requests",
+    "burstiness",
+    "dataset",
+    "models",
+    "assignment",
+    "warmup",
+    "exact",
+    "body",
+)
 
 
 def _different(before: Report, after: Report) -> dict[str, tuple[Any, Any]]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +16,7 @@ from infd.loadgen.prompts import WordCost
 from infd.loadgen.settings import Settings
 from infd.loadgen.stream import RequestFailed
 from tests.bench.fake_server import FakeOpenAI
+from tests.http.endpoint import serving
 
 
 class Listener(Nobody):
@@ -292,3 +293,16 @@ async def test_a_server_that_starts_late_is_waited_for(unused_tcp_port: int) -> 
     await asyncio.sleep(0)
     async with FakeOpenAI().serving(unused_tcp_port):
         assert await waiting == 1
+
+
+@pytest.mark.parametrize("task", ["embed", "classify", "rerank"])
+async def test_requests_that_pool_are_measured_whole(task: Any):
+    async with serving() as endpoint:
+        report = await offer(
+            Settings(url=endpoint.url, task=task, inputs=3, requests=4, dataset=Synthetic(input_tokens=20))
+        )
+
+        assert (report.requests.completed, report.requests.failed, report.tokens.output) == (4, 0, 0)
+        assert report.tokens.input == 4 * 3 * 20 * (2 if task == "rerank" else 1)
+        assert report.latency_ms.e2e is not None
+        assert report.latency_ms.inter_token is None

@@ -319,7 +319,7 @@ def _settings(options: dict[str, Any]) -> Settings:
     )
 
 
-_SAME = ("url", "model", "endpoint", "requests", "burstiness", "assignment", "warmup", "timeout_s")
+_SAME = ("url", "model", "endpoint", "task", "inputs", "requests", "burstiness", "assignment", "warmup", "timeout_s")
 
 
 def _synthetic(options: dict[str, Any]) -> Synthetic:
