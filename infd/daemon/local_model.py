@@ -97,8 +97,9 @@ class LocalModel:
         return language.result().serve(self.names, capacity, self.engine.adapters), capacity
 
     def serve_grammars(self) -> None:
-        """Begin to build the grammar compiler for the loaded model's vocabulary, in the background."""
-        self.grammars.serve(self._vocabulary)
+        """Begin to build the grammar compiler for the loaded model's vocabulary, in the background, if it generates."""
+        if self._capacity is not None and self._capacity.generates:
+            self.grammars.serve(self._vocabulary)
 
     async def close(self) -> None:
         """End the engine. Every later request is refused."""

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from infd.errors import InvalidRequest, shorten
+from infd.errors import CannotServe, InvalidRequest, shorten
 from infd.http.generation import Conversation
+from infd.http.pooling import TemplatedPair
 from infd.http.prompt import CHARACTERS_PER_TOKEN, FREE_CHARACTERS, ORDINARY_CHARACTERS, SHORT_CHARACTERS, render
 from infd.http.sampling import check_ids
 from infd.text.cutting import Cut, Passage
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infd.http.pooling import Pooling
+    from infd.http.prompt import Prompt
     from infd.http.served_model import ServedModel
     from infd.offload import Offload
     from infd.text.cutting import Encoded
@@ -48,8 +50,10 @@ async def read_inputs(pooling: Pooling, served: ServedModel, offload: Offload) -
         if isinstance(each, Passage):
             passages[number] = each
             continue
-        if isinstance(each, Conversation):
-            ids = await _rendered(each, pooling, served, offload, pooling.where(number))
+        if isinstance(each, TemplatedPair):
+            ids = await _rendered_pair(each, pooling, served, offload, pooling.where(number))
+        elif isinstance(each, Conversation):
+            ids = (await _rendered(each, pooling, served, offload, pooling.where(number))).ids
         else:
             check_ids(each, served, pooling.where(number))
             ids = tuple(each)
@@ -116,9 +120,22 @@ async def _prefix_tokens(prefix: str, pooling: Pooling, served: ServedModel, off
 
 async def _rendered(
     conversation: Conversation, pooling: Pooling, served: ServedModel, offload: Offload, param: str
-) -> tuple[int, ...]:
+) -> Prompt:
     special = pooling.add_special_tokens
-    prompt = await render(conversation, served, offload, add_special_tokens=special, must_fit=False, param=param)
+    return await render(conversation, served, offload, add_special_tokens=special, must_fit=False, param=param)
+
+
+async def _rendered_pair(
+    pair: TemplatedPair, pooling: Pooling, served: ServedModel, offload: Offload, param: str
+) -> tuple[int, ...]:
+    """Return the ids of a rendered pair. Raises CannotServe if the template leaves out one of the texts."""
+    prompt = await _rendered(pair.conversation(), pooling, served, offload, param)
+    shown = prompt.text or ""
+    if not all(text.strip() in shown for text in (pair.query, pair.document)):
+        raise CannotServe(
+            f"the chat template of {served.names[0]} does not render messages of the roles query and document; start"
+            " infd with --chat-template FILE, the template for reranking"
+        )
     return prompt.ids
 
 

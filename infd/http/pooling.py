@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -17,7 +17,32 @@ if TYPE_CHECKING:
     from infd.http.served_model import ServedModel
     from infd.request import Pooled, PoolTask
 
-Input = Passage | Sequence[int] | Conversation
+
+class TemplatedPair(Struct, frozen=True, kw_only=True):
+    """A query and a document, which the chat template renders as messages of these two roles.
+
+    variables              variables of the template that the request sets, by name
+    add_generation_prompt  whether the prompt ends with the opening of an assistant message
+    """
+
+    query: str
+    document: str
+    variables: Mapping[str, Any]
+    add_generation_prompt: bool
+
+    def conversation(self) -> Conversation:
+        return Conversation(
+            messages=lambda: [
+                {"role": "query", "content": self.query},
+                {"role": "document", "content": self.document},
+            ],
+            body_bytes=len(self.query) + len(self.document),
+            add_generation_prompt=self.add_generation_prompt,
+            template_variables=self.variables,
+        )
+
+
+Input = Passage | Sequence[int] | Conversation | TemplatedPair
 
 
 class Asker(Struct, frozen=True, kw_only=True):
@@ -32,7 +57,7 @@ class Asker(Struct, frozen=True, kw_only=True):
 class Pooling(Struct, frozen=True, kw_only=True):
     """A request to reduce prompts to numbers. Only bounds that depend on the model remain unchecked.
 
-    inputs              texts, pairs of texts, token ids or conversations, each of which becomes a prompt
+    inputs              texts, pairs, token ids or conversations, each of which becomes a prompt
     where               returns the request field of an input, for error messages, given the input's number
     body_bytes          size of the request's body
     task                what prompts are reduced to; None: the model's first task

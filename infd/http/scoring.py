@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from operator import mul, sub
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from infd.errors import CannotServe, InvalidRequest
+from infd.errors import CannotServe, InvalidRequest, Unsupported
 from infd.http.formats.numbers import numbers
-from infd.http.pooling import Asker, Pooling
+from infd.http.pooling import Asker, Pooling, TemplatedPair
 from infd.text.cutting import Passage, Side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from infd.http.pooling import Reduced
+    from infd.http.pooling import Input, Reduced
     from infd.http.served_model import ServedModel
     from infd.pooling.settings import Similarity
 
@@ -30,6 +30,9 @@ class Scoring(Struct, frozen=True, kw_only=True):
     keep, side                 see Pooling
     prompt_name                see Pooling; for embeddings only
     activation                 see `request.Pool`; for cross-encoders only
+    instruction                the task; for models whose chat template renders pairs, as are the following
+    variables                  other variables of the chat template, by name
+    add_generation_prompt      see TemplatedPair
     """
 
     asker: Asker
@@ -45,6 +48,9 @@ class Scoring(Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     prompt_name: str | None = None
     activation: bool | None = None
+    instruction: str | None = None
+    variables: Mapping[str, Any] = {}
+    add_generation_prompt: bool = True
 
     def pooling(self, served: ServedModel) -> Pooling:
         """Return the request for the numbers from which `scores` computes the scores. Raises CannotServe."""
@@ -54,10 +60,15 @@ class Scoring(Struct, frozen=True, kw_only=True):
                 f"{served.names[0]} cannot compare texts; it serves: {', '.join(served.tasks)}. A cross-encoder has one"
                 " label, other models are compared by their embeddings"
             )
+        templated = bool(served.pooling.label_tokens)
+        self._check_fields(templated=templated)
         if served.pooling.pairs:
             if self.prompt_name is not None:
                 raise InvalidRequest("prompt_name is for embeddings; this model reads pairs", param="prompt_name")
             queries = self.queries if len(self.queries) > 1 else [*self.queries] * len(self.documents)
+            if templated:
+                pairs = [self._pair(*each) for each in zip(queries, self.documents, strict=True)]
+                return self._pooling(pairs, self.where_document, served)
             most = (self.query_tokens, self.document_tokens)
             inputs = [Passage(pair, most) for pair in zip(queries, self.documents, strict=True)]
             return self._pooling(inputs, self.where_document, served)
@@ -65,7 +76,31 @@ class Scoring(Struct, frozen=True, kw_only=True):
         inputs += [Passage((text,), (self.document_tokens,)) for text in self.documents]
         return self._pooling(inputs, self._where, served)
 
-    def _pooling(self, inputs: Sequence[Passage], where: Callable[[int], str], served: ServedModel) -> Pooling:
+    def _pair(self, query: str, document: str) -> TemplatedPair:
+        variables = self.variables if self.instruction is None else {**self.variables, "instruction": self.instruction}
+        return TemplatedPair(
+            query=query,
+            document=document,
+            variables=variables,
+            add_generation_prompt=self.add_generation_prompt,
+        )
+
+    def _check_fields(self, *, templated: bool) -> None:
+        """Refuse the fields that would have no effect. templated: whether the chat template renders pairs."""
+        if templated:
+            for name, cut in (
+                ("truncate_prompt_tokens", self.keep),
+                ("max_tokens_per_query", self.query_tokens),
+                ("max_tokens_per_doc", self.document_tokens),
+            ):
+                if cut is not None:
+                    raise Unsupported(f"{name} with this model, whose template encloses the texts,", param=name)
+            return
+        for name, given in (("instruction", self.instruction), ("chat_template_kwargs", self.variables)):
+            if given:
+                raise Unsupported(f"{name} with this model, which reads texts without a template,", param=name)
+
+    def _pooling(self, inputs: Sequence[Input], where: Callable[[int], str], served: ServedModel) -> Pooling:
         return Pooling(
             asker=self.asker,
             inputs=inputs,

@@ -4,8 +4,8 @@ Real scheduler, step loop, device thread, sampler and grammars, at temperature 1
 a cache small enough that sequences are preempted. Each round mixes constrained requests, some of whose matchers are
 made to fail, with unconstrained ones, which are then computed again alone. Models: the embedded one, and random ones
 with made-up vocabularies. An answer that max_tokens cuts is finished along a shortest path, and must be valid then too.
-The lexer of a client's Lark may leave no end, because it takes the longest terminal: of few such answers (`ALONE`) the
-shortest end of the rules is judged.
+An answer without a found end fails the test, also where the lexer of a client's Lark may leave none, because it takes
+the longest terminal (`ALONE`).
 
 INFD_SOAK=1 runs 6,000 constraints with llguidance and 4,000 with xgrammar, in ten parts: `-k part3` runs a tenth.
 """
@@ -344,7 +344,7 @@ class Proof:
         share = 0.8 if finished + cut > 300 else 0.65
         assert finished >= share * (finished + cut)
         assert not self.unfinished
-        assert ends.get(ALONE, 0) <= max(1, cut // 50), self._finisher.alone
+        assert ALONE not in ends, self._finisher.alone
 
 
 async def prove(kind: str, constraints: int, depths: Sequence[int], seed: int) -> None:

@@ -14,6 +14,7 @@ from infd.config import Config, LimitsConfig, SchedulerConfig
 from infd.http.app import POOLING_APIS
 from infd.pooling import PoolingSettings
 from infd.request import Pool
+from infd.text.chat import ChatTemplate
 from tests import fakes
 from tests.http.endpoint import serving
 from tests.http.model import MODEL, PROMPTS, chat_prompt, template, tokenizer
@@ -176,6 +177,44 @@ async def test_a_cross_encoder_reads_pairs(endpoint: Endpoint):
             {"index": 1, "object": "score", "score": ac[0]},
         ]
         assert body["usage"]["total_tokens"] == len(ids("a")) * 2 + len(ids("b")) + len(ids("c c"))
+
+
+def pair_prompt(query: str, document: str, *, opened: bool = True) -> list[int]:
+    messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+    rendered = template().render(messages, add_generation_prompt=opened)
+    return tokenizer().encode(rendered, add_special_tokens=False)
+
+
+async def test_a_reranker_that_reads_logits_of_tokens_is_asked_through_its_template(endpoint: Endpoint):
+    settings(endpoint, label_tokens=(5, 6), pairs=True)
+    expected = [state(pair_prompt("a", text), "classify")[0] for text in ("b", "c c")]
+    status, body = await endpoint.post("/score", {"text_1": "a", "text_2": ["b", "c c"]})
+    assert status == 200, body
+    assert [each["score"] for each in body["data"]] == expected
+    status, body = await endpoint.post("/rerank", {"query": "a", "documents": ["b"], "add_generation_prompt": False})
+    assert body["results"][0]["relevance_score"] == state(pair_prompt("a", "b", opened=False), "classify")[0]
+    thinks = {"chat_template_kwargs": {"enable_thinking": False}}
+    status, body = await endpoint.post("/score", {"text_1": "a", "text_2": "b", "instruction": "find", **thinks})
+    silent = tokenizer().encode("<think></think>", add_special_tokens=False)
+    assert body["data"][0]["score"] == state([*pair_prompt("a", "b"), *silent], "classify")[0]
+
+
+async def test_what_a_template_of_pairs_cannot_do_is_refused(endpoint: Endpoint):
+    settings(endpoint, label_tokens=(5, 6), pairs=True)
+    for field in ("truncate_prompt_tokens", "max_tokens_per_query", "max_tokens_per_doc"):
+        error = await refused(endpoint, "/score", {"text_1": "a", "text_2": "b", field: 3})
+        assert error["param"] == field
+    assert "POST /rerank" in str(await refused(endpoint, "/predict", {"inputs": ["a", "b"]}))
+
+
+async def test_a_template_without_the_roles_of_pairs_is_named(endpoint: Endpoint):
+    settings(endpoint, label_tokens=(5, 6), pairs=True)
+    served = endpoint.server.served
+    assert served is not None
+    only_users = "{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}"
+    endpoint.server.served = msgspec.structs.replace(served, template=ChatTemplate({"default": only_users}))
+    error = await refused(endpoint, "/score", {"text_1": "a", "text_2": "b"})
+    assert "--chat-template" in error["message"]
 
 
 async def test_other_models_compare_embeddings(endpoint: Endpoint):
@@ -367,6 +406,7 @@ async def test_wrong_requests_are_refused_by_name_and_queue_nothing(
         ("/score", {"text_1": [], "text_2": ["a"]}, "text_1"),
         ("/score", {"text_1": "a", "text_2": []}, "text_2"),
         ("/score", {"text_1": "a", "text_2": "b", "instruction": "find"}, "instruction"),
+        ("/score", {"text_1": "a", "text_2": "b", "chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs"),
         ("/classify", {"input": "a", "task": "embed", "messages": [USER]}, "input"),
         ("/pooling", {"input": "a", "task": "plugin"}, "task"),
         ("/pooling", {"input": "a", "task": "classify", "dimensions": 1}, "dimensions"),

@@ -86,10 +86,6 @@ def _scoring(
 ) -> Scoring:
     common = inputs.asker(request, config.limits)
     inputs.check_ends(request.add_generation_prompt, request.continue_final_message)
-    if request.instruction is not None:
-        raise Unsupported(
-            "instruction with this model, which reads pairs of texts without a template,", param="instruction"
-        )
     check_count(len(documents), config, param)
     for number, text in enumerate(queries):
         if not text:
@@ -107,6 +103,9 @@ def _scoring(
         side=request.truncation_side or "right",
         add_special_tokens=request.add_special_tokens,
         activation=request.use_activation,
+        instruction=request.instruction,
+        variables={} if request.chat_template_kwargs is None else msgspec.to_builtins(request.chat_template_kwargs),
+        add_generation_prompt=request.add_generation_prompt is not False,
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from infd.errors import CannotServe, InvalidRequest
+from infd.errors import CannotServe, InvalidRequest, Unsupported
 from infd.http.apis.api import PoolingApi
 from infd.http.formats.numbers import Encoding, numbers
 from infd.http.formats.tei import TEI_ERRORS
@@ -89,6 +89,8 @@ def predict(request: PredictRequest, body_bytes: int, served: ServedModel, confi
         passages = [Passage(tuple(each)) for each in given]
     else:
         raise InvalidRequest("inputs is a text, a pair, or a list of lists of texts, not a mixture", param="inputs")
+    if served.pooling.label_tokens and any(len(passage.texts) > 1 for passage in passages):
+        raise Unsupported("a pair with this model, whose chat template renders pairs: POST /rerank;", param="inputs")
     several = _several(request)
     found = _found(request, passages, body_bytes, config, "classify", several=several)
     return msgspec.structs.replace(found, activation=False if request.raw_scores else None)
