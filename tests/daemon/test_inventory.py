@@ -84,7 +84,8 @@ def test_cached_models_are_listed_with_the_reason_if_unsupported(cache: Cache, t
     cache("org/without-weights", without=("model.safetensors",))
     cache("org/without-words", without=("tokenizer.json",))
     cache("org/borrowed", architectures=["GPTNeoXForCausalLM"], model_type="gpt_neox")
-    cache("org/reads", architectures=["BertModel"], model_type="bert")
+    cache("org/embeds", architectures=["BertModel"], model_type="bert")
+    cache("org/translates", architectures=["T5ForConditionalGeneration"], model_type="t5")
     incomplete = cache("org/incomplete", without=("model.safetensors",))
     (incomplete / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
     (tmp_path / "models--org--empty").mkdir()
@@ -95,14 +96,15 @@ def test_cached_models_are_listed_with_the_reason_if_unsupported(cache: Cache, t
     assert models["org/good-one"].code == "infd"
     assert models["org/good-one"].path == str(directory)
     assert models["org/--odd--name"].code == "infd"
+    assert models["org/embeds"].code == "infd"
     assert models["org/borrowed"].code == "transformers"
     reasons = {name.removeprefix("org/"): model.reason for name, model in models.items() if model.code is None}
-    assert set(reasons) == {"quantized", "without-weights", "without-words", "reads", "incomplete"}
+    assert set(reasons) == {"quantized", "without-weights", "without-words", "translates", "incomplete"}
     assert "quantization_config" in (reasons["quantized"] or "")
     assert reasons["without-weights"] == "model.safetensors: No such file"
     assert (reasons["without-words"] or "").startswith("tokenizer.json is missing, and so is any of tokenizer.model")
     assert reasons["incomplete"] == "model-1.safetensors: No such file or directory"
-    assert "no decoder of this name" in (reasons["reads"] or "")
+    assert "no decoder of this name" in (reasons["translates"] or "")
     assert models["org/quantized"].architecture == "Qwen3ForCausalLM"
 
 

@@ -183,7 +183,7 @@ TABLE: list[tuple[str, Any, int, str | None, str | None]] = [
     (COMPLETIONS, {"prompt": "a", "cache_salt": "a" * 129}, 400, "cache_salt", None),
     (COMPLETIONS, {"prompt": "a", "request_id": "a b"}, 400, "request_id", None),
     (COMPLETIONS, {"prompt": "a", "request_id": "a\n"}, 400, "request_id", None),
-    (COMPLETIONS, {"prompt": ["a"] * 1025}, 400, "prompt", None),
+    (COMPLETIONS, {"prompt": ["a"] * 4097}, 400, "prompt", None),
     (COMPLETIONS, {"prompt": [1] * 2048}, 400, "prompt", "context_length_exceeded"),
     (COMPLETIONS, {"prompt": "a b " * 100_000}, 400, "prompt", "context_length_exceeded"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 2048}, 400, "max_tokens", "context_length_exceeded"),
@@ -396,7 +396,9 @@ def test_refused_bodies_of_a_megabyte_leave_memory_as_it_was(start_daemon: Start
 
 
 def test_too_many_choices_or_ids_are_refused_before_any_work(start_daemon: Start) -> None:
-    daemon = start_daemon(*SLOW, "--set", "scheduler.max_waiting_tokens=100000").ready()
+    daemon = start_daemon(
+        *SLOW, "--set", "scheduler.max_waiting=1024", "--set", "scheduler.max_waiting_tokens=100000"
+    ).ready()
     choices = {"prompt": ["a"] * 8, "n": 128, "max_tokens": 100, "stream": True}
     ids = {"prompt": [[token_id] * 2000 for token_id in range(60)], "max_tokens": 40, "stream": True}
     with connected(daemon) as connection:

@@ -114,6 +114,7 @@ def draw_up(runners: Runners, bank: Bank, weights: Arena, *, most: int, graphs: 
             raise OutOfMemory(f"no memory for a step of {tokens} tokens beside the weights; {free}")
         tokens //= 2
     bank.trim()
+    captures = config.device.graphs and runners.setup.model.generates
     captured = len(sizes(runners.rows)) * (2 if config.lora.modules or config.lora.root else 1)
     return Budget(
         total=bank.free() + bank.held(),
@@ -122,7 +123,7 @@ def draw_up(runners: Runners, bank: Bank, weights: Arena, *, most: int, graphs: 
         weights=weights.size,
         footprint=footprint,
         # Twice, because tensors of decoding steps are allocated in the graphs' pool and in torch's own cache.
-        graphs=2 * footprint.decoding + captured * max(footprint.graph, GRAPH_BYTES) if graphs is not None else 0,
+        graphs=2 * footprint.decoding + captured * max(footprint.graph, GRAPH_BYTES) if captures else 0,
     )
 
 
