@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,14 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://{host}:{port}"
     finally:
         daemon.close()
+
+
+@pytest.fixture(autouse=True)
+def sockets_closed() -> Iterator[None]:
+    """Collect what clients without a close leave, sockets and a loop: later tests do not ignore warnings of these."""
+    yield
+    asyncio.set_event_loop(None)
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
