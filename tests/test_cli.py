@@ -16,6 +16,8 @@ from infd.cli import main
 from infd.commandline import Group
 from infd.version import __version__
 
+pytestmark = pytest.mark.usefixtures("restored_logging")  # a start configures the log before it fails
+
 
 def run(*arguments: str) -> int:
     with pytest.raises(SystemExit) as left:

@@ -25,6 +25,7 @@ class FakeOpenAI:
     tokenize  returns the token ids of a text, to which a chat's template adds 7; None: no such route
     metrics   scrapes of /metrics, one after another; empty: no such route
     text      of every chunk
+    pause_s   time between two chunks
     """
 
     def __init__(
@@ -35,12 +36,14 @@ class FakeOpenAI:
         tokenize: Callable[[str], list[int]] | None = None,
         metrics: Sequence[str] = (),
         text: str = '"content": "x" "usage": {} data: [DONE]',  # contains the generator's search patterns
+        pause_s: float = 0.0,
     ) -> None:
         self.usage = usage
         self.fail = fail
         self.tokenizer = tokenize
         self.scrapes = list(metrics)
         self.text = text
+        self.pause_s = pause_s
         self.hanging = asyncio.Event()
         self.bodies: list[dict[str, Any]] = []  # of streamed requests
         self.headers: list[dict[str, str]] = []
@@ -115,7 +118,7 @@ class FakeOpenAI:
             for _ in range(count):
                 text = self.text
                 await self.send(response, {"choices": [{"delta": {"content": text}} if chat else {"text": text}]})
-                await asyncio.sleep(0)
+                await asyncio.sleep(self.pause_s)
             if fate == "hang":
                 self.hanging.set()
                 await asyncio.Event().wait()

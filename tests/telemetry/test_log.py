@@ -18,23 +18,11 @@ from infd.telemetry.backlog import gap_record
 from infd.telemetry.journal import JournalHandler, encode, goes_to_journal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("restored_logging")
+
 PATIENCE_S = 30.0  # only a test that fails waits this long
-
-
-@pytest.fixture(autouse=True)
-def _restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, levels = root.handlers[:], {name: logging.getLogger(name).level for name in (None, "infd", "infd.access")}
-    root.handlers = []
-    yield
-    for handler in root.handlers:
-        handler.close()
-    root.handlers = handlers
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
 
 
 def record(message: str, level: int = logging.INFO, **fields: Any) -> logging.LogRecord:
