@@ -13,5 +13,5 @@ struct StackProduct {
   const void* bias;  // or null
   int64_t outputs, inputs;
   int64_t layout;  // argument of forms with several layouts (groups.h, float8.h); 0 for other forms
-  const InputRounding* rounding;  // of x before the product, see stack.cpp; null: none
+  const InputRounding* rounding;  // of x before the product, see layers.h; null: none
 };

@@ -6,20 +6,18 @@
 
 #include "stack.h"
 
+#include "layers.h"
 #include "row.h"
 #include "scratch.h"
 #include "sharing.h"
 #include "tokens.h"
 
-INFD_KERNEL(attention)(const AttentionStep* step, const AttentionLayer* layer);
 INFD_KERNEL(rms_norm)
 (int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t heads, int64_t size, const void* weight,
  float eps, float offset);
 INFD_KERNEL(add_rms_norm)
 (int64_t half, const void* x, const void* residual, void* stream, void* out, int64_t tokens, int64_t size,
  const void* weight, float eps, float offset);
-INFD_KERNEL(round_inputs)
-(int64_t half, const void* x, int64_t stride, void* out, int64_t rows, int64_t inputs, const InputRounding* rounding);
 INFD_KERNEL(silu_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size);
 INFD_KERNEL(gelu_tanh_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size);
 INFD_KERNEL(route)
@@ -30,17 +28,7 @@ INFD_KERNEL(experts)
 INFD_KERNEL(add_shared)
 (int64_t half, void* y, const void* shared, const void* gate, int64_t tokens, int64_t size);
 
-#define INFD_HERE(name) INFD_JOIN(INFD_ISA, name)
-
 namespace {
-
-constexpr int64_t ENOUGH = 1 << 14;  // with more elements than this, waking other threads saves time
-
-// The argument `half` of kernels: whether activations are bfloat16.
-template <class Number>
-constexpr int64_t HALF = 0;
-template <>
-constexpr int64_t HALF<bf16> = 1;
 
 // The intermediate results of a layer, in scratch memory.
 template <class Number>
@@ -70,20 +58,7 @@ struct Workspace {
     chosen = carver.take<int64_t>(step.tokens * most_chosen);
     weights = carver.take<float>(step.tokens * most_chosen);
   }
-
-  static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 };
-
-// Multiply x [tokens, inputs]. If the product rounds its inputs, they are stored in `rounded`, which may be x.
-template <class Number>
-void multiply(const StackProduct& product, const Number* x, Number* rounded, Number* out, int64_t tokens) {
-  if (product.rounding != nullptr) {
-    INFD_HERE(round_inputs)(HALF<Number>, x, product.inputs, rounded, tokens, product.inputs, product.rounding);
-    x = rounded;
-  }
-  product.multiply(x, product.inputs, tokens, product.weights, product.outputs, product.inputs, product.bias, out,
-                   product.outputs, !HALF<Number>, product.layout);
-}
 
 // Add x to `stream`, or copy x to `stream` if `starts`. Return the norm of `stream`, stored in `normed`; if `norm`
 // has no weight, return `stream`.

@@ -1,0 +1,38 @@
+// What the calls that compute whole layers share: stack.cpp and encoder.cpp.
+
+#pragma once
+
+#include "attention.h"
+#include "product.h"
+#include "row.h"
+
+INFD_KERNEL(attention)(const AttentionStep* step, const AttentionLayer* layer);
+INFD_KERNEL(round_inputs)
+(int64_t half, const void* x, int64_t stride, void* out, int64_t rows, int64_t inputs, const InputRounding* rounding);
+
+#define INFD_HERE(name) INFD_JOIN(INFD_ISA, name)
+
+namespace {
+
+constexpr int64_t ENOUGH = 1 << 14;  // with more elements than this, waking other threads saves time
+
+// The argument `half` of kernels: whether activations are bfloat16.
+template <class Number>
+constexpr int64_t HALF = 0;
+template <>
+constexpr int64_t HALF<bf16> = 1;
+
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Multiply x [tokens, inputs]. If the product rounds its inputs, they are stored in `rounded`, which may be x.
+template <class Number>
+void multiply(const StackProduct& product, const Number* x, Number* rounded, Number* out, int64_t tokens) {
+  if (product.rounding != nullptr) {
+    INFD_HERE(round_inputs)(HALF<Number>, x, product.inputs, rounded, tokens, product.inputs, product.rounding);
+    x = rounded;
+  }
+  product.multiply(x, product.inputs, tokens, product.weights, product.outputs, product.inputs, product.bias, out,
+                   product.outputs, !HALF<Number>, product.layout);
+}
+
+}  // namespace
