@@ -35,7 +35,7 @@ from infd.http.exchange import Exchange
 from infd.http.generate import generate
 from infd.http.json_body import decode
 from infd.http.pieces import batched
-from infd.http.pool import pool
+from infd.http.pooling.pool import pool
 from infd.http.schema.chat import ChatResponse
 from infd.http.schema.completions import CompletionResponse
 from infd.http.schema.pooling import ClassifyResponse, EmbeddingResponse, PromptUsage

@@ -339,10 +339,15 @@ class Pool(Struct, frozen=True, tag="pool"):
     skip: int = 0
     second: int | None = None
 
-    @property
-    def by_token(self) -> bool:
-        """Whether each token has a row of numbers."""
-        return self.task.startswith("token_")
+
+def by_token(task: PoolTask) -> bool:
+    """Return whether each token has a row of numbers."""
+    return task in ("token_embed", "token_classify")
+
+
+def embeds(task: PoolTask) -> bool:
+    """Return whether the numbers are embeddings, not those of labels."""
+    return task in ("embed", "token_embed")
 
 
 class Pooled(Struct, frozen=True):

@@ -17,7 +17,7 @@ import numpy as np
 
 from infd.errors import AdapterTooLarge, CheckpointError
 from infd.memory import ALL, Memory, MemoryPart, Residency
-from infd.request import AdapterFacts, Generate, Pool, Pooled, PoolTask, Score, TokenLogprobs, pick
+from infd.request import AdapterFacts, Generate, Pool, Pooled, PoolTask, Score, TokenLogprobs, by_token, pick
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepPlan, StepResult
 
@@ -143,7 +143,7 @@ def pooled(pool: Pool, prompt: list[int], limits: Capacity, adapter: Adapter | N
 
 def reduced(pool: Pool, states: list[int], *, last: bool) -> Pooled:
     """Return the states of all pooled tokens, or only their sum, or the last."""
-    rows = states if pool.by_token else states[-1:] if last else [sum(states)]
+    rows = states if by_token(pool.task) else states[-1:] if last else [sum(states)]
     return Pooled(1, array("f", rows).tobytes())
 
 
@@ -235,7 +235,7 @@ class FakeDevice:
         assert span.pools == span.count
         read = range(max(span.start, pool.skip), end)
         states = [choose(self._read(span, position + 1), 0) for position in read]
-        if pool.by_token:
+        if by_token(pool.task):
             return reduced(pool, states, last=False) if states else None
         self.states[span.row] += states
         if end < self.prompts[span.row]:

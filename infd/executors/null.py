@@ -18,7 +18,17 @@ from infd.adapters.files import locate
 from infd.adapters.peft import PeftConfig
 from infd.errors import AdapterTooLarge
 from infd.memory import ALL, Memory, MemoryPart, Residency
-from infd.request import AdapterFacts, Generate, Pool, Pooled, PoolTask, Score, TokenLogprobs
+from infd.request import (
+    AdapterFacts,
+    Generate,
+    Pool,
+    Pooled,
+    PoolTask,
+    Score,
+    TokenLogprobs,
+    by_token,
+    embeds,
+)
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepResult
 from infd.weights import checkpoint
@@ -243,7 +253,7 @@ class NullExecutor:
         """Add the vectors of a span's tokens, or that of the prompt which the span ends."""
         pool, tokens = self._pools[span.row]
         end = span.start + span.count
-        if pool.by_token:
+        if by_token(pool.task):
             read = range(max(span.start, pool.skip), end)
             rows = [_vector(pool, tokens[at], at) for at in read]
             if rows:
@@ -260,14 +270,14 @@ class NullExecutor:
 
 def _vector(pool: Pool, *hashed: int) -> array[float]:
     """Return numbers that depend on all integers in `hashed`: an embedding, or probabilities of labels."""
-    embeds = pool.task.endswith("embed")
-    count = DIMENSIONS if embeds else LABELS
+    embedding = embeds(pool.task)
+    count = DIMENSIONS if embedding else LABELS
     drawn = array("h", shake_128(array("i", hashed).tobytes()).digest(2 * count))
     numbers = [each / 2**15 for each in drawn[: pool.dimensions]]
-    if not embeds and pool.activation is not False:
+    if not embedding and pool.activation is not False:
         numbers = [math.exp(each) for each in numbers]
         return array("f", (each / sum(numbers) for each in numbers))
-    if embeds and pool.normalize is not False:
+    if embedding and pool.normalize is not False:
         length = math.hypot(*numbers) or 1.0
         numbers = [each / length for each in numbers]
     return array("f", numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from infd.request import Pooled
+from infd.request import Pooled, by_token
 
 if TYPE_CHECKING:
     from infd.request import Pool
@@ -33,7 +33,7 @@ class Pooling:
         A sequence preempted in its prompt may be admitted again while its last step is in flight, so two steps may
         pool the same tokens.
         """
-        if self.want.by_token:
+        if by_token(self.want.task):
             assert start <= self._known, "part of the prompt was not pooled"
             if part is not None and (known := max(0, self._known - max(start, self.want.skip))):
                 part = Pooled(part.width, part.values[4 * part.width * known :])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from infd.request import FinishReason
+from infd.request import FinishReason, by_token
 from infd.scheduler.adapters import AdapterSlots
 from infd.scheduler.cache import Cache
 from infd.scheduler.fair_queue import FairQueue
@@ -119,7 +119,7 @@ class Scheduler:
         assert seq.prompt_tokens <= self.capacity.max_model_len - seq.uncomputed
         seq.limit = min(seq.limit, self.capacity.max_model_len)
         if seq.pooling is not None and self.capacity.pools_last:
-            seq.whole = seq.pooling.want.by_token
+            seq.whole = by_token(seq.pooling.want.task)
         seq.token_cost = self.capacity.score_cost if seq.scoring else 1
         seq.place = self._policy.place(seq.request.priority, number) if place is None else place
         self.waiting.add(seq)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from infd.config import Config
     from infd.http.formats.base import Accepted, Errors, Format
     from infd.http.generation import Generation
-    from infd.http.pooling import Pooling, Reduced
+    from infd.http.pooling.pooling import Pooling, Reduced
     from infd.http.served_model import ServedModel
 
 Request = TypeVar("Request", bound=GenerationFields)

@@ -23,12 +23,13 @@ from infd.http.schema.pooling import (
     PoolingResponse,
     PromptUsage,
 )
+from infd.request import by_token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from infd.config import Config
-    from infd.http.pooling import Pooling, Reduced
+    from infd.http.pooling.pooling import Pooling, Reduced
     from infd.http.schema.pooling import EncodingFields
     from infd.http.served_model import ServedModel
 
@@ -76,47 +77,26 @@ def _encoding(request: EncodingFields) -> Encoding:
 def embeddings(request: EmbeddingRequest, reduced: Reduced) -> Iterator[bytes]:
     """Yield the body of an answer with embeddings."""
     encoding = _encoding(request)
-    response = EmbeddingResponse(
-        id=f"embd-{reduced.id}",
-        created=reduced.created,
-        model=reduced.model,
-        data=placeholder("data"),
-        usage=usage(reduced),
-    )
     items = (
         b'{"object":"embedding","index":%d,"embedding":%b}' % (index, encoding.json(pooled, by_token=False))
         for index, pooled in enumerate(reduced.pooled)
     )
-    return enclosed(response, items)
+    return _answer(EmbeddingResponse, "embd", reduced, items)
 
 
 def pooled_numbers(request: PoolingRequest, reduced: Reduced) -> Iterator[bytes]:
     """Yield the body of an answer with the numbers of any task."""
-    encoding, by_token = _encoding(request), reduced.task.startswith("token_")
-    response = PoolingResponse(
-        id=f"pool-{reduced.id}",
-        created=reduced.created,
-        model=reduced.model,
-        data=placeholder("data"),
-        usage=usage(reduced),
-    )
+    encoding, rows = _encoding(request), by_token(reduced.task)
     items = (
-        b'{"object":"pooling","index":%d,"data":%b}' % (index, encoding.json(pooled, by_token=by_token))
+        b'{"object":"pooling","index":%d,"data":%b}' % (index, encoding.json(pooled, by_token=rows))
         for index, pooled in enumerate(reduced.pooled)
     )
-    return enclosed(response, items)
+    return _answer(PoolingResponse, "pool", reduced, items)
 
 
 def labels(request: ClassifyRequest, reduced: Reduced) -> Iterator[bytes]:
     """Yield the body of an answer with labels."""
     names = reduced.served.pooling.labels
-    response = ClassifyResponse(
-        id=f"classify-{reduced.id}",
-        created=reduced.created,
-        model=reduced.model,
-        data=placeholder("data"),
-        usage=usage(reduced),
-    )
 
     def item(index: int, scores: tuple[float, ...]) -> bytes:
         best = max(range(len(scores)), key=scores.__getitem__)
@@ -124,7 +104,25 @@ def labels(request: ClassifyRequest, reduced: Reduced) -> Iterator[bytes]:
         found = Classification(index=index, label=label, probs=list(scores), num_classes=len(scores))
         return msgspec.json.encode(found)
 
-    return enclosed(response, (item(index, numbers(pooled)) for index, pooled in enumerate(reduced.pooled)))
+    items = (item(index, numbers(pooled)) for index, pooled in enumerate(reduced.pooled))
+    return _answer(ClassifyResponse, "classify", reduced, items)
+
+
+def _answer(
+    kind: type[EmbeddingResponse | PoolingResponse | ClassifyResponse],
+    prefix: str,
+    reduced: Reduced,
+    items: Iterable[bytes],
+) -> Iterator[bytes]:
+    """Yield the body of an answer. prefix: of its id; items: the elements of its list, encoded."""
+    response = kind(
+        id=f"{prefix}-{reduced.id}",
+        created=reduced.created,
+        model=reduced.model,
+        data=placeholder("data"),
+        usage=usage(reduced),
+    )
+    return enclosed(response, items)
 
 
 EMBEDDINGS: Final = PoolingApi(msgspec.json.Decoder(EmbeddingRequest), embedding, embeddings, OPENAI_ERRORS)

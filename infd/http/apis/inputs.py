@@ -10,7 +10,7 @@ import msgspec
 from infd.errors import InvalidRequest
 from infd.http.conversation import final_text, template_messages
 from infd.http.generation import Conversation
-from infd.http.pooling import Asker, Pooling, check_count, numbered
+from infd.http.pooling.pooling import Asker, Pooling, check_count, numbered, require_text
 from infd.http.sampling import refuse_unsupported
 from infd.http.schema.chat import Message
 from infd.text.cutting import Passage
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infd.config import Config, LimitsConfig
-    from infd.http.pooling import Input
+    from infd.http.pooling.pooling import Input
     from infd.http.schema.pooling import InputFields, PoolingFields
 
 
@@ -121,8 +121,7 @@ def _kind(
 
 
 def _text(text: str, where: str) -> Passage:
-    if not text:
-        raise InvalidRequest(f"{where} is empty", param=where)
+    require_text(text, where)
     return Passage((text,))
 
 

@@ -12,7 +12,8 @@ from infd.http.apis import inputs
 from infd.http.apis.api import PoolingApi
 from infd.http.apis.embeddings import usage
 from infd.http.formats.openai import OPENAI_ERRORS
-from infd.http.pooling import check_count, numbered
+from infd.http.pooling.pooling import check_count, numbered, require_text
+from infd.http.pooling.scoring import Scoring, scores
 from infd.http.sampling import refuse_unsupported
 from infd.http.schema.scoring import (
     Rank,
@@ -26,13 +27,12 @@ from infd.http.schema.scoring import (
     ScoreRequest,
     ScoreResponse,
 )
-from infd.http.scoring import Scoring, scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from infd.config import Config
-    from infd.http.pooling import Pooling, Reduced
+    from infd.http.pooling.pooling import Pooling, Reduced
     from infd.http.schema.scoring import ScoringFields, Text
     from infd.http.served_model import ServedModel
 
@@ -88,8 +88,7 @@ def _scoring(
     inputs.check_ends(request.add_generation_prompt, request.continue_final_message)
     check_count(len(documents), config, param)
     for number, text in enumerate(queries):
-        if not text:
-            raise InvalidRequest(f"{where_query(number)} is empty", param=where_query(number))
+        require_text(text, where_query(number))
     return Scoring(
         asker=common,
         queries=queries,

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from infd.errors import CannotServe, InvalidRequest, Unsupported
+from infd.errors import CannotServe, InvalidRequest
 from infd.http.apis.api import PoolingApi
 from infd.http.formats.numbers import Encoding, numbers
 from infd.http.formats.tei import TEI_ERRORS
 from infd.http.pieces import listed
-from infd.http.pooling import Asker, Pooling, check_count, numbered
+from infd.http.pooling.pooling import Asker, Pooling, check_count, numbered, require_text
+from infd.http.pooling.scoring import Scoring, scores
 from infd.http.schema.tei import (
     EmbedAllRequest,
     EmbedRequest,
@@ -22,14 +23,13 @@ from infd.http.schema.tei import (
     SimilarityRequest,
     SparseValue,
 )
-from infd.http.scoring import Scoring, scores
 from infd.text.cutting import Passage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from infd.config import Config
-    from infd.http.pooling import Input, Reduced
+    from infd.http.pooling.pooling import Input, Reduced
     from infd.http.schema.tei import Direction, TeiFields
     from infd.http.served_model import ServedModel
     from infd.request import PoolTask
@@ -90,7 +90,7 @@ def predict(request: PredictRequest, body_bytes: int, served: ServedModel, confi
     else:
         raise InvalidRequest("inputs is a text, a pair, or a list of lists of texts, not a mixture", param="inputs")
     if served.pooling.label_tokens and any(len(passage.texts) > 1 for passage in passages):
-        raise Unsupported("a pair with this model, whose chat template renders pairs: POST /rerank;", param="inputs")
+        raise InvalidRequest("this model's chat template renders pairs: send them to /rerank or /score", param="inputs")
     several = _several(request)
     found = _found(request, passages, body_bytes, config, "classify", several=several)
     return msgspec.structs.replace(found, activation=False if request.raw_scores else None)
@@ -102,24 +102,21 @@ def similarity(request: SimilarityRequest, body_bytes: int, served: ServedModel,
     sentences, parameters = request.inputs.sentences, request.parameters or SimilarityParameters()
     check_count(len(sentences), config, "inputs.sentences")
     where = numbered("inputs.sentences", several=True)
-    for text, name in ((request.inputs.source_sentence, "inputs.source_sentence"), *_named(sentences, where)):
-        if not text:
-            raise InvalidRequest(f"{name} is empty", param=name)
+    where_source = numbered("inputs.source_sentence", several=False)
+    require_text(request.inputs.source_sentence, where_source(0))
+    for number, text in enumerate(sentences):
+        require_text(text, where(number))
     return Scoring(
         asker=Asker(model=request.model),
         queries=[request.inputs.source_sentence],
         documents=sentences,
-        where_query=numbered("inputs.source_sentence", several=False),
+        where_query=where_source,
         where_document=where,
         body_bytes=body_bytes,
         keep=-1 if parameters.truncate else None,
         side=_side(parameters.truncation_direction),
         prompt_name=parameters.prompt_name,
     ).pooling(served)
-
-
-def _named(texts: Sequence[str], where: Any) -> Iterator[tuple[str, str]]:
-    return ((text, where(number)) for number, text in enumerate(texts))
 
 
 def _found(
@@ -135,8 +132,8 @@ def _found(
     check_count(len(inputs), config, "inputs")
     where = numbered("inputs", several=several)
     for number, each in enumerate(inputs):
-        if isinstance(each, Passage) and not each.texts[0]:
-            raise InvalidRequest(f"{where(number)} is empty", param=where(number))
+        if isinstance(each, Passage):
+            require_text(each.texts[0], where(number))
     return Pooling(
         asker=Asker(model=request.model),
         inputs=inputs,

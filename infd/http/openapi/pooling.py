@@ -2,98 +2,91 @@
 
 from __future__ import annotations
 
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from infd.http.openapi.operation import MODEL, POOLED, Operation
 from infd.http.schema import pooling, scoring, tei
+from infd.http.schema.error import ErrorBody
+
+if TYPE_CHECKING:
+    from msgspec import Struct
 
 _RERANKS = "Order documents by their relevance to a query."
 _TEI = "text-embeddings-inference"
 
 
-def _tei(path: str, name: str, text: str, request: type, *answers: object) -> Operation:
+def _operation(
+    path: str,
+    name: str,
+    text: str,
+    request: type[Struct],
+    *answers: object,
+    tag: str = "Pooling",
+    failure: type[Struct] = ErrorBody,
+) -> Operation:
     return Operation(
         method="post",
         path=path,
         name=name,
         text=text,
-        tag=_TEI,
+        tag=tag,
         request=request,
         answers=answers,
         errors=POOLED,
-        failure=tei.TeiError,
+        failure=failure,
     )
+
+
+_tei = partial(_operation, tag=_TEI, failure=tei.TeiError)
 
 
 POOLING: Final[tuple[Operation, ...]] = (
     *(
-        Operation(
-            method="post",
-            path=path,
-            name=name,
-            text="Return the embeddings of texts, token ids or conversations.",
-            tag="Pooling",
-            request=pooling.EmbeddingRequest,
-            answers=(pooling.EmbeddingResponse,),
-            errors=POOLED,
+        _operation(
+            path,
+            name,
+            "Return the embeddings of texts, token ids or conversations.",
+            pooling.EmbeddingRequest,
+            pooling.EmbeddingResponse,
         )
         for path, name in (("/v1/embeddings", "createEmbedding"), ("/embeddings", "createEmbeddingUnprefixed"))
     ),
-    Operation(
-        method="post",
-        path="/pooling",
-        name="pool",
-        text="Reduce inputs to numbers by any task of the model, also for each token, as vLLM does.",
-        tag="Pooling",
-        request=pooling.PoolingRequest,
-        answers=(pooling.PoolingResponse,),
-        errors=POOLED,
+    _operation(
+        "/pooling",
+        "pool",
+        "Reduce inputs to numbers by any task of the model, also for each token, as vLLM does.",
+        pooling.PoolingRequest,
+        pooling.PoolingResponse,
     ),
-    Operation(
-        method="post",
-        path="/classify",
-        name="classify",
-        text="Return the scores of labels, as vLLM does.",
-        tag="Pooling",
-        request=pooling.ClassifyRequest,
-        answers=(pooling.ClassifyResponse,),
-        errors=POOLED,
+    _operation(
+        "/classify",
+        "classify",
+        "Return the scores of labels, as vLLM does.",
+        pooling.ClassifyRequest,
+        pooling.ClassifyResponse,
     ),
     *(
-        Operation(
-            method="post",
-            path=path,
-            name=name,
-            text="Return the scores of pairs of texts, as vLLM does.",
-            tag="Pooling",
-            request=scoring.ScoreRequest,
-            answers=(scoring.ScoreResponse,),
-            errors=POOLED,
+        _operation(
+            path,
+            name,
+            "Return the scores of pairs of texts, as vLLM does.",
+            scoring.ScoreRequest,
+            scoring.ScoreResponse,
         )
         for path, name in (("/score", "score"), ("/v1/score", "scoreV1"))
     ),
-    Operation(
-        method="post",
-        path="/rerank",
-        name="rerank",
-        text=f"{_RERANKS} `documents` in Jina's and Cohere's form, `texts` in text-embeddings-inference's.",
-        tag="Pooling",
-        request=scoring.RerankRequest,
-        answers=(scoring.RerankResponse, list[scoring.Rank]),
-        errors=POOLED,
-    ),
     *(
-        Operation(
-            method="post",
-            path=path,
-            name=name,
-            text=_RERANKS,
-            tag="Pooling",
-            request=scoring.RerankRequest,
-            answers=(scoring.RerankResponse, list[scoring.Rank]),
-            errors=POOLED,
+        _operation(path, name, text, scoring.RerankRequest, scoring.RerankResponse, list[scoring.Rank])
+        for path, name, text in (
+            (
+                "/rerank",
+                "rerank",
+                f"{_RERANKS} `documents` in Jina's and Cohere's form, `texts` in text-embeddings-inference's.",
+            ),
+            ("/v1/rerank", "rerankV1", _RERANKS),
+            ("/v2/rerank", "rerankV2", _RERANKS),
         )
-        for path, name in (("/v1/rerank", "rerankV1"), ("/v2/rerank", "rerankV2"))
     ),
     _tei("/embed", "embed", "Return embeddings.", tei.EmbedRequest, list[list[float]]),
     _tei(

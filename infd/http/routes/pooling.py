@@ -10,7 +10,7 @@ import msgspec
 from infd.http import send
 from infd.http.admission import guarded
 from infd.http.body import read
-from infd.http.pool import pool
+from infd.http.pooling.pool import pool
 from infd.http.schema.pooling import INPUTS
 from infd.http.schema.tei import Info
 from infd.http.service import EXCHANGE, SERVICE

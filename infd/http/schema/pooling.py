@@ -122,6 +122,16 @@ class PromptUsage(Struct, kw_only=True):
     total_tokens: int
 
 
+class PooledResponse(Struct, kw_only=True):
+    """The fields that answers share; `data` has an item for each input, or pair, in their order."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    usage: PromptUsage
+
+
 class Embedding(Struct, kw_only=True):
     """The embedding of one input: numbers, or with encoding_format base64 the base64 of their bytes."""
 
@@ -130,15 +140,10 @@ class Embedding(Struct, kw_only=True):
     embedding: list[float] | str
 
 
-class EmbeddingResponse(Struct, kw_only=True):
+class EmbeddingResponse(PooledResponse, kw_only=True):
     """The embeddings, in the order of the inputs."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[Embedding]
-    usage: PromptUsage
 
 
 class PooledInput(Struct, kw_only=True):
@@ -149,15 +154,10 @@ class PooledInput(Struct, kw_only=True):
     data: list[float | list[float]] | str
 
 
-class PoolingResponse(Struct, kw_only=True):
+class PoolingResponse(PooledResponse, kw_only=True):
     """The numbers of each input, in the order of the inputs."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[PooledInput]
-    usage: PromptUsage
 
 
 class Classification(Struct, kw_only=True):
@@ -172,12 +172,7 @@ class Classification(Struct, kw_only=True):
     num_classes: int
 
 
-class ClassifyResponse(Struct, kw_only=True):
+class ClassifyResponse(PooledResponse, kw_only=True):
     """The labels, in the order of the inputs."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[Classification]
-    usage: PromptUsage

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from infd.http.schema.chat import ContentPart
-from infd.http.schema.pooling import PoolingFields, PromptUsage
+from infd.http.schema.pooling import PooledResponse, PoolingFields, PromptUsage
 from infd.http.schema.thinking import TemplateKwargs
 from infd.http.schema.unsupported import ABSENT, UnsupportedField
 
@@ -65,15 +65,10 @@ class Score(Struct, kw_only=True):
     score: float
 
 
-class ScoreResponse(Struct, kw_only=True):
+class ScoreResponse(PooledResponse, kw_only=True):
     """The scores, in the order of the pairs."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[Score]
-    usage: PromptUsage
 
 
 class RerankRequest(ScoringFields, kw_only=True):

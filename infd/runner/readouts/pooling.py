@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import normalize
 
 from infd.errors import Fault, RequestFailed
-from infd.request import Pool, Pooled, pick
+from infd.request import Pool, Pooled, by_token, embeds, pick
 from infd.runner.readouts.readout import Reading, Readout
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Finish(NamedTuple):
 
     @classmethod
     def of(cls, pool: Pool, settings: PoolingSettings) -> Finish:
-        if not pool.task.endswith("embed"):
+        if not embeds(pool.task):
             return cls(pool.task, None, False, "none" if pool.activation is False else settings.activation)
         normalize = settings.normalize if pool.normalize is None else pool.normalize
         return cls(pool.task, pool.dimensions, normalize, "none")
@@ -125,7 +125,7 @@ class Prompts:
 
     def stage(self, join: Join) -> None:
         pool = pick(Pool, join.wants)
-        if pool is not None and pool.by_token == self._by_token:
+        if pool is not None and by_token(pool.task) == self._by_token:
             self._pools[join.row] = pool, join.prompt_tokens
         else:
             self._pools.pop(join.row, None)

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from infd.errors import CannotServe, InvalidRequest, shorten
 from infd.http.generation import Conversation
-from infd.http.pooling import TemplatedPair
+from infd.http.pooling.pooling import TemplatedPair
 from infd.http.prompt import CHARACTERS_PER_TOKEN, FREE_CHARACTERS, ORDINARY_CHARACTERS, SHORT_CHARACTERS, render
 from infd.http.sampling import check_ids
 from infd.text.cutting import Cut, Passage
@@ -16,7 +16,7 @@ from infd.text.cutting import Cut, Passage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infd.http.pooling import Pooling
+    from infd.http.pooling.pooling import Pooling
     from infd.http.prompt import Prompt
     from infd.http.served_model import ServedModel
     from infd.offload import Offload

@@ -10,13 +10,13 @@ from msgspec import Struct
 
 from infd.errors import CannotServe, InvalidRequest, Unsupported
 from infd.http.formats.numbers import numbers
-from infd.http.pooling import Asker, Pooling, TemplatedPair
+from infd.http.pooling.pooling import Asker, Pooling, TemplatedPair
 from infd.text.cutting import Passage, Side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infd.http.pooling import Input, Reduced
+    from infd.http.pooling.pooling import Input, Reduced
     from infd.http.served_model import ServedModel
     from infd.pooling.settings import Similarity
 

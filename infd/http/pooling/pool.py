@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from infd.errors import Aborted, InvalidRequest, RequestFailed
 from infd.http.ending import ending
-from infd.http.inputs import read_inputs
-from infd.http.pooling import Reduced
-from infd.request import FinishReason, Pool, Request
+from infd.http.pooling.inputs import read_inputs
+from infd.http.pooling.pooling import Reduced
+from infd.request import FinishReason, Pool, Request, by_token, embeds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from infd.engine.streams.stream import Choices
     from infd.http.backend import Backend
     from infd.http.exchange import Exchange
-    from infd.http.inputs import PooledPrompt
-    from infd.http.pooling import Body, Pooling
+    from infd.http.pooling.inputs import PooledPrompt
+    from infd.http.pooling.pooling import Body, Pooling
     from infd.http.served_model import ServedModel
     from infd.request import Pooled, PoolTask
 
@@ -89,7 +89,7 @@ def _check_dimensions(pooling: Pooling, task: PoolTask, served: ServedModel) -> 
     wanted, settings = pooling.dimensions, served.pooling
     if wanted is None:
         return
-    if task not in ("embed", "token_embed"):
+    if not embeds(task):
         raise InvalidRequest(f"dimensions is only for embeddings, not for the task {task}", param="dimensions")
     if settings.matryoshka and wanted not in (*settings.matryoshka, settings.dimensions):
         trained = ", ".join(map(str, settings.matryoshka))
@@ -105,12 +105,12 @@ def _check_size(
 ) -> None:
     """Raise InvalidRequest if the numbers of all inputs exceed limits.pooled_bytes."""
     settings = served.pooling
-    width = (pooling.dimensions or settings.dimensions) if task.endswith("embed") else len(settings.labels)
-    by_token = task.startswith("token_")
-    rows = sum(len(prompt.ids) - prompt.skip for prompt in prompts) if by_token else len(prompts)
+    width = (pooling.dimensions or settings.dimensions) if embeds(task) else len(settings.labels)
+    tokens = by_token(task)
+    rows = sum(len(prompt.ids) - prompt.skip for prompt in prompts) if tokens else len(prompts)
     if (size := rows * max(1, width) * NUMBER_BYTES) > limits.pooled_bytes:
         raise InvalidRequest(
-            f"the numbers of {'all tokens of ' if by_token else ''}{len(prompts)} inputs are {size} bytes; at most"
+            f"the numbers of {'all tokens of ' if tokens else ''}{len(prompts)} inputs are {size} bytes; at most"
             f" {limits.pooled_bytes} are computed at once (limits.pooled_bytes): send fewer or shorter inputs",
             param=pooling.where(0).partition("[")[0],
         )

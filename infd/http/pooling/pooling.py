@@ -1,4 +1,4 @@
-"""`Pooling`: a request to reduce prompts to numbers, in a form common to all APIs. `pool.py` answers a `Pooling`."""
+"""`Pooling`: a request to reduce prompts to numbers, in a form common to all APIs. `pool.py` answers it."""
 
 from __future__ import annotations
 
@@ -114,6 +114,12 @@ Body = Callable[[Reduced], Iterable[bytes]]
 def numbered(param: str, *, several: bool) -> Callable[[int], str]:
     """Return the function that names the inputs in `param`, which is a list if there are several."""
     return (lambda number: f"{param}[{number}]") if several else (lambda _: param)
+
+
+def require_text(text: str, param: str) -> None:
+    """Raise InvalidRequest if the text of the request field `param` is empty."""
+    if not text:
+        raise InvalidRequest(f"{param} is empty", param=param)
 
 
 def check_count(inputs: int, config: Config, param: str) -> None:

@@ -1,0 +1,1 @@
+"""Requests to reduce prompts to numbers, whatever their API: prompts, numbers, scores."""
