@@ -32,12 +32,13 @@ from infd.loadgen.prompts import (
 )
 from infd.loadgen.samples import Failure, Sample
 from infd.loadgen.server import DraftCounts, Server
-from infd.loadgen.stream import RequestFailed, measure, measure_whole, text_of
+from infd.loadgen.stream import RequestFailed, measure, read_document, read_events, text_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from infd.loadgen.settings import Settings
+    from infd.loadgen.stream import Reader
 
 _WRITERS: Final = 16  # prompts fitted at once
 _CHARACTERS_A_TOKEN: Final = 4  # of recorded replies, where the server has no tokenizer
@@ -69,6 +70,7 @@ class Job(Struct, frozen=True):
 
     schema  that the answer must fit; None: the answer is free
     tokens  of the prompt, where they are known
+    reader  reads the answer
     """
 
     body: bytes
@@ -76,6 +78,7 @@ class Job(Struct, frozen=True):
     model: str
     schema: dict[str, Any] | None
     tokens: int
+    reader: Reader = read_events
 
 
 async def offer(
@@ -182,8 +185,8 @@ class Generator:
         self._writer.lengths.inexact = 0
         warmups, calls = _calls(settings)
         for job in await self._write(warmups, settings):
-            measuring = measure if settings.task == "generate" else measure_whole
-            await measuring(self._session, job.url, job.body, self._server.headers, time.perf_counter())
+            headers, now = self._server.headers, time.perf_counter()
+            await measure(self._session, job.url, job.body, headers, now, reader=job.reader)
         # Bodies are built before the measurement, so that during it the generator only sends and reads.
         jobs = await self._write(calls, settings)
         self._audience.tell(f"{len(jobs)} requests to {jobs[0].url}, model {self._server.model}")
@@ -244,7 +247,7 @@ class Generator:
             prompts = [await self._writer.write(outline, settings.seed) for outline in outlines]
             tokens = call.prompt.tokens * settings.inputs
         body = {**call.body, **_body(prompts, settings, chat=False), "model": model} | settings.body
-        return Job(msgspec.json.encode(body), self._server.url(chat=False), model, None, tokens)
+        return Job(msgspec.json.encode(body), self._server.url(chat=False), model, None, tokens, read_document)
 
     async def _reply_tokens(self, reply: str) -> int:
         if not reply:
@@ -300,8 +303,7 @@ class _Run:
         measured.unfinished += 1
         measured.peak_in_flight = max(measured.peak_in_flight, self._in_flight)
         try:
-            measuring = measure if self._settings.task == "generate" else measure_whole
-            sample = await measuring(self._session, job.url, job.body, self._headers, due, lines)
+            sample = await measure(self._session, job.url, job.body, self._headers, due, lines, reader=job.reader)
         except RequestFailed as failure:
             if failure.kind not in self._kinds:
                 self._kinds.add(failure.kind)

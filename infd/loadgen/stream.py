@@ -1,4 +1,4 @@
-"""Time one streamed answer.
+"""Time one answer, streamed or whole.
 
 A search of a line's bytes decides whether the line carries text. Only lines with
 usage or an error are decoded as JSON. So the generator takes little CPU time from
@@ -20,7 +20,9 @@ from msgspec import Struct
 from infd.loadgen.samples import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+    Reader = Callable[[aiohttp.ClientResponse, float, list[bytes] | None], Awaitable[Sample]]
 
 # A delta's key with a non-empty string. Quotes inside a text are escaped, so a text cannot match.
 _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s*:\s*"[^"]')
@@ -81,60 +83,15 @@ def cause(error: aiohttp.ClientConnectorError) -> str:
     return os.strerror(number) if number and number > 0 else str(error.os_error)
 
 
-async def measure(
-    session: aiohttp.ClientSession,
-    url: str,
-    body: bytes,
-    headers: Mapping[str, str],
-    due: float,
-    lines: list[bytes] | None = None,
-) -> Sample:
-    """Send a streaming request, and read the whole answer.
-
-    due    time at which to send the request (`time.perf_counter()`). Latencies count from `due`, even if the request is
-           sent later
-    lines  receives the lines that carry text, for `text_of`
-
-    Raises RequestFailed.
-    """
-    sent = time.perf_counter()
-    try:
-        async with session.post(url, data=body, headers=headers) as response:
-            if response.status != 200:
-                raise refusal(response.status, await response.read())
-            sample = await read(response.content.iter_any(), due, lines)
-    except aiohttp.ClientConnectorError as error:
-        raise RequestFailed("unreachable", cause(error)) from None
-    except TimeoutError:
-        raise RequestFailed("timeout") from None
-    except (aiohttp.ClientError, ConnectionError) as error:
-        raise RequestFailed("disconnected", repr(error)) from None
-    sample.queued_s = max(0.0, sent - due)
-    return sample
+async def read_events(response: aiohttp.ClientResponse, due: float, lines: list[bytes] | None) -> Sample:
+    """Read a streamed answer. Arguments as `measure`'s. Raises RequestFailed."""
+    return await read(response.content.iter_any(), due, lines)
 
 
-async def measure_whole(
-    session: aiohttp.ClientSession,
-    url: str,
-    body: bytes,
-    headers: Mapping[str, str],
-    due: float,
-    lines: list[bytes] | None = None,
-) -> Sample:
-    """Send a request whose answer is one JSON document without text, and read it. Arguments as `measure`'s."""
-    sent = time.perf_counter()
-    try:
-        async with session.post(url, data=body, headers=headers) as response:
-            answer = await response.read()
-            ended = time.perf_counter()
-            if response.status != 200:
-                raise refusal(response.status, answer)
-    except aiohttp.ClientConnectorError as error:
-        raise RequestFailed("unreachable", cause(error)) from None
-    except TimeoutError:
-        raise RequestFailed("timeout") from None
-    except (aiohttp.ClientError, ConnectionError) as error:
-        raise RequestFailed("disconnected", repr(error)) from None
+async def read_document(response: aiohttp.ClientResponse, due: float, lines: list[bytes] | None) -> Sample:
+    """Read an answer that is one JSON document without text. Arguments as `measure`'s. Raises RequestFailed."""
+    answer = await response.read()
+    ended = time.perf_counter()
     try:
         usage = msgspec.json.decode(answer, type=_Pooled).usage
     except msgspec.MsgspecError as error:
@@ -146,8 +103,42 @@ async def measure_whole(
         input_tokens=usage.prompt_tokens if usage else 0,
         output_tokens=0,
         counted=usage is not None,
-        queued_s=max(0.0, sent - due),
     )
+
+
+async def measure(
+    session: aiohttp.ClientSession,
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    due: float,
+    lines: list[bytes] | None = None,
+    *,
+    reader: Reader = read_events,
+) -> Sample:
+    """Send a request, and read the whole answer.
+
+    due     time at which to send the request (`time.perf_counter()`). Latencies count from `due`, even if the request
+            is sent later
+    lines   receives the lines that carry text, for `text_of`
+    reader  reads the answer
+
+    Raises RequestFailed.
+    """
+    sent = time.perf_counter()
+    try:
+        async with session.post(url, data=body, headers=headers) as response:
+            if response.status != 200:
+                raise refusal(response.status, await response.read())
+            sample = await reader(response, due, lines)
+    except aiohttp.ClientConnectorError as error:
+        raise RequestFailed("unreachable", cause(error)) from None
+    except TimeoutError:
+        raise RequestFailed("timeout") from None
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise RequestFailed("disconnected", repr(error)) from None
+    sample.queued_s = max(0.0, sent - due)
+    return sample
 
 
 async def read(
