@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infd.errors import CheckpointError
+from infd.pooling.reading import CLASSIFIES, LABELS_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 MOST = 2**24  # above every published dimension; larger dimensions could exhaust memory while shapes are computed
 ROPE_THETA = 10_000.0
 MPNET_FIRST = 2  # row of a text's first token in MPNet's table of positions, whatever the padding token's id
-HEADS = ("Model", "ForSequenceClassification", "ForTokenClassification")  # ends of names of classes that only pool
+HEADS = ("Model", CLASSIFIES, LABELS_TOKENS)  # ends of names of classes that only pool
 
 _GEMMA = MappingProxyType(
     {

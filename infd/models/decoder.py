@@ -157,15 +157,20 @@ class Decoder:
             else RMSNorm(blueprint, f"{root}norm", dims.hidden, dims.norm_eps, offset=constants.norm_offset)
         )
         tied = self._embedding.weight if dims.tied else None
-        scales = constants.logit_scale, constants.logit_softcap
         self.generates = not blueprint.pooling.tasks
         if self.generates:
             self._head = Head(
-                blueprint, head, dims, tied=tied, scale=scales[0], softcap=scales[1], bias=constants.head_bias
+                blueprint,
+                head,
+                dims,
+                tied=tied,
+                scale=constants.logit_scale,
+                softcap=constants.logit_softcap,
+                bias=constants.head_bias,
             )
         else:
             self.unread |= {f"{head}.weight", f"{head}.bias"}
-        self._pooling_head = None if self.generates else _pooling_head(blueprint, head, dims, tied, scales)
+        self._pooling_head = None if self.generates else _pooling_head(blueprint, head, dims, tied, constants)
         self.logits_dtype = self._head.dtype if self.generates else torch.float32
         self.least_rows = blueprint.least_rows()
 
@@ -217,16 +222,16 @@ class Decoder:
 
 
 def _pooling_head(
-    blueprint: Blueprint, name: str, dims: Dimensions, tied: Matrix | None, scales: tuple[float, float | None]
+    blueprint: Blueprint, name: str, dims: Dimensions, tied: Matrix | None, constants: DecoderConstants
 ) -> PoolingHead | None:
     """Declare what follows the pooled hidden states of a decoder: a head for labels, or dense layers; None: nothing.
 
     name, tied  of the language model head, of which a head for labels may be a part
-    scales      scale and softcap of its logits
     """
     pooling = blueprint.pooling
     if pooling.label_tokens:
-        return TokenLogits(blueprint, name, dims, tied=tied, scale=scales[0], softcap=scales[1])
+        scale, softcap = constants.logit_scale, constants.logit_softcap
+        return TokenLogits(blueprint, name, dims, tied=tied, scale=scale, softcap=softcap)
     if not pooling.labels:
         return denses(blueprint)
     bias = "score.bias" in blueprint.stored  # of each token's labels; a text's have none

@@ -10,19 +10,28 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta, Struct
 
 from infd.errors import CheckpointError
+from infd.pooling.files import (
+    CrossEncoder,
+    DenseFile,
+    Lengths,
+    LogitScore,
+    ModelConfig,
+    Module,
+    Reducing,
+    Sentences,
+    TokenizerFile,
+    decode,
+)
 from infd.pooling.settings import Activation, Dense, DenseActivation, PoolingSettings, Reduction, Similarity
 from infd.untrusted import read as read_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-T = TypeVar("T")
 
 MODULES, SENTENCES = "modules.json", "config_sentence_transformers.json"
 # Files with max_seq_length and do_lower_case, beside config.json: the first that exists is read.
@@ -47,103 +56,6 @@ PROMPTS = ("query", "document")
 UNLIMITED = 2**24  # tokens; a length from this on is no limit
 
 Task = Literal["auto", "none", "embed", "classify"]
-
-
-class _Module(Struct):
-    """An entry of modules.json. type: the class's path in Python, of which the last part is the name."""
-
-    name: str
-    path: str
-    type: str
-
-    @property
-    def kind(self) -> str:
-        return self.type.rpartition(".")[2]
-
-
-class _Reduction(Struct, kw_only=True):
-    """1_Pooling/config.json, as written by sentence-transformers 5 (pooling_mode) and before."""
-
-    word_embedding_dimension: int | None = None
-    embedding_dimension: int | None = None
-    pooling_mode: str | list[str] | None = None
-    pooling_mode_cls_token: bool = False
-    pooling_mode_mean_tokens: bool | None = None
-    pooling_mode_max_tokens: bool = False
-    pooling_mode_mean_sqrt_len_tokens: bool = False
-    pooling_mode_weightedmean_tokens: bool = False
-    pooling_mode_lasttoken: bool = False
-    include_prompt: bool = True
-
-
-class _Dense(Struct, kw_only=True):
-    """N_Dense/config.json."""
-
-    in_features: int
-    out_features: int
-    bias: bool = True
-    activation_function: str = "torch.nn.modules.activation.Tanh"
-    module_input_name: str = "sentence_embedding"
-    module_output_name: str | None = None
-    use_residual: bool = False
-
-
-class _LogitScore(Struct, kw_only=True):
-    """N_LogitScore/config.json: a cross-encoder's score is a token's logit, or its odds against another's."""
-
-    true_token_id: Annotated[int, Meta(ge=0)]
-    false_token_id: Annotated[int, Meta(ge=0)] | None = None
-
-
-class _Sentences(Struct, kw_only=True):
-    """config_sentence_transformers.json."""
-
-    prompts: dict[str, str | None] | None = None
-    default_prompt_name: str | None = None
-    similarity_fn_name: str | None = None
-    activation_fn: str | None = None
-
-
-class _Lengths(Struct, kw_only=True):
-    """sentence_bert_config.json."""
-
-    max_seq_length: int | None = None
-    do_lower_case: bool = False
-
-
-class _Tokenizer(Struct, kw_only=True):
-    """tokenizer_config.json. transformers writes 1e30 for no limit."""
-
-    model_max_length: float | None = None
-
-
-class _CrossEncoder(Struct, kw_only=True):
-    """The table `sentence_transformers` of config.json of a cross-encoder written by releases 4 and 5."""
-
-    activation_fn: str | None = None
-
-
-class _Config(Struct, kw_only=True):
-    """The keys of config.json that matter here."""
-
-    architectures: list[str] = []
-    model_type: str = ""
-    hidden_size: int | None = None
-    dim: int | None = None
-    d_model: int | None = None
-    n_embd: int | None = None
-    id2label: dict[str, str] | None = None
-    num_labels: int | None = None
-    problem_type: str | None = None
-    classifier_pooling: str | None = None
-    max_position_embeddings: int | None = None
-    matryoshka_dimensions: list[int] | None = None
-    sbert_ce_default_activation_function: str | None = None
-    sentence_transformers: _CrossEncoder | None = None
-
-    @property
-    def width(self) -> int:
-        return self.hidden_size or self.dim or self.d_model or self.n_embd or 0
 
 
 _REDUCTIONS: Mapping[str, Reduction] = MappingProxyType(
@@ -189,14 +101,14 @@ def read(directory: Path, config: Mapping[str, Any], *, task: Task = "auto") -> 
     """
     if task == "none":
         return PoolingSettings()
-    found = _decode(config, _Config, Path("config.json"))
+    found = decode(config, ModelConfig, Path("config.json"))
     name = found.architectures[0] if found.architectures else ""
     if task == "classify" or (task == "auto" and name.endswith(CLASSIFIES)):
         return _labels(found, directory, by_token=False)
     if task == "auto" and name.endswith(LABELS_TOKENS):
         return _labels(found, directory, by_token=True)
     if (path := directory / MODULES).is_file():
-        modules = _decode(read_file(path), list[_Module], path)
+        modules = decode(read_file(path), list[Module], path)
         kinds = [module.kind for module in modules]
         return (_by_logits if "LogitScore" in kinds else _embeddings)(modules, found, directory)
     if task == "embed" or name.endswith(HEADLESS):
@@ -214,11 +126,11 @@ def dense_files(directory: Path) -> list[str]:
     """Return the files of weights of the dense layers that modules.json lists. Raises CheckpointError."""
     if not (path := directory / MODULES).is_file():
         return []
-    modules = _decode(read_file(path), list[_Module], path)
+    modules = decode(read_file(path), list[Module], path)
     return [_file(_folder(module, path)) for module in modules if module.kind == "Dense"]
 
 
-def _folder(module: _Module, where: Path) -> str:
+def _folder(module: Module, where: Path) -> str:
     """Return a module's folder. Raises CheckpointError if it is not one of the checkpoint's."""
     if Path(module.path).is_absolute() or ".." in Path(module.path).parts:
         raise CheckpointError(f"{where}: {module.path!r} is not a folder of the checkpoint")
@@ -229,7 +141,7 @@ def _file(folder: str) -> str:
     return f"{folder}/model.safetensors"
 
 
-def _embeddings(modules: Sequence[_Module], config: _Config, directory: Path) -> PoolingSettings:
+def _embeddings(modules: Sequence[Module], config: ModelConfig, directory: Path) -> PoolingSettings:
     """Return the settings of a sentence-transformers model."""
     where = directory / MODULES
     kinds = [module.kind for module in modules]
@@ -240,7 +152,7 @@ def _embeddings(modules: Sequence[_Module], config: _Config, directory: Path) ->
             f"{where}: the weights are in the folder {modules[0].path!r}; move that folder's files beside modules.json,"
             ' and set its "path" to ""'
         )
-    pooling: _Reduction | None = None
+    pooling: Reducing | None = None
     mode: Reduction = "mean"
     denses: list[Dense] = []
     normalize = False
@@ -248,7 +160,7 @@ def _embeddings(modules: Sequence[_Module], config: _Config, directory: Path) ->
     for module in modules[1:]:
         folder = directory / _folder(module, where)
         if module.kind == "Pooling" and pooling is None and not denses and not normalize:
-            pooling = _decode(read_file(folder / "config.json"), _Reduction, folder / "config.json")
+            pooling = decode(read_file(folder / "config.json"), Reducing, folder / "config.json")
             mode = _mode(pooling, folder / "config.json")
             stated = pooling.word_embedding_dimension or pooling.embedding_dimension or width
             if width and stated != width:
@@ -281,7 +193,7 @@ def _embeddings(modules: Sequence[_Module], config: _Config, directory: Path) ->
     )
 
 
-def _mode(pooling: _Reduction, where: Path) -> Reduction:
+def _mode(pooling: Reducing, where: Path) -> Reduction:
     modes: list[str]
     if pooling.pooling_mode is not None:
         modes = [pooling.pooling_mode] if isinstance(pooling.pooling_mode, str) else pooling.pooling_mode
@@ -299,7 +211,7 @@ def _mode(pooling: _Reduction, where: Path) -> Reduction:
 
 def _dense(folder: Path, path: str, width: int) -> Dense:
     where = folder / "config.json"
-    stated = _decode(read_file(where), _Dense, where)
+    stated = decode(read_file(where), DenseFile, where)
     name = stated.activation_function.rpartition(".")[2]
     if name not in _DENSE_ACTIVATIONS:
         raise CheckpointError(
@@ -328,12 +240,12 @@ def _dense(folder: Path, path: str, width: int) -> Dense:
     )
 
 
-def _by_logits(modules: Sequence[_Module], config: _Config, directory: Path) -> PoolingSettings:
+def _by_logits(modules: Sequence[Module], config: ModelConfig, directory: Path) -> PoolingSettings:
     """Return the settings of a cross-encoder that reads the logits of tokens (sentence-transformers from 5.4 on)."""
     if [module.kind for module in modules] != ["Transformer", "LogitScore"] or modules[0].path not in ("", "."):
         raise CheckpointError(f"{directory / MODULES}: expected a Transformer, at the path '', and a LogitScore")
     where = directory / modules[1].path / "config.json"
-    stated = _decode(read_file(where), _LogitScore, where)
+    stated = decode(read_file(where), LogitScore, where)
     tokens = (stated.true_token_id,) if stated.false_token_id is None else (stated.false_token_id, stated.true_token_id)
     return _completed(
         PoolingSettings(
@@ -350,7 +262,7 @@ def _by_logits(modules: Sequence[_Module], config: _Config, directory: Path) -> 
     )
 
 
-def _labels(config: _Config, directory: Path, *, by_token: bool) -> PoolingSettings:
+def _labels(config: ModelConfig, directory: Path, *, by_token: bool) -> PoolingSettings:
     """Return the settings of a model with a head for labels; by_token: each token has labels."""
     labels = _names(config)
     encoder = config.model_type in ENCODERS
@@ -377,7 +289,7 @@ def _labels(config: _Config, directory: Path, *, by_token: bool) -> PoolingSetti
     )
 
 
-def _names(config: _Config) -> tuple[str, ...]:
+def _names(config: ModelConfig) -> tuple[str, ...]:
     stated = config.id2label
     if not stated:
         return tuple(f"LABEL_{index}" for index in range(config.num_labels if config.num_labels is not None else 2))
@@ -386,9 +298,9 @@ def _names(config: _Config) -> tuple[str, ...]:
     return tuple(stated[str(index)] for index in range(len(stated)))
 
 
-def _activation(config: _Config, directory: Path, labels: int) -> Activation:
+def _activation(config: ModelConfig, directory: Path, labels: int) -> Activation:
     """Return the activation of a cross-encoder, or of transformers' pipeline for text classification."""
-    older = config.sentence_transformers or _CrossEncoder()
+    older = config.sentence_transformers or CrossEncoder()
     stated = _sentences(directory).activation_fn or older.activation_fn or config.sbert_ce_default_activation_function
     if stated is not None:
         name = stated.rpartition(".")[2]
@@ -404,14 +316,14 @@ def _activation(config: _Config, directory: Path, labels: int) -> Activation:
     return "sigmoid" if labels == 1 else "softmax"
 
 
-def _matryoshka(config: _Config) -> tuple[int, ...]:
+def _matryoshka(config: ModelConfig) -> tuple[int, ...]:
     found = tuple(config.matryoshka_dimensions or ())
     if any(each < 1 for each in found):
         raise CheckpointError(f"config.json: matryoshka_dimensions: expected positive integers, found {[*found]}")
     return found
 
 
-def _completed(settings: PoolingSettings, config: _Config, directory: Path) -> PoolingSettings:
+def _completed(settings: PoolingSettings, config: ModelConfig, directory: Path) -> PoolingSettings:
     """Return the settings with prompts, similarity and lengths from the checkpoint's other files."""
     stated, where = _sentences(directory), directory / SENTENCES
     prompts = dict.fromkeys(PROMPTS, "") if "embed" in settings.tasks else {}
@@ -430,16 +342,16 @@ def _completed(settings: PoolingSettings, config: _Config, directory: Path) -> P
     )
 
 
-def _sentences(directory: Path) -> _Sentences:
+def _sentences(directory: Path) -> Sentences:
     where = directory / SENTENCES
-    return _decode(read_file(where), _Sentences, where) if where.is_file() else _Sentences()
+    return decode(read_file(where), Sentences, where) if where.is_file() else Sentences()
 
 
-def _lengths(config: _Config, directory: Path) -> tuple[int | None, bool]:
+def _lengths(config: ModelConfig, directory: Path) -> tuple[int | None, bool]:
     """Return the tokens to which inputs are truncated, or None, and whether texts are converted to lower case."""
-    lengths = _Lengths()
+    lengths = Lengths()
     if where := next((directory / name for name in LENGTHS if (directory / name).is_file()), None):
-        lengths = _decode(read_file(where), _Lengths, where)
+        lengths = decode(read_file(where), Lengths, where)
         if lengths.max_seq_length is not None and lengths.max_seq_length < 1:
             raise CheckpointError(
                 f"{where}: max_seq_length: expected a positive integer, found {lengths.max_seq_length}"
@@ -448,15 +360,6 @@ def _lengths(config: _Config, directory: Path) -> tuple[int | None, bool]:
         return lengths.max_seq_length, lengths.do_lower_case
     limits: list[float] = [config.max_position_embeddings or UNLIMITED]
     if (where := directory / "tokenizer_config.json").is_file():
-        limits.append(_decode(read_file(where), _Tokenizer, where).model_max_length or UNLIMITED)
+        limits.append(decode(read_file(where), TokenizerFile, where).model_max_length or UNLIMITED)
     most = min(limits)
     return None if most >= UNLIMITED else max(1, int(most)), lengths.do_lower_case
-
-
-def _decode(content: bytes | Mapping[str, Any], kind: type[T], where: Path) -> T:
-    try:
-        if isinstance(content, bytes):
-            return msgspec.json.decode(content, type=kind)
-        return msgspec.convert({**content}, kind, str_keys=True)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{where}: {error}") from error
