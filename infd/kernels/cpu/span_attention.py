@@ -13,7 +13,7 @@ import torch
 
 from infd.kernels.cpu.attention import Layer, Step
 from infd.kernels.cpu.library import Library
-from infd.kernels.families.span_attention import WHOLE, Reach
+from infd.kernels.families.span_attention import WHOLE, Reach, packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ class Plan:
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, reach: Reach = WHOLE, bias: Tensor | None = None
     ) -> Tensor:
-        q, k, v = (_packed(x) for x in (q, k, v))
+        q, k, v = (packed(x) for x in (q, k, v))
         if k.stride(0) != v.stride(0):
             k, v = k.contiguous(), v.contiguous()
         out = torch.empty(q.shape, dtype=q.dtype)
@@ -79,8 +79,3 @@ class Plan:
         )
         self._attend(self.step(reach), layer)
         return out
-
-
-def _packed(x: Tensor) -> Tensor:
-    """Return x [T, heads, D] with each token's elements contiguous, copied only if necessary."""
-    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

@@ -12,19 +12,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from infd.kernels.families.host import Upload
-
 
 class SpanBatch(Struct, frozen=True, kw_only=True):
-    """The spans of a step of T tokens: span i is tokens offsets[i]:offsets[i + 1]; later tokens are padding.
-
-    upload  copies a kernel's host tables to the device; None: torch copies them
-    """
+    """The spans of a step of T tokens: span i is tokens offsets[i]:offsets[i + 1]; later tokens are padding."""
 
     tokens: int
     offsets: Sequence[int]  # [S + 1]
     device: torch.device
-    upload: Upload | None = None
 
 
 class Reach(NamedTuple):
@@ -44,6 +38,11 @@ class Reach(NamedTuple):
 
 
 WHOLE: Final = Reach()
+
+
+def packed(x: Tensor) -> Tensor:
+    """Return x [T, heads, D] with each token's elements contiguous, copied only if necessary."""
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
 class SpanPlan(Protocol):

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from infd.kernels.families.span_attention import WHOLE
+from infd.kernels.families.span_attention import WHOLE, packed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,12 +125,12 @@ class Plan:
             ],
             dtype=np.int32,
         ).reshape(-1, 4)
-        self._tiles = torch.from_numpy(tiles).to(batch.device) if batch.upload is None else batch.upload(tiles)
+        self._tiles = torch.from_numpy(tiles).to(batch.device)
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, reach: Reach = WHOLE, bias: Tensor | None = None
     ) -> Tensor:
-        q, k, v = (_packed(x) for x in (q, k, v))
+        q, k, v = (packed(x) for x in (q, k, v))
         out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
         if len(self._tiles):
             attend[len(self._tiles), q.shape[1]](
@@ -156,8 +156,3 @@ class Plan:
                 BLOCK_D=max(16, triton.next_power_of_2(q.shape[2])),
             )
         return out
-
-
-def _packed(x: Tensor) -> Tensor:
-    """Return x [T, heads, D] with each token's elements contiguous, copied only if necessary."""
-    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
