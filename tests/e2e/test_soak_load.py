@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 from contextlib import ExitStack, suppress
@@ -99,18 +100,19 @@ async def test_slow_readers_hold_little_and_cost_a_neighbour_no_token(start_daem
     assert grown < 2 * BUFFERED_KIB * SLOW_READERS
 
 
-ROWS, WAITING, TOKENS = 8, 16, 30
+ROWS, WAITING = 8, 16
+TOKENS = (20, 40)  # an answer has; drawn, or all rows would end in one step
 ANSWERS, ANSWERS_IN_OVERLOAD = scaled(10_000), scaled(72_000)  # the latter take ten minutes
 REFUSED_WITHIN_MS = 20.0
 # The clients that find no place then ask for twice as many answers as there are; without times the test hurries.
 BACKOFF_S = 0.2 if FULL else 0.02
 
 
-async def completed(address: tuple[str, int]) -> tuple[bool, float]:
-    """Request a completion. Return (answered rather than 429, seconds taken)."""
+async def completed(address: tuple[str, int], tokens: int) -> tuple[bool, float]:
+    """Request a completion of that many tokens. Return (answered rather than 429, seconds taken)."""
     loop = asyncio.get_running_loop()
     began = loop.time()
-    reader, writer = await ask(address, "/v1/completions", {"prompt": "x", "max_tokens": TOKENS, "ignore_eos": True})
+    reader, writer = await ask(address, "/v1/completions", {"prompt": "x", "max_tokens": tokens, "ignore_eos": True})
     head = await reader.readuntil(b"\r\n\r\n")
     took = loop.time() - began
     writer.close()
@@ -131,16 +133,20 @@ async def offered(daemon: Daemon, clients: int, wanted: int) -> Load:
     """Send requests from concurrent clients until there are `wanted` answers."""
     address, admin = daemon.address, AdminClient([str(daemon.admin_socket)], timeout_s=60)
     before = await asyncio.to_thread(admin.get, "/v1/status", Status)
-    answers, longest, refusals = 0, 0, list[float]()
+    answers, tokens, longest, refusals = 0, 0, 0, list[float]()
+    draw = random.Random(7)
 
     async def client() -> None:
-        nonlocal answers
+        nonlocal answers, tokens
         while answers < wanted:
-            answered, took = await completed(address)
-            answers += answered
-            if not answered:
+            asked = draw.randint(*TOKENS)
+            answered, took = await completed(address, asked)
+            if answered:
+                answers += 1
+                tokens += asked
+            else:
                 refusals.append(took)
-                await asyncio.sleep(BACKOFF_S)
+                await asyncio.sleep(BACKOFF_S * draw.uniform(0.5, 1.5))
 
     began = asyncio.get_running_loop().time()
     asking = [asyncio.create_task(client()) for _ in range(clients)]
@@ -151,7 +157,7 @@ async def offered(daemon: Daemon, clients: int, wanted: int) -> Load:
     await asyncio.gather(*asking)
     after = await asyncio.to_thread(idle_status, daemon)
     took_s = asyncio.get_running_loop().time() - began
-    tokens = (after.terminal["length"] - before.terminal.get("length", 0)) * TOKENS
+    assert after.terminal["length"] - before.terminal.get("length", 0) == answers
     return Load(tokens / (after.steps - before.steps), tokens / took_s, longest, refusals)
 
 
