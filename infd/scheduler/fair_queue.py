@@ -7,8 +7,9 @@ of a sequence is estimated when it starts, and corrected when it ends. A line th
 of the latest start, less the work of average sequences in the tenant's share of the rows, because the other tenants
 have been charged for those that run. Beyond that, idle tenants save nothing up.
 
-A level of priority is worth `patience` average sequences between tenants too. It moves a line's turn, not its tag, so
-that a tenant's share does not grow with its priorities.
+A level of priority is worth `patience` average sequences between tenants too. It moves a line's turn, not its tag and
+not the virtual time, so that a tenant's share does not grow with its priorities, and a late priority puts no tenant
+that arrives next behind it.
 
 A tenant that asks for no more than its share of the rows is modest. It waits for no other tenant's long answers and
 prompts: a tenant with more than its share of the running sequences gives way. With one tenant all of this returns at
@@ -81,7 +82,7 @@ class FairQueue:
         self._waiting = self._running = 0  # numbers of sequences
         self._shares: dict[str, float] = {}  # of the tenants whose sequences wait or run
         self._all_shares = 0.0  # their sum
-        self._now = 0.0  # virtual time of the latest start
+        self._now = 0.0  # virtual time: the greatest tag, before its charge, of a line from which a sequence started
         self._highest = 0.0  # latest tag of any line
         self._floor = 0.0  # earliest tag of a new line: the latest when nothing ran or waited last
         self._starts = 0
@@ -149,8 +150,7 @@ class FairQueue:
     def start(self, seq: Sequence) -> None:
         """Move a sequence to the running ones, and charge its tenant; a preempted sequence was charged before."""
         line = self._lines[seq.request.tenant]
-        assert line.turn is not None
-        self._now = max(self._now, line.turn[0])
+        self._now = max(self._now, line.tag)
         self._take(line, seq)
         line.running += 1
         self._running += 1

@@ -172,6 +172,28 @@ def test_between_tenants_a_level_of_priority_is_worth_patience_average_sequences
     assert served.lstrip("a").startswith("baba"), "afterwards they take turns"
 
 
+def test_late_priorities_of_a_tenant_delay_no_tenant_that_arrives_next():
+    """Starting a sequence of a late priority would otherwise move the virtual time by patience * 100 sequences."""
+    floods = Floods({})
+    for _ in range(20):  # an average sequence has 20 tokens then
+        floods.arrive("before", 20, 0, limit=1)
+        floods.serve()
+    for _ in range(20):
+        floods.arrive("late", 20, 0, limit=1, priority=100)
+    for _ in range(5):
+        floods.serve()
+    for _ in range(60):
+        floods.arrive("new", 20, 0, limit=1)
+    assert [floods.serve().request.tenant for _ in range(20)] == ["new"] * 20
+    for _ in range(60):
+        floods.arrive("late", 20, 0, limit=1)
+    floods.worked.clear()
+    for _ in range(60):
+        floods.serve()
+
+    assert floods.worked["new"] > 20 * 15, "the other tenant catches up, and then they take turns"
+
+
 @pytest.mark.parametrize(
     ("running", "shares", "waiting", "gives"),
     [
