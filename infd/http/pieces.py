@@ -38,21 +38,21 @@ def substitute(struct: Struct, values: Mapping[str, Pieces]) -> Pieces:
     return pieces
 
 
-def enclosed(struct: Struct, items: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the JSON of a Struct with one placeholder, which becomes the array of the encoded items."""
+def enclosed(struct: Struct, items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """Yield the JSON of a Struct with one placeholder, which becomes the array of the items, each given in pieces."""
     before, _, after = msgspec.json.encode(struct).split(b"\xff")
     yield before
     yield from listed(items)
     yield after
 
 
-def listed(items: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the JSON of an array of encoded items."""
+def listed(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """Yield the JSON of an array of encoded items, each given in pieces."""
     separator = b""
     yield b"["
     for item in items:
         yield separator
-        yield item
+        yield from item
         separator = b","
     yield b"]"
 

@@ -7,7 +7,6 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from aiohttp.http import HttpVersion10
 from aiohttp.payload import Payload
 
 from infd.http.pieces import joined
@@ -39,7 +38,9 @@ class Body(Payload):
 
 
 class Encoding(Payload):
-    """A JSON body that is encoded while it is sent, no faster than the client reads. It is chunked."""
+    """A JSON body that is encoded while it is sent, no faster than the client reads. It has no Content-Length: it is
+    chunked, or with HTTP/1.0 ends with the connection.
+    """
 
     def __init__(self, slices: Iterator[bytes]) -> None:
         super().__init__(slices, content_type="application/json")
@@ -64,7 +65,7 @@ def body(pieces: Pieces) -> web.Response:
     return web.Response(body=Body(pieces)) if large else json(b"".join(pieces))
 
 
-def encoded(request: web.Request, pieces: Iterable[bytes]) -> web.Response:
+def encoded(pieces: Iterable[bytes]) -> web.Response:
     """Return a response whose JSON body is encoded as `pieces` is iterated: at once if it is at most HIGH_WATER bytes
     long, else while it is sent.
     """
@@ -72,6 +73,4 @@ def encoded(request: web.Request, pieces: Iterable[bytes]) -> web.Response:
     first = next(slices, b"")
     if len(first) < HIGH_WATER:
         return json(first)
-    if request.version == HttpVersion10:  # which has no chunks
-        return body([first, *slices])
     return web.Response(body=Encoding(chain([first], slices)))

@@ -8,16 +8,20 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 
 from infd.config import Config, LimitsConfig, SchedulerConfig
 from infd.http.app import POOLING_APIS
+from infd.http.pooling.scoring import MEASURES
 from infd.pooling import PoolingSettings
 from infd.request import Pool
 from infd.text.chat import ChatTemplate
 from tests import fakes
 from tests.http.endpoint import serving
 from tests.http.model import MODEL, PROMPTS, chat_prompt, template, tokenizer
+from tests.http.test_connections import connect, said
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -231,6 +235,17 @@ async def test_other_models_compare_embeddings(endpoint: Endpoint):
         assert status == 200
         assert [each["score"] for each in body["data"]] == pytest.approx(expected)
         assert body["usage"]["prompt_tokens"] == 2 * len(ids("ab")) + len(ids("cd ef")), "the query is computed once"
+
+
+def test_embeddings_are_compared_as_torch_compares_them():
+    a, b = np.random.default_rng(1).normal(size=(2, 50))
+    first, second = torch.from_numpy(a), torch.from_numpy(b)
+
+    assert MEASURES["cosine"](a, b) == pytest.approx(torch.cosine_similarity(first, second, dim=0).item())
+    assert MEASURES["dot"](a, b) == pytest.approx(torch.dot(first, second).item())
+    assert MEASURES["euclidean"](a, b) == pytest.approx(-torch.dist(first, second).item())
+    assert MEASURES["manhattan"](a, b) == pytest.approx(-torch.dist(first, second, p=1).item())
+    assert MEASURES["cosine"](a, 0 * b) == 0.0
 
 
 async def test_documents_are_ordered_in_the_form_of_the_api_that_names_them(endpoint: Endpoint):
@@ -551,6 +566,16 @@ async def test_a_large_answer_is_encoded_while_it_is_sent(endpoint: Endpoint):
         body = await response.json()
 
     assert [each["embedding"] for each in body["data"]] == [state(prompt) for prompt in given]
+
+
+async def test_a_large_answer_for_an_older_client_ends_with_its_connection(endpoint: Endpoint):
+    given = [[5 + number % 200, 6] for number in range(900)]
+    body = json.dumps({"input": given}).encode()
+    sent = f"POST /v1/embeddings HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: {len(body)}\r\n\r\n"
+    head, _, answer = (await said(await connect(endpoint, sent.encode() + body))).partition(b"\r\n\r\n")
+
+    assert b"chunked" not in head
+    assert len(json.loads(answer)["data"]) == len(given)
 
 
 async def test_dimensions_are_those_for_which_the_model_was_trained(endpoint: Endpoint):

@@ -78,7 +78,7 @@ def embeddings(request: EmbeddingRequest, reduced: Reduced) -> Iterator[bytes]:
     """Yield the body of an answer with embeddings."""
     encoding = _encoding(request)
     items = (
-        b'{"object":"embedding","index":%d,"embedding":%b}' % (index, encoding.json(pooled, by_token=False))
+        _item(b'{"object":"embedding","index":%d,"embedding":' % index, encoding.json(pooled, by_token=False))
         for index, pooled in enumerate(reduced.pooled)
     )
     return _answer(EmbeddingResponse, "embd", reduced, items)
@@ -88,10 +88,17 @@ def pooled_numbers(request: PoolingRequest, reduced: Reduced) -> Iterator[bytes]
     """Yield the body of an answer with the numbers of any task."""
     encoding, rows = _encoding(request), by_token(reduced.task)
     items = (
-        b'{"object":"pooling","index":%d,"data":%b}' % (index, encoding.json(pooled, by_token=rows))
+        _item(b'{"object":"pooling","index":%d,"data":' % index, encoding.json(pooled, by_token=rows))
         for index, pooled in enumerate(reduced.pooled)
     )
     return _answer(PoolingResponse, "pool", reduced, items)
+
+
+def _item(opening: bytes, numbers: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the JSON of an object. opening: its fields but the last one's value, which is `numbers`."""
+    yield opening
+    yield from numbers
+    yield b"}"
 
 
 def labels(request: ClassifyRequest, reduced: Reduced) -> Iterator[bytes]:
@@ -104,7 +111,7 @@ def labels(request: ClassifyRequest, reduced: Reduced) -> Iterator[bytes]:
         found = Classification(index=index, label=label, probs=list(scores), num_classes=len(scores))
         return msgspec.json.encode(found)
 
-    items = (item(index, numbers(pooled)) for index, pooled in enumerate(reduced.pooled))
+    items = ((item(index, numbers(pooled)),) for index, pooled in enumerate(reduced.pooled))
     return _answer(ClassifyResponse, "classify", reduced, items)
 
 
@@ -112,9 +119,9 @@ def _answer(
     kind: type[EmbeddingResponse | PoolingResponse | ClassifyResponse],
     prefix: str,
     reduced: Reduced,
-    items: Iterable[bytes],
+    items: Iterable[Iterable[bytes]],
 ) -> Iterator[bytes]:
-    """Yield the body of an answer. prefix: of its id; items: the elements of its list, encoded."""
+    """Yield the body of an answer. prefix: of its id; items: the elements of its list, each encoded in pieces."""
     response = kind(
         id=f"{prefix}-{reduced.id}",
         created=reduced.created,

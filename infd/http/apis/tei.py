@@ -178,7 +178,7 @@ def weighted(request: EmbedSparseRequest, reduced: Reduced) -> Iterator[bytes]:
                 largest[token_id] = weight
         return msgspec.json.encode([SparseValue(index=index, value=value) for index, value in largest.items()])
 
-    return listed(item(ids, numbers(pooled)) for ids, pooled in zip(reduced.prompts, reduced.pooled, strict=True))
+    return listed((item(ids, numbers(pooled)),) for ids, pooled in zip(reduced.prompts, reduced.pooled, strict=True))
 
 
 def predicted(request: PredictRequest, reduced: Reduced) -> Iterator[bytes]:
@@ -190,7 +190,7 @@ def predicted(request: PredictRequest, reduced: Reduced) -> Iterator[bytes]:
         return msgspec.json.encode([Prediction(score=found[index], label=names[index]) for index in order])
 
     items = (item(numbers(pooled)) for pooled in reduced.pooled)
-    return listed(items) if _several(request) else items
+    return listed((each,) for each in items) if _several(request) else items
 
 
 def compared(request: SimilarityRequest, reduced: Reduced) -> Iterator[bytes]:

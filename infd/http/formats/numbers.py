@@ -5,18 +5,19 @@ from __future__ import annotations
 import binascii
 import struct
 from array import array
-from bisect import bisect_left
 from functools import cache
 from itertools import pairwise
-from math import inf, isnan
+from math import inf
 from sys import byteorder
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 from msgspec import Struct
 
+from infd.http.pieces import listed
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from infd.request import Pooled
 
@@ -24,6 +25,9 @@ Dtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Endianness = Literal["native", "big", "little"]
 
 FLOAT_BYTES = 4
+# Of float32, encoded as one piece of base64. Thirds of it are whole numbers of every type, so no piece needs padding.
+BLOCK_BYTES: Final = 3 * 2**10 * FLOAT_BYTES
+INFINITE_KEY: Final = 0x7F80  # upper half of an infinite float32
 HALF_LARGEST = 65504.0
 
 
@@ -34,14 +38,21 @@ class Encoding(Struct, frozen=True):
     dtype: Dtype = "float32"
     endianness: Endianness = "little"
 
-    def json(self, pooled: Pooled, *, by_token: bool) -> bytes:
-        """Return the JSON of one input's numbers: a list, by token a list of lists, or a string of base64."""
+    def json(self, pooled: Pooled, *, by_token: bool) -> Iterator[bytes]:
+        """Yield the JSON of one input's numbers: a list, by token a list of lists, or a string of base64.
+
+        Each piece takes about a millisecond, however many tokens the input has.
+        """
         if self.base64:
-            encoded = binascii.b2a_base64(self._bytes(pooled.values), newline=False)
-            return b'"%b"' % encoded
-        if not by_token:
-            return msgspec.json.encode(numbers(pooled))
-        return msgspec.json.encode(list(rows(pooled)))
+            yield b'"'
+            for start in range(0, len(pooled.values), BLOCK_BYTES):
+                block = self._bytes(pooled.values[start : start + BLOCK_BYTES])
+                yield binascii.b2a_base64(block, newline=False)
+            yield b'"'
+        elif by_token:
+            yield from listed((msgspec.json.encode(row),) for row in rows(pooled))
+        else:
+            yield msgspec.json.encode(numbers(pooled))
 
     def _bytes(self, values: bytes) -> bytes:
         order = byteorder if self.endianness == "native" else self.endianness
@@ -77,40 +88,39 @@ def _halves(values: bytes) -> bytes:
 def _brains(values: bytes) -> bytes:
     """Convert to bfloat16, ties to even: the upper half of a float32."""
     found = struct.unpack(f"<{len(values) // FLOAT_BYTES}I", values)
-    return struct.pack(f"<{len(found)}H", *((each + 0x7FFF + (each >> 16 & 1)) >> 16 & 0xFFFF for each in found))
+    return struct.pack(f"<{len(found)}H", *[(each + 0x7FFF + (each >> 16 & 1)) >> 16 & 0xFFFF for each in found])
 
 
 def _eighths(values: bytes, dtype: Dtype) -> bytes:
     """Convert to 8-bit floats, ties to even, as torch does: numbers beyond the range become the largest number of
     e4m3, which has no infinity, and infinite in e5m2.
     """
-    magnitudes, middles, beyond = _table(dtype)
-    found = bytearray()
-    for each in struct.unpack(f"<{len(values) // FLOAT_BYTES}f", values):
-        size = abs(each)
-        if isnan(size):
-            code = 0x7F
-        else:
-            code = bisect_left(middles, size)
-            if code < len(middles) and middles[code] == size:
-                code += code & 1  # a tie goes to the even code
-            if code >= len(magnitudes):
-                code = beyond
-        found.append(code | (0x80 if struct.pack("<f", each)[3] & 0x80 else 0))
-    return bytes(found)
+    codes = _codes(dtype)
+    found = struct.unpack(f"<{len(values) // FLOAT_BYTES}I", values)
+    return bytes([codes[each >> 16 | (each & 0xFFFF != 0)] for each in found])
 
 
 @cache
-def _table(dtype: Dtype) -> tuple[Sequence[float], Sequence[float], int]:
-    """Return the finite magnitudes of an 8-bit type by code, the middles between neighbours, and the code beyond."""
+def _codes(dtype: Dtype) -> bytes:
+    """Return the code of an 8-bit type by key: the upper half of a float32, its last bit set if the lower half has any.
+
+    Every middle between two neighbours of the type is a float32 whose lower half and last bit are 0, so the key decides
+    on which side of it a number is.
+    """
     bits, bias, last, beyond = (3, 7, 0x7E, 0x7E) if dtype == "fp8_e4m3" else (2, 15, 0x7B, 0x7C)
     magnitudes = []
     for code in range(last + 2):  # one more, which is not finite, for the last middle
         exponent, fraction = code >> bits, code & ((1 << bits) - 1)
         scale = 2.0 ** (max(exponent, 1) - bias - bits)
         magnitudes.append((fraction + ((1 << bits) if exponent else 0)) * scale)
-    middles = [(low + high) / 2 for low, high in pairwise(magnitudes)]
-    return magnitudes[:-1], middles, beyond
+    codes = bytearray()
+    for code, (low, high) in enumerate(pairwise(magnitudes)):
+        middle = int.from_bytes(struct.pack(">f", (low + high) / 2)[:2])
+        codes += bytes([code]) * (middle - len(codes))
+        codes.append(code + (code & 1))  # a tie goes to the even code
+    codes += bytes([beyond]) * (INFINITE_KEY + 1 - len(codes))
+    codes += b"\x7f" * (INFINITE_KEY + 0x80 - len(codes))  # not a number
+    return bytes(codes + bytes(code | 0x80 for code in codes))
 
 
 def _swapped(values: bytes, size: int) -> bytes:
