@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
 
     from infd.kernels.families.attention import AttentionPlan, KeyValuePages
+    from infd.kernels.families.span_attention import SpanPlan
     from infd.models.parameter import Parameter, Target
     from infd.request import PoolTask
     from infd.scheduler.layout import CacheLayout
@@ -57,6 +58,7 @@ class Batch(Struct, kw_only=True):
     prompts: Tensor | None = None
     angles: Sequence[Tensor] | None = None  # by rope: tables of angles that replace the model's in this pass
     offsets: Sequence[int] = ()  # [S + 1]: span i is tokens offsets[i]:offsets[i + 1]; models without a cache read it
+    spans: SpanPlan | None = None  # attention without a cache; set by the model
     types: Tensor | None = None  # [T] int64: 1 for tokens of a pair's second text, else 0; None: all 0
 
 

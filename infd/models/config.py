@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infd.errors import CheckpointError
+from infd.pooling.causality import GRITLM, is_gritlm
 from infd.pooling.reading import CLASSIFIES, LABELS_TOKENS
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "GraniteMoeSharedForCausalLM": _EIGHT_EXPERTS,
         "Llama4ForCausalLM": _LLAMA4,
         "Llama4ForConditionalGeneration": _LLAMA4,
+        "GritLM": {"sliding_window": 4096},
         "MistralForCausalLM": {"sliding_window": 4096},
         "MixtralForCausalLM": {**_EIGHT_EXPERTS, "rms_norm_eps": 1e-5},
         "Olmo2ForCausalLM": {"rms_norm_eps": 1e-5},
@@ -243,6 +245,8 @@ def language_model(config: Mapping[str, Any]) -> str:
     Other models of a family, without a head or with one for labels, have the same decoder. Raises CheckpointError.
     """
     name = architecture(config)
+    if is_gritlm(config):
+        return GRITLM
     ending = next((ending for ending in HEADS if name.endswith(ending)), None)
     return name if ending is None else f"{name.removesuffix(ending).removesuffix('Text')}ForCausalLM"
 

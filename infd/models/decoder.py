@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from infd.errors import CheckpointError
 from infd.kernels.families.attention import FLOAT8
+from infd.kernels.families.span_attention import Reach, SpanBatch
 from infd.kernels.recipe import LayerRecipe
 from infd.models.base import PageTensor
 from infd.models.heads import Dense, Layers, TokenLogits, denses
@@ -118,7 +119,7 @@ class Decoder:
         """Declare all weights on `blueprint`.
 
         windows  by layer, the attention window in tokens, or chunks; None, or a range of at least max_len tokens: full
-                 attention
+                 attention. Without causality a window is the number of tokens that are seen on either side
         block    builds a layer from the prefix of its checkpoint names, and its indices
 
         Raises CheckpointError.
@@ -132,13 +133,17 @@ class Decoder:
         self._stack = blueprint.ops.stack
         self._ropes = blueprint.ropes
         self._regimes = lay_out(blueprint.ropes)
-        self._kv_heads, self._row = dims.kv_heads, blueprint.ops.attention.row(dims.head, blueprint.dtype)
+        self._causal = blueprint.pooling.causal
+        if self._causal:
+            self._kv_heads, self._row = dims.kv_heads, blueprint.ops.attention.row(dims.head, blueprint.dtype)
+        else:
+            self._span_attention = blueprint.ops.span_attention
         self.cache_scales: dict[int, Parameter] = {}
         unused: set[str] = set()
         for layer in range(dims.layers):
             attention = f"{root}layers.{layer}.self_attn"
             names = cache_scales.stored_names(blueprint, attention)
-            if names and self._row[1] is FLOAT8:
+            if names and self._causal and self._row[1] is FLOAT8:
                 self.cache_scales[layer] = cache_scales.declare(blueprint, names, dims.kv_heads)
             else:
                 unused.update(names)
@@ -149,7 +154,8 @@ class Decoder:
         group_of = {layer: index for index, group in enumerate(page_groups(self._windows, 1)) for layer in group.layers}
         self._embedding = Embedding(blueprint, f"{root}embed_tokens", dims, scale=constants.embedding_scale)
         self._blocks = [
-            block(f"{root}layers.{layer}", LayerIndex(layer, group_of[layer])) for layer in range(dims.layers)
+            block(f"{root}layers.{layer}", LayerIndex(layer, group_of[layer], self._reach(layer)))
+            for layer in range(dims.layers)
         ]
         self._norm: RMSNorm | LayerNorm = (
             LayerNorm(blueprint, f"{root}norm", dims.hidden, dims.norm_eps)
@@ -174,7 +180,17 @@ class Decoder:
         self.logits_dtype = self._head.dtype if self.generates else torch.float32
         self.least_rows = blueprint.least_rows()
 
+    def _reach(self, layer: int) -> Reach | None:
+        """Return the keys that a layer's queries see without causality; None: attention is causal."""
+        if self._causal:
+            return None
+        if isinstance(window := self._windows[layer], Chunk):
+            raise CheckpointError("attention confined to chunks is not computed without causality")
+        return Reach(window, window)
+
     def cache_layout(self, page_tokens: int) -> CacheLayout:
+        if not self._causal:
+            return CacheLayout((), divisible=False, regimes=self._regimes)
         for each in self._windows:
             if isinstance(each, Chunk) and each.tokens % page_tokens:
                 raise CheckpointError(
@@ -184,12 +200,17 @@ class Decoder:
         return CacheLayout(page_groups(self._windows, page_tokens), regimes=self._regimes)
 
     def page_tensors(self, page_tokens: int) -> tuple[PageTensor, ...]:
+        if not self._causal:
+            return ()
         size, dtype = self._row
         shape = (self._kv_heads, page_tokens, size)
         return PageTensor("k", shape, dtype), PageTensor("v", shape, dtype)
 
     def forward(self, batch: Batch) -> Tensor:
         x: Tensor = self._embedding(batch.tokens, batch.adapters)
+        if not self._causal:
+            spans = SpanBatch(tokens=len(batch.tokens), offsets=batch.offsets, device=x.device)
+            batch = replace(batch, spans=self._span_attention.prepare(spans))
         if batch.prompts is not None:
             batch = by_prompt(self._ropes, batch)
         elif self.stacked is not None and batch.adapters is None:

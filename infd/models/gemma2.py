@@ -27,17 +27,10 @@ def embedding_scale(hidden: int, dtype: torch.dtype) -> float:
     return float(torch.tensor(hidden**0.5, dtype=dtype))
 
 
-def refuse_encoders(settings: Settings) -> None:
-    """Raise CheckpointError if the config requests bidirectional attention."""
-    if settings.boolean("use_bidirectional_attention", False):
-        raise settings.error("use_bidirectional_attention", "false: infd computes no encoders", True)
-
-
 class Gemma2(Decoder):
     """The decoder of Gemma2ForCausalLM."""
 
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
-        refuse_encoders(settings)
         dims = Dimensions.read(settings)
         types = layer_types(settings, [FULL if layer % 2 else SLIDING for layer in range(dims.layers)])
         rope = blueprint.rope(rope_parameters(settings), dims.head)

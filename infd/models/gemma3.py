@@ -1,5 +1,6 @@
 """Gemma 3: Gemma 2 with query and key norms in place of softcapped scores, and a separate rope for windowed layers.
 
+EmbeddingGemma is its decoder without causality, with half of each window on either side.
 Of a multimodal Gemma 3 only the text decoder is served; the weights of the vision tower are not read.
 """
 
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder, DecoderConstants
 from infd.models.dimensions import Dimensions
-from infd.models.gemma2 import OFFSET, embedding_scale, refuse_encoders
+from infd.models.gemma2 import OFFSET, embedding_scale
 from infd.models.layers.attention import Attention, AttentionDesign, HeadNorms, LayerIndex
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
@@ -28,10 +29,12 @@ class Gemma3(Decoder):
     """The decoder of Gemma3ForCausalLM and of Gemma3ForConditionalGeneration."""
 
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
-        refuse_encoders(settings)
         if "attn_logit_softcapping" in settings:
             softcap = settings.number("attn_logit_softcapping")
             raise settings.error("attn_logit_softcapping", "null, as in every Gemma 3", softcap)
+        seen = settings
+        if settings.boolean("use_bidirectional_attention", False):
+            seen = settings.completed({}, {"sliding_window": settings.integer("sliding_window", least=2) // 2})
         dims = Dimensions.read(settings)
         every = settings.integer("sliding_window_pattern", 6)
         types = layer_types(settings, [SLIDING if (i + 1) % every else FULL for i in range(dims.layers)])
@@ -70,7 +73,7 @@ class Gemma3(Decoder):
         super().__init__(
             blueprint,
             dims,
-            windows(settings, types),
+            windows(seen, types),
             block,
             DecoderConstants(
                 embedding_scale=embedding_scale(dims.hidden, blueprint.dtype),

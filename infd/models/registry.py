@@ -15,6 +15,7 @@ from infd.models.dimensions import Dimensions
 from infd.models.encoder_dimensions import EncoderDimensions
 from infd.models.transformers import known
 from infd.pooling import PoolingSettings
+from infd.pooling.causality import sees_ahead
 from infd.pooling.reading import CLASSIFIES, HEADLESS, LABELS_TOKENS
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ ARCHITECTURES = MappingProxyType(
         "Glm4ForCausalLM": "infd.models.glm4:Glm4",
         "Glm4MoeForCausalLM": "infd.models.glm4_moe:Glm4Moe",
         "GptOssForCausalLM": "infd.models.gpt_oss:GptOss",
+        "GritLM": "infd.models.gritlm:GritLM",
         "GraniteForCausalLM": "infd.models.granite:Granite",
         "GraniteMoeForCausalLM": "infd.models.granite_moe:GraniteMoe",
         "GraniteMoeSharedForCausalLM": "infd.models.granite_moe:GraniteMoe",
@@ -84,10 +86,6 @@ def is_implemented(config: Mapping[str, Any]) -> bool:
     name = architecture(config)
     if name in ENCODERS:
         return True
-    if config.get("is_causal") is False:
-        raise CheckpointError(
-            f"config.json: is_causal: {name} without causality is not computed: its numbers would be wrong"
-        )
     if language_model(config) in ARCHITECTURES:
         return True
     try:
@@ -148,6 +146,11 @@ def build(
     blueprint = Blueprint(
         ops=ops, dtype=dtype, device=device, max_len=max_len, stored=stored, pooling=pooling or PoolingSettings()
     )
+    if blueprint.pooling.causal and name not in ENCODERS and sees_ahead(config):
+        raise CheckpointError(
+            "config.json: is_causal or use_bidirectional_attention: without causality the model generates no text;"
+            " start infd with --task embed or classify"
+        )
     if own:
         return _make(ENCODERS.get(name) or ARCHITECTURES[language_model(config)], decoder(config), blueprint)
     try:

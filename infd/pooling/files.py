@@ -112,6 +112,10 @@ class ModelConfig(Struct, kw_only=True):
     def width(self) -> int:
         return self.hidden_size or self.dim or self.d_model or self.n_embd or 0
 
+    @property
+    def architecture(self) -> str:
+        return self.architectures[0] if self.architectures else ""
+
 
 def decode(content: bytes | Mapping[str, Any], kind: type[T], where: Path) -> T:
     """Return a file's content, or an object read from `where`, as a Struct. Raises CheckpointError."""

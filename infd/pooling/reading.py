@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from infd.errors import CheckpointError
+from infd.pooling.causality import GRITLM, is_gritlm, sees_ahead
 from infd.pooling.files import (
     CrossEncoder,
     DenseFile,
@@ -53,6 +54,7 @@ HEADLESS = ("Model", "ForMaskedLM", "ForPreTraining")
 
 # Prompts that every model for embeddings has: empty, unless the checkpoint states them.
 PROMPTS = ("query", "document")
+EMBED_MARK: Final = "<|embed|>\n"  # what follows an instruction of GritLM's
 UNLIMITED = 2**24  # tokens; a length from this on is no limit
 
 Task = Literal["auto", "none", "embed", "classify"]
@@ -95,14 +97,22 @@ def read(directory: Path, config: Mapping[str, Any], *, task: Task = "auto") -> 
     """Return the settings of the checkpoint at `directory`; config: the content of its config.json.
 
     task  what to compute whatever the architecture says: "embed", "classify", or "none": the model generates;
-          "auto": a model that generates is pooled only if it has a modules.json
+          "auto": a model that generates is pooled only if it has a modules.json, or cannot generate without causality
 
     Raises CheckpointError, which names the file, if a file is malformed or asks for what infd does not compute.
     """
     if task == "none":
         return PoolingSettings()
     found = decode(config, ModelConfig, Path("config.json"))
-    name = found.architectures[0] if found.architectures else ""
+    ahead, gritlm = sees_ahead(config), is_gritlm(config)
+    settings = _read(directory, found, task, ahead=ahead)
+    if gritlm and "embed" in settings.tasks:
+        return msgspec.structs.replace(settings, causal=False, pooling="mean", normalize=True, text_mark=EMBED_MARK)
+    return msgspec.structs.replace(settings, causal=not ahead) if settings.tasks else settings
+
+
+def _read(directory: Path, found: ModelConfig, task: Task, *, ahead: bool) -> PoolingSettings:
+    name = found.architecture
     if task == "classify" or (task == "auto" and name.endswith(CLASSIFIES)):
         return _labels(found, directory, by_token=False)
     if task == "auto" and name.endswith(LABELS_TOKENS):
@@ -111,10 +121,10 @@ def read(directory: Path, config: Mapping[str, Any], *, task: Task = "auto") -> 
         modules = decode(read_file(path), list[Module], path)
         kinds = [module.kind for module in modules]
         return (_by_logits if "LogitScore" in kinds else _embeddings)(modules, found, directory)
-    if task == "embed" or name.endswith(HEADLESS):
+    if task == "embed" or name.endswith(HEADLESS) or name == GRITLM or ahead:
         plain = PoolingSettings(
             tasks=("embed", "token_embed"),
-            pooling="lasttoken" if name.endswith("ForCausalLM") else "mean",
+            pooling="lasttoken" if name.endswith("ForCausalLM") and not ahead else "mean",
             dimensions=found.width,
             matryoshka=_matryoshka(found),
         )

@@ -40,7 +40,9 @@ class PoolingSettings(Struct, frozen=True, kw_only=True):
     """How a checkpoint's hidden states are reduced.
 
     tasks           what the checkpoint can be asked for; empty: it only generates
+    causal          whether a token of a decoder sees only tokens before it; no encoder reads this
     include_prompt  whether pooling reads the tokens of the prompt that is named or the default
+    text_mark       pooling leaves out a prompt's tokens up to the end of this text, an instruction; empty: none
     normalize       whether an embedding is divided by its Euclidean norm
     denses          layers that follow pooling, in order
     dimensions      elements of an embedding
@@ -58,8 +60,10 @@ class PoolingSettings(Struct, frozen=True, kw_only=True):
     """
 
     tasks: tuple[PoolTask, ...] = ()
+    causal: bool = True
     pooling: Reduction = "mean"
     include_prompt: bool = True
+    text_mark: str = ""
     normalize: bool = False
     denses: tuple[Dense, ...] = ()
     dimensions: int = 0

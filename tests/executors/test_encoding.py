@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from infd.memory import ALL, Memory
 from infd.request import Pool
+from tests import tiny as decoders
 from tests.executors.pooling import Pooler, cosine, executor, reduced, states
+from tests.kernels.values import draw
 from tests.models.encoding import make, oracle, text
 
 if TYPE_CHECKING:
@@ -74,3 +78,39 @@ async def test_memory_is_released_and_restored_and_weights_are_replaced(bert: Pa
         assert not np.allclose(await embed(), before, atol=1e-2)
     finally:
         await runs.close()
+
+
+async def test_embedding_gemma_is_gemma_3_without_causality_two_dense_layers_and_a_norm(tmp_path: Path):
+    from transformers import AutoConfig, AutoModel
+
+    whole = decoders.make("gemma3", tmp_path / "whole")
+    stored = json.loads((whole / "config.json").read_text())
+    config = AutoConfig.for_model(**{**stored, "use_bidirectional_attention": True})
+    model = AutoModel.from_pretrained(whole, config=config, attn_implementation="eager", dtype=torch.float32).eval()
+    model.save_pretrained(tmp_path)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense", "3_Dense": "Dense", "4": "Normalize"}
+    modules = [{"name": path, "path": path, "type": f"sentence_transformers.models.{kinds[path]}"} for path in kinds]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    weights = {"2_Dense": draw(96, 48, seed=1), "3_Dense": draw(48, 96, seed=2)}
+    for folder, weight in weights.items():
+        (tmp_path / folder).mkdir()
+        sizes = {"in_features": weight.shape[1], "out_features": weight.shape[0]}
+        kept = {**sizes, "bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+        (tmp_path / folder / "config.json").write_text(json.dumps(kept))
+        save_file({"linear.weight": weight}, tmp_path / folder / "model.safetensors")
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling/config.json").write_text(
+        '{"word_embedding_dimension": 48, "pooling_mode_mean_tokens": true}'
+    )
+
+    runs = executor(tmp_path, rows=8)
+    try:
+        capacity = await runs.load()
+        assert (capacity.generates, capacity.pages, capacity.layout.divisible) == (False, 0, False)
+        vectors = await Pooler(runs, capacity)(*((each, Pool("embed")) for each in TEXTS))
+    finally:
+        await runs.close()
+    for each, vector in zip(TEXTS, vectors, strict=True):
+        expected = reduced(states(model, each), "mean") @ weights["2_Dense"].T @ weights["3_Dense"].T
+        expected = expected / expected.norm()
+        assert np.abs(vector[0] - expected.numpy()).max() < 2e-5

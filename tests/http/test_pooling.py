@@ -323,6 +323,20 @@ async def test_prompts_precede_texts_by_name(endpoint: Endpoint):
     assert await embed(endpoint, "A B") == [state("a b")]
 
 
+async def test_the_mean_begins_after_the_mark_of_an_instruction(endpoint: Endpoint):
+    settings(endpoint, text_mark="<e>\n")
+    instructed = ids("do <e>\na b")
+
+    assert await embed(endpoint, ["do <e>\na b", "<e>\na"]) == [
+        state(instructed, skip=len(ids("do <e>\n"))),
+        state("<e>\na", skip=len(ids("<e>\n"))),
+    ]
+    assert await embed(endpoint, instructed) == [state(instructed, skip=len(ids("do <e>\n")))]
+    assert await embed(endpoint, "a") == [state("a")]
+    assert await embed(endpoint, [1, *ids("a")]) == [state([1, *ids("a")], skip=1)]
+    assert "at least one must remain" in (await refused(endpoint, "/v1/embeddings", {"input": "do <e>\n"}))["message"]
+
+
 async def test_inputs_are_cut_at_either_end(endpoint: Endpoint):
     whole = ids("abcdefgh ijkl")
     for given in ("abcdefgh ijkl", whole):

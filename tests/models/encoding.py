@@ -18,7 +18,7 @@ from tests.kernels.paging import CPU
 from tests.models.driving import Heap
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -109,10 +109,16 @@ def oracle(directory: Path, head: str = "AutoModel") -> PreTrainedModel:
     return kind.from_pretrained(directory, attn_implementation="eager", dtype=torch.float32).eval()
 
 
-def load_encoder(directory: Path, *, ops: Ops | None = None, dtype: torch.dtype = torch.float32) -> Model:
-    """Load a checkpoint as the daemon does."""
+def load_encoder(
+    directory: Path,
+    *,
+    ops: Ops | None = None,
+    dtype: torch.dtype = torch.float32,
+    changed: Mapping[str, Any] = MappingProxyType({}),
+) -> Model:
+    """Load a checkpoint as the daemon does. changed: replaces keys of its config.json."""
     with Checkpoint(directory) as checkpoint:
-        ops, config = ops or select(CPU, dtype), checkpoint.config
+        ops, config = ops or select(CPU, dtype), {**checkpoint.config, **changed}
         registry.check_dimensions(config)
         pooling = read(directory, config)
         model = registry.build(

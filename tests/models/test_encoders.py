@@ -175,11 +175,6 @@ def test_positions_that_precede_a_text_shorten_the_longest_text():
     assert longest("MPNetModel", pad_token_id=7) == 512
 
 
-def test_a_decoder_without_causality_is_refused():
-    with pytest.raises(CheckpointError, match="is_causal"):
-        registry.is_implemented({"architectures": ["Qwen2ForCausalLM"], "is_causal": False})
-
-
 def test_what_a_family_does_not_compute_is_refused_by_name(checkpoint):
     from infd.weights.checkpoint import Checkpoint
 

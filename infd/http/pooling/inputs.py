@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from infd.errors import CannotServe, InvalidRequest, shorten
 from infd.http.generation import Conversation
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from infd.http.served_model import ServedModel
     from infd.offload import Offload
     from infd.text.cutting import Encoded
+    from infd.text.tokenizer import Tokenizer
 
 # Names of the prompts that a role selects, in the words of other APIs.
 ROLES = {
@@ -80,7 +84,21 @@ async def read_inputs(pooling: Pooling, served: ServedModel, offload: Offload) -
             raise InvalidRequest(f"{pooling.where(number)} is empty: it has no tokens", param=pooling.where(number))
         if len(prompt.ids) > most:
             raise _too_long(len(prompt.ids), most, pooling.where(number))
+    if mark := served.pooling.text_mark:
+        ordered = [replace(each, skip=_before_text(each.ids, mark.encode(), served.tokenizer)) for each in ordered]
     return ordered
+
+
+def _before_text(ids: Sequence[int], mark: bytes, tokenizer: Tokenizer) -> int:
+    """Return the number of leading tokens up to the end of `mark`; without it, 1 if the first token is special.
+
+    A token that contains more than the end of the mark belongs to the text.
+    """
+    ends = list(accumulate(len(tokenizer.piece(token)) for token in ids))
+    at = b"".join(map(tokenizer.piece, ids)).find(mark)
+    if at < 0:
+        return int(ids[0] in tokenizer.special_ids)
+    return bisect_right(ends, at + len(mark))
 
 
 def _prefix(pooling: Pooling, served: ServedModel) -> tuple[str | None, str]:

@@ -1,4 +1,4 @@
-"""Attention over the paged cache, and the page groups of a model's layers."""
+"""Attention over the paged cache, or without causality within a step's spans; the page groups of a model's layers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from infd.errors import CheckpointError
 from infd.kernels.recipe import AttentionRecipe
 from infd.models.layers.linear import Linear
 from infd.rounding import ceil_div
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from infd.kernels.families.span_attention import Reach
     from infd.models.base import Batch
     from infd.models.blueprint import Blueprint
     from infd.models.dimensions import Dimensions
@@ -49,14 +51,16 @@ class AttentionDesign(NamedTuple):
 
 
 class LayerIndex(NamedTuple):
-    """The indices of one layer.
+    """The indices of one layer, and the keys that its queries see.
 
     layer  index into the batch's caches
     group  index of the layer's page group, into the batch's attention plans
+    reach  of a model without causality: the keys of its own span that a query sees; None: the page group says it
     """
 
     layer: int
     group: int
+    reach: Reach | None = None
 
 
 class HeadNorms(NamedTuple):
@@ -69,7 +73,8 @@ class HeadNorms(NamedTuple):
 class Attention:
     """Grouped-query attention of one layer.
 
-    In this order: fused qkv projection, optional norms of q and k, rope, cache write, attention, output projection.
+    In this order: fused qkv projection, optional norms of q and k, rope, cache write unless the layer has a reach,
+    attention, output projection.
     """
 
     def __init__(
@@ -81,9 +86,11 @@ class Attention:
         index: LayerIndex,
         norms: HeadNorms | None = None,
     ) -> None:
-        """Declare the projections."""
+        """Declare the projections. Raises CheckpointError."""
         self._heads, self._kv_heads, self._head_size = dims.heads, dims.kv_heads, dims.head
-        self._layer, self._group = index
+        self._layer, self._group, self._reach = index
+        if self._reach is not None and (design.softcap is not None or design.sinks):
+            raise CheckpointError("attention without causality is computed only without sinks and caps of its scores")
         self._rotate, self._rope, self._interleaved = blueprint.ops.rope, design.rope, design.interleaved
         self._q_norm = None if norms is None else norms.q
         self._k_norm = None if norms is None else norms.k
@@ -99,7 +106,9 @@ class Attention:
         self._output = Linear(blueprint, {f"{name}.o_proj": dims.hidden}, q_size, bias=design.output_bias)
         self._sinks = blueprint.declare({f"{name}.sinks": dims.heads}, dtype=torch.float32) if design.sinks else None
 
-    def recipe(self) -> AttentionRecipe:
+    def recipe(self) -> AttentionRecipe | None:
+        if self._reach is not None:
+            return None
         return AttentionRecipe(
             layer=self._layer,
             group=self._group,
@@ -125,13 +134,16 @@ class Attention:
         """
         heads = self._qkv(x, batch.adapters).view(x.shape[0], -1, self._head_size)
         q, k, v = heads.split_with_sizes((self._heads, self._kv_heads, self._kv_heads), dim=1)
+        table = self._rope.table if batch.angles is None else batch.angles[self._rope.number]
+        if self._reach is not None:
+            return self._output(self._within_spans(q, k, v, table, batch).flatten(1), batch.adapters)
         plan, pages, adapters = batch.attention[self._group], batch.cache[self._layer], batch.adapters
         q = self._rotate.enter(
             q,
             k,
             v,
             batch.positions,
-            self._rope.table if batch.angles is None else batch.angles[self._rope.number],
+            table,
             plan,
             pages,
             interleaved=self._interleaved,
@@ -145,6 +157,17 @@ class Attention:
         sinks = None if self._sinks is None else self._sinks.tensor
         attended = plan.run(q, pages, scale=self._scale, softcap=self._softcap, sinks=sinks)
         return self._output(attended.flatten(1), adapters)
+
+    def _within_spans(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, batch: Batch) -> Tensor:
+        """Return [T, H, D]: each query of q [T, H, D] attends to the keys of its own span that the reach allows."""
+        assert batch.spans is not None
+        assert self._reach is not None
+        q = q if self._q_norm is None else self._q_norm(q)
+        k = k if self._k_norm is None else self._k_norm(k)
+        q, k = self._rotate(q, k, batch.positions, table, interleaved=self._interleaved)
+        if self._temperature is not None:
+            q = (q * self._temperature[batch.positions, None, None]).to(q.dtype)
+        return batch.spans.run(q, k, v, scale=self._scale, reach=self._reach)
 
 
 def page_groups(ranges: Sequence[int | Chunk | None], page_tokens: int) -> tuple[PageGroup, ...]:
