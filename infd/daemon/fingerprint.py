@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from infd.gguf import is_gguf
 from infd.gguf.file import parts
+from infd.pooling import M3_FILES
 from infd.untrusted import open_regular
 from infd.version import __version__
 
@@ -28,7 +29,7 @@ def fingerprint(directory: Path) -> str:
     if is_gguf(directory):
         files = parts(directory)
     else:
-        files = sorted(path for path in directory.iterdir() if path.suffix == ".safetensors")
+        files = sorted(path for path in directory.iterdir() if path.suffix == ".safetensors" or path.name in M3_FILES)
     for path in files:
         descriptor = open_regular(path)
         try:

@@ -2,7 +2,8 @@
 
 Small files are fetched first, then the weight files that the index names, or one weight
 file if there is no index. If the model's name ends in a tag, only the GGUF file of this
-tag is fetched. Code, pickles and second copies of the weights are not fetched.
+tag is fetched. Code, second copies of the weights and pickles are not fetched, except the pickles of small layers of
+models that are pooled.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from infd.errors import CheckpointError
 from infd.gguf import SUFFIX
 from infd.gguf.file import first_parts, title
+from infd.pooling import M3_FILES
 from infd.weights.checkpoint import INDEX, SINGLE, indexed_files
 
 if TYPE_CHECKING:
@@ -45,7 +47,13 @@ TEXTS: Final = (
     "additional_chat_templates/*.jinja",
     "encoding/encoding_dsv32.py",  # its presence identifies a checkpoint of DeepSeek V3.2; never run
     INDEX,
+    "modules.json",  # from here on, of models that are pooled
+    "config_sentence_transformers.json",
+    "sentence_*_config.json",
+    "[0-9]_*/config.json",
 )
+# Weights of the small layers of models that are pooled: `pooling.weight_files`.
+LAYERS: Final = ("[0-9]_*/model.safetensors", "[0-9]_*/pytorch_model.bin", *M3_FILES)
 
 _ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([A-Za-z0-9][\w.-]*))?", re.ASCII)
 _NAMES_SHOWN = 8
@@ -93,7 +101,7 @@ def fetch(name: str, hub: Hub, progress: Progress) -> Path:
     directory = hub.snapshot(TEXTS)
     index = directory / INDEX
     weights = sorted(set(indexed_files(index).values())) if index.exists() else [SINGLE]
-    directory = hub.snapshot(weights, progress)
+    directory = hub.snapshot([*weights, *LAYERS], progress)
     missing = [file for file in weights if not (directory / file).exists()]
     if missing:
         raise CheckpointError(_without_weights(name, missing, hub.listing()))

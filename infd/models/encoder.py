@@ -14,9 +14,10 @@ from msgspec import Struct
 from infd.errors import CheckpointError
 from infd.kernels.families.span_attention import SpanBatch
 from infd.kernels.recipe import EncoderLayerRecipe
-from infd.models.heads import denses
+from infd.models.heads import denses, token_layers
 from infd.models.layers.rope import lay_out
 from infd.models.layers.span_attention import EncoderPass
+from infd.pooling import M3_FILES
 from infd.scheduler.layout import CacheLayout
 
 if TYPE_CHECKING:
@@ -137,16 +138,17 @@ class Encoder:
         self.vocab_size = dims.vocab
         self.parameters = blueprint.parameters
         self.targets = blueprint.targets
-        self.unread = Ignored(*ignored)
+        self.unread = Ignored(*ignored, *M3_FILES.values())
         self.cache_scales: dict[int, Parameter] = {}
         self._attention, self._stack = blueprint.ops.span_attention, blueprint.ops.encoder
         self._embedding = embedding
         self._blocks = [block(index) for index in range(dims.layers)]
         self._norm = None if norm is None else norm()
         tasks = blueprint.pooling.tasks
-        by_token = "token_classify" in tasks
+        by_token = "token_classify" in tasks and blueprint.pooling.token_weight is None
         self._labels = head(by_token) if head is not None and (by_token or "classify" in tasks) else None
         self._denses = denses(blueprint)
+        self._by_token = token_layers(blueprint)
         if lay_out(blueprint.ropes).several:
             raise CheckpointError(
                 "config.json: rope_parameters: angles that depend on a text's length are not computed"
@@ -180,6 +182,8 @@ class Encoder:
         raise NotImplementedError("encoders have no logits of tokens")
 
     def pooling_head(self, task: PoolTask) -> PoolingHead | None:
+        if task in self._by_token:
+            return self._by_token[task]
         return self._labels if task in ("classify", "token_classify") else self._denses if task == "embed" else None
 
 

@@ -6,7 +6,7 @@ They compute in float32, a few rows at a time.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from infd.models.blueprint import Blueprint
     from infd.models.dimensions import Dimensions
     from infd.models.parameter import Matrix, Parameter
+    from infd.pooling import Dense as DenseSettings
+    from infd.request import PoolTask
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -134,15 +136,17 @@ class TokenLogits:
 
 def denses(blueprint: Blueprint) -> Layers | None:
     """Declare the dense layers of the checkpoint's modules.json; None if there are none."""
-    layers = [
-        Dense(
-            blueprint,
-            f"{each.file.rpartition('/')[0]}/linear",
-            each.inputs,
-            each.outputs,
-            activation=each.activation,
-            bias=each.bias,
-        )
-        for each in blueprint.pooling.denses
-    ]
+    layers = [declared(blueprint, each) for each in blueprint.pooling.denses]
     return Layers(layers) if layers else None
+
+
+def token_layers(blueprint: Blueprint) -> dict[PoolTask, Layers]:
+    """Declare the layers that a checkpoint has for each token, by task."""
+    pooling = blueprint.pooling
+    layers: dict[PoolTask, Any] = {"token_embed": pooling.token_dense, "token_classify": pooling.token_weight}
+    return {task: Layers([declared(blueprint, each)]) for task, each in layers.items() if each is not None}
+
+
+def declared(blueprint: Blueprint, dense: DenseSettings) -> Dense:
+    """Declare a dense layer."""
+    return Dense(blueprint, dense.name, dense.inputs, dense.outputs, activation=dense.activation, bias=dense.bias)

@@ -55,6 +55,10 @@ HEADLESS = ("Model", "ForMaskedLM", "ForPreTraining")
 # Prompts that every model for embeddings has: empty, unless the checkpoint states them.
 PROMPTS = ("query", "document")
 EMBED_MARK: Final = "<|embed|>\n"  # what follows an instruction of GritLM's
+# bge-m3's files beside config.json, and what precedes the names of their tensors.
+M3_FILES: Mapping[str, str] = MappingProxyType(
+    {"colbert_linear.pt": "colbert_linear.", "sparse_linear.pt": "sparse_linear."}
+)
 UNLIMITED = 2**24  # tokens; a length from this on is no limit
 
 Task = Literal["auto", "none", "embed", "classify"]
@@ -108,7 +112,25 @@ def read(directory: Path, config: Mapping[str, Any], *, task: Task = "auto") -> 
     settings = _read(directory, found, task, ahead=ahead)
     if gritlm and "embed" in settings.tasks:
         return msgspec.structs.replace(settings, causal=False, pooling="mean", normalize=True, text_mark=EMBED_MARK)
+    if "embed" in settings.tasks and found.model_type in ENCODERS:
+        settings = _by_token(settings, found.width, directory)
     return msgspec.structs.replace(settings, causal=not ahead) if settings.tasks else settings
+
+
+def _by_token(settings: PoolingSettings, width: int, directory: Path) -> PoolingSettings:
+    """Return the settings with bge-m3's layers for tokens, where their files are in the directory."""
+
+    def layer(name: str, outputs: int) -> Dense | None:
+        if not (directory / f"{name}.pt").is_file():
+            return None
+        return Dense(name=name, inputs=width, outputs=outputs, bias=True, activation="none")
+
+    settings = msgspec.structs.replace(settings, token_dense=layer("colbert_linear", width))
+    if (weight := layer("sparse_linear", 1)) is None:
+        return settings
+    return msgspec.structs.replace(
+        settings, tasks=(*settings.tasks, "token_classify"), token_weight=weight, activation="relu"
+    )
 
 
 def _read(directory: Path, found: ModelConfig, task: Task, *, ahead: bool) -> PoolingSettings:
@@ -132,12 +154,16 @@ def _read(directory: Path, found: ModelConfig, task: Task, *, ahead: bool) -> Po
     return PoolingSettings()
 
 
-def dense_files(directory: Path) -> list[str]:
-    """Return the files of weights of the dense layers that modules.json lists. Raises CheckpointError."""
-    if not (path := directory / MODULES).is_file():
-        return []
-    modules = decode(read_file(path), list[Module], path)
-    return [_file(_folder(module, path)) for module in modules if module.kind == "Dense"]
+def weight_files(directory: Path) -> dict[str, str]:
+    """Return the files of small layers, and what precedes the names of their tensors. Raises CheckpointError.
+
+    They are the files of dense layers that modules.json lists, and bge-m3's.
+    """
+    files = {name: prefix for name, prefix in M3_FILES.items() if (directory / name).is_file()}
+    if (path := directory / MODULES).is_file():
+        folders = [_folder(each, path) for each in decode(read_file(path), list[Module], path) if each.kind == "Dense"]
+        files |= {_weights(directory, folder): f"{folder}/" for folder in folders}
+    return files
 
 
 def _folder(module: Module, where: Path) -> str:
@@ -147,8 +173,11 @@ def _folder(module: Module, where: Path) -> str:
     return module.path
 
 
-def _file(folder: str) -> str:
-    return f"{folder}/model.safetensors"
+def _weights(directory: Path, folder: str) -> str:
+    """Return the path of the file of a layer's weights; safetensors are preferred."""
+    pickled = f"{folder}/pytorch_model.bin"
+    named = f"{folder}/model.safetensors"
+    return pickled if (directory / pickled).is_file() and not (directory / named).is_file() else named
 
 
 def _embeddings(modules: Sequence[Module], config: ModelConfig, directory: Path) -> PoolingSettings:
@@ -242,7 +271,7 @@ def _dense(folder: Path, path: str, width: int) -> Dense:
             f" it has {width} outputs"
         )
     return Dense(
-        file=_file(path),
+        name=f"{path}/linear",
         inputs=stated.in_features,
         outputs=stated.out_features,
         bias=stated.bias,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from infd.request import PoolTask  # noqa: TC001
+from infd.request import PoolTask, embeds
 
 # How the hidden states of a prompt become one vector, in the words of sentence-transformers' `pooling_mode`:
 # cls           that of the first token
@@ -18,7 +18,7 @@ from infd.request import PoolTask  # noqa: TC001
 # mean_sqrt_len_tokens  their sum, divided by the square root of their number
 # weightedmean  their mean, weighted by position, from 1 on
 Reduction = Literal["cls", "lasttoken", "mean", "max", "mean_sqrt_len_tokens", "weightedmean"]
-Activation = Literal["softmax", "sigmoid", "none"]
+Activation = Literal["softmax", "sigmoid", "relu", "none"]
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 DenseActivation = Literal["none", "tanh", "gelu", "relu", "sigmoid", "silu"]
 
@@ -26,10 +26,10 @@ DenseActivation = Literal["none", "tanh", "gelu", "relu", "sigmoid", "silu"]
 class Dense(Struct, frozen=True, kw_only=True):
     """A linear layer, with an activation, between pooling and normalization.
 
-    file  path of its weights in the checkpoint's directory: tensors `linear.weight` and `linear.bias`
+    name  of its tensors among those of the checkpoint, without .weight and .bias
     """
 
-    file: str
+    name: str
     inputs: int
     outputs: int
     bias: bool
@@ -45,6 +45,8 @@ class PoolingSettings(Struct, frozen=True, kw_only=True):
     text_mark       pooling leaves out a prompt's tokens up to the end of this text, an instruction; empty: none
     normalize       whether an embedding is divided by its Euclidean norm
     denses          layers that follow pooling, in order
+    token_dense     layer that makes embeddings of tokens, except the one that begins a text; None: none
+    token_weight    layer that makes weights of tokens, except those that begin and end texts; None: none
     dimensions      elements of an embedding
     matryoshka      the numbers of leading elements for which the model was trained; empty: the checkpoint names none
     labels          of classification, by index
@@ -66,6 +68,8 @@ class PoolingSettings(Struct, frozen=True, kw_only=True):
     text_mark: str = ""
     normalize: bool = False
     denses: tuple[Dense, ...] = ()
+    token_dense: Dense | None = None
+    token_weight: Dense | None = None
     dimensions: int = 0
     matryoshka: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
@@ -77,3 +81,9 @@ class PoolingSettings(Struct, frozen=True, kw_only=True):
     similarity: Similarity = "cosine"
     max_tokens: int | None = None
     lower_case: bool = False
+
+    def width(self, task: PoolTask) -> int:
+        """Return the numbers of a row; of embeddings, those that a request may cut."""
+        if task == "token_embed" and self.token_dense is not None:
+            return self.token_dense.outputs
+        return self.dimensions if embeds(task) else max(1, len(self.labels))

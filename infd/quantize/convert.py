@@ -18,6 +18,7 @@ from infd.models.config import architecture
 from infd.models.decoder import ROOTS
 from infd.models.parameter import Matrix
 from infd.pooling import read as read_pooling
+from infd.pooling import weight_files
 from infd.quantize.files import Entry, SafetensorsWriter, new_directory, require_absent
 from infd.quantize.schemes import SCHEMES, described, quantize
 from infd.weights.checkpoint import INDEX, Checkpoint
@@ -160,10 +161,10 @@ def linear(checkpoint: Checkpoint) -> set[str]:
         ops = select(torch.device("cpu"), torch.float32, insisting("reference", quantized("int8", "none")))
         device = torch.device("cpu")  # only tables such as rotary angles are allocated
         pooling = read_pooling(directory, config)
-        if pooling.denses:
+        if files := weight_files(directory):
             raise CheckpointError(
-                f"{pooling.denses[0].file}: dense layers after pooling are not copied; serve the checkpoint with"
-                " --quantization instead"
+                f"{next(iter(files))}: layers after pooling are not copied; serve the checkpoint with --quantization"
+                " instead"
             )
         model = registry.build(
             config,

@@ -263,6 +263,12 @@ class Tokenizer:
         """Return the id of a token, None if the vocabulary lacks the token."""
         return self._backend.id_of(token)
 
+    def ids_of(self, *roles: str) -> frozenset[int]:
+        """Return the ids of the special tokens with these roles, such as "eos_token"."""
+        named = (self._files.special_tokens.get(role) for role in roles)
+        found = (self.id_of(token) for token in named if token)
+        return frozenset(token_id for token_id in found if token_id is not None)
+
     def has(self, token_id: int) -> bool:
         """Return whether the vocabulary has a token with this id."""
         return self._backend.token(token_id) is not None

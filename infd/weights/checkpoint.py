@@ -1,8 +1,8 @@
 """Read a checkpoint without trusting its files.
 
 Safetensors headers are parsed and checked completely (sizes, offsets, overlaps,
-gaps) before weights are read; so are GGUF headers (`infd/gguf`). No file is mapped or unpickled; tensors are read
-into buffers, in stored order.
+gaps) before weights are read; so are GGUF headers (`infd/gguf`), and the archives of torch.save that a few models have
+for small layers (`torch_file.py`). No file is mapped or unpickled; tensors are read into buffers, in stored order.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from infd.errors import CheckpointError
 from infd.gguf import SUFFIX, is_gguf
 from infd.gguf import config as gguf_config
 from infd.gguf import file as gguf_file
-from infd.pooling import dense_files
+from infd.pooling import weight_files
 from infd.rounding import ceil_div
 from infd.untrusted import Root, WeightsFile, read
 from infd.weights.encodings import find, gguf
 from infd.weights.stored import EncodedTensor, StoredTensor
+from infd.weights.torch_file import TorchFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,7 +179,7 @@ class Checkpoint:
     def _open(self) -> tuple[dict[str, Any], Contents, list[StoredTensor | EncodedTensor]]:
         """Return `config`, `tensors`, and the tensors in stored order."""
         config = read_config(self.directory)
-        stored = [*self._open_safetensors(), *self._open_denses()]
+        stored = [*self._open_safetensors(), *self._open_layers()]
         try:
             tensors = find.encoded(config, {tensor.name: tensor for tensor in stored})
         except CheckpointError as error:  # the message of `error` lacks the directory
@@ -213,13 +214,14 @@ class Checkpoint:
                 raise CheckpointError(f"{index}: {name} should be in {promise}, which does not hold it")
         return list(tensors.values())
 
-    def _open_denses(self) -> Iterator[StoredTensor]:
-        """Yield the tensors of sentence-transformers' dense layers, named by folder: 2_Dense/linear.weight."""
-        for name in dense_files(self.directory):
-            opened = TensorFile(self.directory / name)
+    def _open_layers(self) -> Iterator[StoredTensor]:
+        """Yield the tensors of layers with files of their own, named by folder or file: 2_Dense/linear.weight."""
+        for name, prefix in weight_files(self.directory).items():
+            path = self.directory / name
+            opened = TensorFile(path) if path.suffix == ".safetensors" else TorchFile(path)
             self._files.append(opened)
             for tensor in opened.tensors:
-                yield replace(tensor, name=f"{name.rpartition('/')[0]}/{tensor.name}")
+                yield replace(tensor, name=f"{prefix}{tensor.name}")
 
 
 def locate(path: str, root: str) -> Path:
@@ -238,7 +240,7 @@ def locate(path: str, root: str) -> Path:
         return file
     directory = within.find(path)
     for file in (*directory.iterdir(), *directory.glob("[0-9]*_*/*")):  # folders: modules of sentence-transformers
-        if file.suffix in (".json", ".safetensors"):
+        if file.suffix in (".json", ".safetensors", ".pt", ".bin"):
             within.follow(file, path)
     return directory
 

@@ -15,7 +15,7 @@ import torch
 from infd.config import Config, LimitsConfig, SchedulerConfig
 from infd.http.app import POOLING_APIS
 from infd.http.pooling.scoring import MEASURES
-from infd.pooling import PoolingSettings
+from infd.pooling import Dense, PoolingSettings
 from infd.request import Pool
 from infd.text.chat import ChatTemplate
 from tests import fakes
@@ -307,6 +307,34 @@ async def test_a_token_that_recurs_has_its_largest_weight_and_special_tokens_non
 
     first, second, third, _ = state(prompt, "token_classify")
     assert body == [[{"index": 5, "value": max(first, third)}, {"index": 6, "value": second}]]
+
+
+async def test_tokens_that_begin_and_end_texts_have_no_weights_beside_layers_for_tokens(endpoint: Endpoint):
+    layer = Dense(name="x", inputs=1, outputs=1, bias=True, activation="none")
+    settings(endpoint, token_weight=layer, token_dense=layer, labels=())
+    end = tokenizer().id_of("<|im_end|>") or 0
+    prompt, texts = [5, 6, 5, end], [[5, 6, 5, end], [5, 6]]
+
+    async def rows(task: str) -> list[list[list[float]]]:
+        status, body = await endpoint.post("/pooling", {"input": texts, "task": task})
+        assert status == 200, body
+        return [each["data"] for each in body["data"]]
+
+    assert await rows("token_classify") == [
+        [[number] for number in state(each, "token_classify")[:3]] for each in (prompt, [5, 6])
+    ]
+    assert await rows("token_embed") == [[[number] for number in state(each, "token_embed")] for each in texts]
+    _, body = await endpoint.post("/embed_sparse", {"inputs": prompt})
+    first, second, third, _ = state(prompt, "token_classify")
+    assert body == [[{"index": 5, "value": max(first, third)}, {"index": 6, "value": second}]]
+
+
+async def test_weights_of_texts_after_a_prompt_that_is_left_out(endpoint: Endpoint):
+    settings(endpoint, default_prompt="query", include_prompt=False)
+    _, body = await endpoint.post("/embed_sparse", {"inputs": "ab"})
+    text = ids("ab")
+    expected = state("find ab", "token_classify", skip=len(ids("find ")))
+    assert body == [[{"index": index, "value": value} for index, value in zip(text, expected, strict=True)]]
 
 
 async def test_prompts_precede_texts_by_name(endpoint: Endpoint):

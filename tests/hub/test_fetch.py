@@ -14,7 +14,7 @@ import pytest
 
 from infd.config import HubAccess
 from infd.errors import CheckpointError, ConfigError, FetchFailed, StartError
-from infd.hub.fetch import TEXTS, fetch, is_id, split
+from infd.hub.fetch import LAYERS, TEXTS, fetch, is_id, split
 from infd.hub.huggingface import HuggingFace
 from infd.hub.modelscope import ModelScope
 from tests.hub.stand_in import COMMIT
@@ -70,6 +70,22 @@ def test_the_index_names_the_weights(hub: StandIn, get: Any):
     assert {*shards} <= hub.fetched()
     assert "model.safetensors" not in hub.fetched(), "the same weights twice"
     assert all((directory / shard).exists() for shard in shards)
+
+
+def test_a_model_that_is_pooled_comes_with_its_modules(hub: StandIn, get: Any):
+    needed = (
+        *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "1_Pooling/config.json"),
+        *("2_Dense/config.json", "2_Dense/model.safetensors", "3_Dense/pytorch_model.bin"),
+        *("sparse_linear.pt", "colbert_linear.pt"),
+    )
+    others = ("pytorch_model.bin", "onnx/model.onnx", "training_args.bin", "openvino/config.json", "code.py")
+    hub.files["org/pooled"] = hub.files["org/tiny"] | {name: name.encode() for name in (*needed, *others)}
+
+    directory = get("org/pooled")
+
+    assert {*needed} <= hub.fetched()
+    assert not hub.fetched() & {*others}
+    assert (directory / "2_Dense/config.json").read_bytes() == b"2_Dense/config.json"
 
 
 def test_an_index_cannot_name_files_outside_the_model(hub: StandIn, get: Any):
@@ -291,7 +307,7 @@ def test_modelscope_fetches_the_same_files(tmp_path: Path, monkeypatch: pytest.M
 
     assert directory == tmp_path
     assert [(asked.model_id, asked.revision) for asked in library.asked] == [("org/tiny", "v1")] * 2
-    assert [asked.allow_patterns for asked in library.asked] == [list(TEXTS), ["model.safetensors"]]
+    assert [asked.allow_patterns for asked in library.asked] == [list(TEXTS), ["model.safetensors", *LAYERS]]
     assert told == [(5, 5)]
 
 

@@ -166,19 +166,17 @@ def embedded_tokens(request: EmbedAllRequest, reduced: Reduced) -> Iterator[byte
 
 def weighted(request: EmbedSparseRequest, reduced: Reduced) -> Iterator[bytes]:
     """Yield, for each input, the largest weight of each token that is not special, where it is positive."""
-    special = reduced.served.tokenizer.special_ids
+    special = reduced.served.tokenizer.special_ids - reduced.served.tokenizer.ids_of("mask_token")
 
     def item(ids: Sequence[int], weights: Sequence[float]) -> bytes:
-        ordinary = [token_id for token_id in ids if token_id not in special]
-        if len(weights) == len(ids):
-            weights = [weight for token_id, weight in zip(ids, weights, strict=True) if token_id not in special]
         largest: dict[int, float] = {}
-        for token_id, weight in zip(ordinary, weights, strict=True):
-            if weight > largest.get(token_id, 0.0):
+        for token_id, weight in zip(ids, weights, strict=False):  # the token that ends the text may have no weight
+            if token_id not in special and weight > largest.get(token_id, 0.0):
                 largest[token_id] = weight
         return msgspec.json.encode([SparseValue(index=index, value=value) for index, value in largest.items()])
 
-    return listed((item(ids, numbers(pooled)),) for ids, pooled in zip(reduced.prompts, reduced.pooled, strict=True))
+    inputs = zip(reduced.prompts, reduced.skips, reduced.pooled, strict=True)
+    return listed((item(ids[skip:], numbers(pooled)),) for ids, skip, pooled in inputs)
 
 
 def predicted(request: PredictRequest, reduced: Reduced) -> Iterator[bytes]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from infd.errors import Aborted, InvalidRequest, RequestFailed
 from infd.http.ending import ending
 from infd.http.pooling.inputs import read_inputs
 from infd.http.pooling.pooling import Reduced
-from infd.request import FinishReason, Pool, Request, by_token, embeds
+from infd.request import FinishReason, Pool, Pooled, Request, by_token, embeds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from infd.http.pooling.inputs import PooledPrompt
     from infd.http.pooling.pooling import Body, Pooling
     from infd.http.served_model import ServedModel
-    from infd.request import Pooled, PoolTask
+    from infd.request import PoolTask
 
 NUMBER_BYTES = 4
 
@@ -39,7 +41,7 @@ async def pool(pooling: Pooling, body: Body, exchange: Exchange, backend: Backen
         with ending(exchange, ticket, backend):
             exchange.begin(ticket, pooling.asker.request_id)
             model, adapter = served.name(pooling.asker.model), served.adapter(pooling.asker.model)
-            prompts = await read_inputs(pooling, served, backend.offload)
+            prompts = [_beside_ends(each, task, served) for each in await read_inputs(pooling, served, backend.offload)]
             _check_size(prompts, pooling, task, served, backend.config.limits)
             requests = [
                 Request(
@@ -66,8 +68,28 @@ async def pool(pooling: Pooling, body: Body, exchange: Exchange, backend: Backen
             exchange.account.reserve(sum(request.most_tokens for request in requests))
             choices = await ticket.submit(*requests, client=exchange.client)
             pooled = await _collect(choices, len(requests))
-    ids = [prompt.ids for prompt in prompts]
-    return body(Reduced(ticket.id, int(time.time()), model, task, served, ids, pooled))
+    ids, skips = [prompt.ids for prompt in prompts], [prompt.skip for prompt in prompts]
+    pooled = [_before_end(*each, task, served) for each in zip(pooled, ids, strict=True)]
+    return body(Reduced(ticket.id, int(time.time()), model, task, served, ids, skips, pooled))
+
+
+def _beside_ends(prompt: PooledPrompt, task: PoolTask, served: ServedModel) -> PooledPrompt:
+    """Return the prompt without the row of the token that begins it, if the model's layers for tokens read no such.
+
+    As vLLM and FlagEmbedding do for bge-m3, whose first hidden state is the text's embedding.
+    """
+    settings = served.pooling
+    layer = {"token_embed": settings.token_dense, "token_classify": settings.token_weight}.get(task)
+    begins = layer is not None and prompt.ids[0] in served.tokenizer.ids_of("cls_token", "bos_token")
+    return replace(prompt, skip=max(prompt.skip, int(begins)))
+
+
+def _before_end(pooled: Pooled, ids: Sequence[int], task: PoolTask, served: ServedModel) -> Pooled:
+    """Return the weights of tokens without that of the token that ends the prompt; other numbers as they are."""
+    weighs = task == "token_classify" and served.pooling.token_weight is not None
+    if not weighs or ids[-1] not in served.tokenizer.ids_of("eos_token", "sep_token"):
+        return pooled
+    return Pooled(pooled.width, pooled.values[: -NUMBER_BYTES * pooled.width])
 
 
 async def _collect(choices: Choices, inputs: int) -> list[Pooled]:
@@ -94,10 +116,8 @@ def _check_dimensions(pooling: Pooling, task: PoolTask, served: ServedModel) -> 
     if settings.matryoshka and wanted not in (*settings.matryoshka, settings.dimensions):
         trained = ", ".join(map(str, settings.matryoshka))
         raise InvalidRequest(f"dimensions is one of {trained}: this model is trained for these", param="dimensions")
-    if wanted > settings.dimensions:
-        raise InvalidRequest(
-            f"dimensions is at most {settings.dimensions}, the length of this model's embeddings", param="dimensions"
-        )
+    if wanted > (most := settings.width(task)):
+        raise InvalidRequest(f"dimensions is at most {most}, the length of this model's embeddings", param="dimensions")
 
 
 def _check_size(
@@ -105,10 +125,10 @@ def _check_size(
 ) -> None:
     """Raise InvalidRequest if the numbers of all inputs exceed limits.pooled_bytes."""
     settings = served.pooling
-    width = (pooling.dimensions or settings.dimensions) if embeds(task) else len(settings.labels)
+    width = pooling.dimensions or settings.width(task)
     tokens = by_token(task)
     rows = sum(len(prompt.ids) - prompt.skip for prompt in prompts) if tokens else len(prompts)
-    if (size := rows * max(1, width) * NUMBER_BYTES) > limits.pooled_bytes:
+    if (size := rows * width * NUMBER_BYTES) > limits.pooled_bytes:
         raise InvalidRequest(
             f"the numbers of {'all tokens of ' if tokens else ''}{len(prompts)} inputs are {size} bytes; at most"
             f" {limits.pooled_bytes} are computed at once (limits.pooled_bytes): send fewer or shorter inputs",

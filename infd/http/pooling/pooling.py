@@ -92,6 +92,7 @@ class Reduced(Struct, frozen=True):
     model    model name that the answer reports
     task     what the prompts were reduced to
     prompts  token ids of each input
+    skips    of each input, the leading tokens that have no numbers
     pooled   numbers of each input
     """
 
@@ -101,6 +102,7 @@ class Reduced(Struct, frozen=True):
     task: PoolTask
     served: ServedModel
     prompts: Sequence[tuple[int, ...]]
+    skips: Sequence[int]
     pooled: Sequence[Pooled]
 
     @property

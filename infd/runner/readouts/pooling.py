@@ -71,6 +71,8 @@ class Finish(NamedTuple):
             return normalize(outputs, dim=-1)
         if self.activation == "softmax":
             return outputs.softmax(-1)
+        if self.activation == "relu":
+            return outputs.relu()
         return outputs.sigmoid() if self.activation == "sigmoid" else outputs
 
 
