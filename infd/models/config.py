@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MOST = 2**24  # above every published dimension; larger dimensions could exhaust memory while shapes are computed
 ROPE_THETA = 10_000.0
+# Beginnings of the names of architectures whose positions begin behind the padding token's.
+BEHIND_PADDING = ("Camembert", "Data2VecText", "Esm", "IBert", "Longformer", "Luke", "Roberta", "XLMRoberta", "Xmod")
 MPNET_FIRST = 2  # row of a text's first token in MPNet's table of positions, whatever the padding token's id
 HEADS = ("Model", CLASSIFIES, LABELS_TOKENS)  # ends of names of classes that only pool
 
@@ -305,7 +307,7 @@ def after_padding(settings: Settings) -> int:
 
 def _positions_before(name: str, settings: Settings) -> int:
     """Return the rows of the architecture's table of positions that no token has."""
-    if name.startswith(("Camembert", "Roberta", "XLMRoberta")):
+    if name.startswith(BEHIND_PADDING):
         return after_padding(settings)
     return MPNET_FIRST if name.startswith("MPNet") else 0
 

@@ -17,7 +17,7 @@ from infd.kernels.families.attention import FLOAT8
 from infd.kernels.families.span_attention import Reach, SpanBatch
 from infd.kernels.recipe import LayerRecipe
 from infd.models.base import PageTensor
-from infd.models.heads import Dense, Layers, TokenLogits, denses
+from infd.models.heads import TokenLogits, pooling_layers
 from infd.models.layers import cache_scales
 from infd.models.layers.attention import LayerIndex, extent, page_groups
 from infd.models.layers.embedding import Embedding, Head
@@ -245,7 +245,7 @@ class Decoder:
 def _pooling_head(
     blueprint: Blueprint, name: str, dims: Dimensions, tied: Matrix | None, constants: DecoderConstants
 ) -> PoolingHead | None:
-    """Declare what follows the pooled hidden states of a decoder: a head for labels, or dense layers; None: nothing.
+    """Declare what follows the pooled hidden states, see `pooling_layers`; or the head of labels that are tokens.
 
     name, tied  of the language model head, of which a head for labels may be a part
     """
@@ -253,7 +253,4 @@ def _pooling_head(
     if pooling.label_tokens:
         scale, softcap = constants.logit_scale, constants.logit_softcap
         return TokenLogits(blueprint, name, dims, tied=tied, scale=scale, softcap=softcap)
-    if not pooling.labels:
-        return denses(blueprint)
-    bias = "score.bias" in blueprint.stored  # of each token's labels; a text's have none
-    return Layers([Dense(blueprint, "score", dims.hidden, len(pooling.labels), bias=bias)])
+    return pooling_layers(blueprint, dims.hidden)

@@ -140,6 +140,14 @@ def denses(blueprint: Blueprint) -> Layers | None:
     return Layers(layers) if layers else None
 
 
+def pooling_layers(blueprint: Blueprint, hidden: int) -> Layers | None:
+    """Declare what follows the pooled hidden states of a decoder: a head for labels, or dense layers; None: nothing."""
+    if not blueprint.pooling.labels:
+        return denses(blueprint)
+    bias = "score.bias" in blueprint.stored  # of each token's labels; a text's have none
+    return Layers([Dense(blueprint, "score", hidden, len(blueprint.pooling.labels), bias=bias)])
+
+
 def token_layers(blueprint: Blueprint) -> dict[PoolTask, Layers]:
     """Declare the layers that a checkpoint has for each token, by task."""
     pooling = blueprint.pooling

@@ -76,6 +76,7 @@ ENCODERS = MappingProxyType(
     {f"{family}{head}": place for family, place in _ENCODERS.items() for head in (*HEADLESS, CLASSIFIES, LABELS_TOKENS)}
 )
 TRANSFORMERS = "infd.models.transformers.model:TransformersModel"  # for any other decoder that transformers implements
+TRANSFORMERS_TEXTS = "infd.models.transformers.encoder:TransformersEncoder"  # without causality, and for encoders
 
 
 def is_implemented(config: Mapping[str, Any]) -> bool:
@@ -105,10 +106,11 @@ def transformers_length(config: Mapping[str, Any]) -> int:
 
     Raises CheckpointError.
     """
-    from infd.models.transformers.admission import admit  # not at the top: importing transformers takes seconds
+    from infd.models.transformers.admission import read_config  # not at the top: importing transformers takes seconds
 
     try:
-        length = getattr(admit(config).config, "max_position_embeddings", None)
+        known.require(config)
+        length = getattr(read_config(config), "max_position_embeddings", None)
         return Settings({"max_position_embeddings": length}).integer("max_position_embeddings")
     except CheckpointError as error:
         raise _unsupported(architecture(config), error) from error
@@ -118,7 +120,7 @@ def _unsupported(name: str, reason: CheckpointError) -> CheckpointError:
     served = ", ".join(sorted([*ARCHITECTURES, *ENCODERS]))
     return CheckpointError(
         f"config.json: architecture {name!r} is not supported: {reason}; supported: {served}, and most other decoders"
-        " that transformers implements"
+        " and encoders that transformers implements"
     )
 
 
@@ -153,8 +155,9 @@ def build(
         )
     if own:
         return _make(ENCODERS.get(name) or ARCHITECTURES[language_model(config)], decoder(config), blueprint)
+    place = TRANSFORMERS_TEXTS if known.sees_whole_texts(config) else TRANSFORMERS
     try:
-        return _make(TRANSFORMERS, config, blueprint)
+        return _make(place, config, blueprint)
     except CheckpointError as error:
         raise _unsupported(name, error) from error
 

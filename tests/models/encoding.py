@@ -119,7 +119,8 @@ def load_encoder(
     """Load a checkpoint as the daemon does. changed: replaces keys of its config.json."""
     with Checkpoint(directory) as checkpoint:
         ops, config = ops or select(CPU, dtype), {**checkpoint.config, **changed}
-        registry.check_dimensions(config)
+        if registry.is_implemented(config):
+            registry.check_dimensions(config)
         pooling = read(directory, config)
         model = registry.build(
             config, ops, dtype=dtype, device=CPU, max_len=128, stored=checkpoint.tensors, pooling=pooling

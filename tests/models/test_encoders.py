@@ -172,6 +172,7 @@ def test_positions_that_precede_a_text_shorten_the_longest_text():
     assert longest("BertModel") == 514
     assert longest("RobertaForSequenceClassification", pad_token_id=1) == 512
     assert longest("XLMRobertaModel", pad_token_id=3) == 510
+    assert longest("Data2VecTextModel", pad_token_id=1) == 512
     assert longest("MPNetModel", pad_token_id=7) == 512
 
 

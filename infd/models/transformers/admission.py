@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import transformers
 
 from infd.errors import CheckpointError
-from infd.models.config import Settings, architecture
-from infd.models.transformers.known import reasons, require
+from infd.models.config import Settings
+from infd.models.transformers.known import decoder_class, reasons, require
 from infd.telemetry import log
 
 if TYPE_CHECKING:
@@ -36,8 +36,9 @@ class Admitted(NamedTuple):
 def admit(config: Mapping[str, Any]) -> Admitted:
     """Return transformers' class and config for a config.json. Raises CheckpointError with the first obstacle."""
     require(config)
-    name = architecture(config)
-    admitted = Admitted(getattr(transformers, name), _read(config))
+    name = decoder_class(config)
+    assert name is not None
+    admitted = Admitted(getattr(transformers, name), read_config(config))
     for tower in TOWERS:
         if tower in admitted.config.sub_configs and getattr(admitted.config, tower, None) is not None:
             raise CheckpointError(f"it reads more than text ({tower})")
@@ -46,7 +47,21 @@ def admit(config: Mapping[str, Any]) -> Admitted:
     return admitted
 
 
-def _read(config: Mapping[str, Any]) -> Any:
+def admit_whole_texts(config: Mapping[str, Any], classes: str) -> Admitted:
+    """Return transformers' class and config of a model that is computed text by text. Raises CheckpointError.
+
+    classes  name of transformers' table of classes, by type of config
+    """
+    require(config)
+    read = read_config(config)
+    table = getattr(transformers, classes)
+    if type(read) not in table:
+        raise CheckpointError(f"transformers {transformers.__version__} has no such class for this model_type")
+    return Admitted(table[type(read)], read)
+
+
+def read_config(config: Mapping[str, Any]) -> Any:
+    """Return transformers' config object for a config.json. Raises CheckpointError."""
     kind = Settings(config).string("model_type")
     if kind not in transformers.CONFIG_MAPPING:
         raise CheckpointError(f"transformers {transformers.__version__} does not know model_type {kind!r}")

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infd.errors import CheckpointError
-from infd.models.config import Settings, architecture
+from infd.models.config import HEADS, Settings, architecture
+from infd.pooling.causality import sees_ahead
+from infd.pooling.reading import HEADLESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +48,22 @@ RECURRENT = frozenset(
         "xLSTMForCausalLM",
     }
 )
+# Encoders whose results depend on random numbers.
+RANDOM = frozenset({"reformer"})
+POOLED = (*HEADLESS, *HEADS)  # ends of names of classes whose hidden states or labels are pooled
 STEP_WIDE_ROPE = frozenset({"dynamic", "longrope"})
+
+
+def sees_whole_texts(config: Mapping[str, Any]) -> bool:
+    """Return whether transformers' code computes the model text by text, without a cache: an encoder of transformers,
+    or a decoder without causality. Raises CheckpointError for a config.json without an architecture.
+    """
+    if config.get("is_encoder_decoder") or config.get("is_decoder") or config.get("add_cross_attention"):
+        return False
+    name = architecture(config)
+    if name not in decoders() and name.endswith(POOLED) and config.get("model_type") in encoders():
+        return True
+    return sees_ahead(config) and decoder_class(config) is not None
 
 
 def require(config: Mapping[str, Any]) -> None:
@@ -54,8 +71,12 @@ def require(config: Mapping[str, Any]) -> None:
 
     Whether the model's code works with infd's attention is known only once the model is built; see `survey.py`.
     """
-    name, settings = architecture(config), Settings(config)
-    if name not in decoders():
+    if sees_whole_texts(config):
+        if (kind := config.get("model_type")) in RANDOM:
+            raise CheckpointError(f"transformers computes model_type {kind!r} with random numbers")
+        return
+    settings, name = Settings(config), decoder_class(config)
+    if name is None:
         if "auto_map" in settings:
             raise CheckpointError("it needs code from the model's repository (auto_map), which infd never runs")
         raise CheckpointError(f"transformers {version('transformers')} has no decoder of this name")
@@ -91,9 +112,29 @@ def _rope_kinds(parameters: Any) -> set[str]:
 
 
 @cache
+def encoders() -> frozenset[str]:
+    """Return the model types for which transformers has a class that fills masked tokens."""
+    return frozenset(kind for kind, _ in _table("modeling_auto", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"))
+
+
+def decoder_class(config: Mapping[str, Any]) -> str | None:
+    """Return the name of transformers' class with the decoder of config.json and a language model head; None: none."""
+    name = architecture(config)
+    if name in decoders():
+        return name
+    return decoders_by_type().get(config.get("model_type", "")) if name.endswith(POOLED) else None
+
+
+@cache
 def decoders() -> frozenset[str]:
     """Return the names of transformers' causal language model classes."""
-    return frozenset(name for _, name in _table("modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
+    return frozenset(decoders_by_type().values())
+
+
+@cache
+def decoders_by_type() -> dict[str, str]:
+    """Return the names of transformers' causal language model classes, by model type."""
+    return dict(_table("modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
 
 
 def _table(module: str, name: str) -> list[tuple[str, str]]:

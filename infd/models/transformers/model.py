@@ -15,6 +15,7 @@ from torch import nn
 from infd.errors import CheckpointError
 from infd.kernels.families.matrices import LEAST_ROWS
 from infd.models.base import PageTensor
+from infd.models.heads import pooling_layers
 from infd.models.layers.attention import page_groups
 from infd.models.transformers import attention
 from infd.models.transformers.admission import admit
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 class TransformersModel:
     """A decoder of transformers. Implements `base.Model`."""
 
-    generates = True
     skips_unsampled = False  # transformers' last layer cannot drop tokens after attention
 
     def __init__(self, config: Mapping[str, Any], blueprint: Blueprint) -> None:
@@ -47,8 +47,10 @@ class TransformersModel:
         self._head.config._attn_implementation = attention.NAME
         # If a padding token is set, some models search the tokens of every step for it, to warn of a missing mask.
         self._head.config.pad_token_id = None
-        _compute_tables(self._head, blueprint.device)
-        self.unread = declare(self._head, blueprint)
+        compute_tables(self._head, blueprint.device)
+        self.generates = not blueprint.pooling.tasks
+        headless = not self.generates and not blueprint.pooling.label_tokens
+        self.unread = declare(self._head, blueprint, self._decoder if headless else None)
         self.parameters = blueprint.parameters
         self.least_rows = LEAST_ROWS
         self.targets = blueprint.targets  # empty: adapters need infd's own Linear
@@ -59,11 +61,12 @@ class TransformersModel:
             logits = self.logits(surveyed.hidden[0])
         self.vocab_size: int = logits.shape[-1]
         self.logits_dtype = logits.dtype
+        self._pooling_head = None if self.generates else self._layers(blueprint, surveyed.hidden.shape[-1])
         windows = [each.window for each in surveyed.layers]
         self._windows = [None if window is None or window >= blueprint.max_len else window for window in windows]
         self._kv_heads = surveyed.layers[0].kv_heads
         self._row = blueprint.ops.attention.row(surveyed.layers[0].key_size, blueprint.dtype)
-        self._dtype = blueprint.dtype
+        self.dtype = blueprint.dtype
         groups = enumerate(page_groups(self._windows, 1))
         group_of = {layer: index for index, group in groups for layer in group.layers}
         self._group_of = tuple(group_of[layer] for layer in range(len(windows)))
@@ -88,8 +91,30 @@ class TransformersModel:
         logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits
 
-    def pooling_head(self, _: PoolTask) -> PoolingHead | None:
-        return None
+    def pooling_head(self, task: PoolTask) -> PoolingHead | None:
+        return None if task == "token_embed" else self._pooling_head
+
+    def _layers(self, blueprint: Blueprint, hidden: int) -> PoolingHead | None:
+        """Declare what follows the pooled hidden states."""
+        pooling = blueprint.pooling
+        if not pooling.label_tokens:
+            return pooling_layers(blueprint, hidden)
+        if max(pooling.label_tokens) >= self.vocab_size:
+            raise CheckpointError(
+                f"label tokens {[*pooling.label_tokens]}: the vocabulary has {self.vocab_size} tokens"
+            )
+        return _TokenLogits(self, pooling.label_tokens)
+
+
+class _TokenLogits:
+    """See heads.TokenLogits. Implements base.PoolingHead."""
+
+    def __init__(self, model: TransformersModel, tokens: tuple[int, ...]) -> None:
+        self._model, self._tokens = model, list(tokens)
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        logits = self._model.logits(vectors.to(self._model.dtype))[:, self._tokens].float()
+        return logits[:, 1:] - logits[:, :1] if len(self._tokens) == 2 else logits
 
 
 class _DecoderStub(nn.Module):
@@ -137,7 +162,7 @@ def _decoder(head: Any) -> Any:
     return part
 
 
-def _compute_tables(head: Any, device: torch.device) -> None:
+def compute_tables(head: Any, device: torch.device) -> None:
     """Allocate and compute the buffers that no checkpoint contains, such as rotary frequencies."""
     loaded = head.state_dict(keep_vars=True)
     for tensor in loaded.values():

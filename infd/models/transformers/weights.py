@@ -101,8 +101,10 @@ class IgnoredNames:
         return name in self._tied or any(pattern.search(str(name)) for pattern in self._patterns)
 
 
-def declare(model: Any, blueprint: Blueprint) -> Container[str]:
+def declare(model: Any, blueprint: Blueprint, within: nn.Module | None = None) -> Container[str]:
     """Declare every tensor of `model` that checkpoints contain; return the further names that a checkpoint may contain.
+
+    within  a submodule: only its tensors are declared; None: all
 
     The products of nn.Linear are infd's, so that weights are quantized as those of infd's own models. An nn.Linear that
     shares its weight, such as a tied head, or keeps float32 in a narrower model, stays as it is.
@@ -112,7 +114,11 @@ def declare(model: Any, blueprint: Blueprint) -> Container[str]:
     checkpoint = _Names(model, blueprint.stored)
     tied: set[str] = set()
     products: dict[nn.Module, Product] = {}
+    inside = None if within is None else set(within.modules())
     for names, places in _places(model):
+        if inside is not None and not any(place.module in inside for place in places):
+            tied.update(each for name in names for each in checkpoint.possible(name))
+            continue
         kept = next(filter(checkpoint.holds, names), names[0])
         tied.update(each for name in names if name != kept for each in checkpoint.possible(name))
         form = getattr(*places[0])
@@ -168,12 +174,14 @@ class _Names:
     def possible(self, name: str) -> tuple[str, ...]:
         """Return the names that a tensor may have in a checkpoint, the usual name first.
 
-        Some checkpoints use the current names. Checkpoints saved without the head lack the prefix of the base model.
+        Some checkpoints use the current names. Checkpoints saved without the head lack the prefix of the base model;
+        those saved with the head have it, though a model built without the head lacks it.
         """
         usual = name
         for change in self._renamed:
             usual = change.rename_source_key(usual)[0]
-        return usual, name, usual.removeprefix(self._prefix), name.removeprefix(self._prefix)
+        with_head = () if name.startswith(self._prefix) else (f"{self._prefix}{usual}", f"{self._prefix}{name}")
+        return usual, name, usual.removeprefix(self._prefix), name.removeprefix(self._prefix), *with_head
 
     def holds(self, name: str) -> bool:
         """Return whether the checkpoint stores the tensor under any of its possible names."""
