@@ -49,12 +49,14 @@ def expect(model: PreTrainedModel, tokens: list[int]) -> Tensor:
 class Bench:
     """infd's model, with adapter slots filled from directories."""
 
-    def __init__(self, checkpoint: Path, device: torch.device, ops: Ops | None = None) -> None:
-        self.ops = ops or select(device, torch.float32)
+    def __init__(
+        self, checkpoint: Path, device: torch.device, ops: Ops | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.ops = ops or select(device, dtype)
         self.device = device
-        self.model: Model = load_model(checkpoint, ops=self.ops, device=device)
+        self.model: Model = load_model(checkpoint, ops=self.ops, dtype=dtype, device=device)
         cpu = torch.device("cpu")
-        self.reader = AdapterReader(self.model.targets, torch.float32, lambda _: Heap(cpu))
+        self.reader = AdapterReader(self.model.targets, dtype, lambda _: Heap(cpu))
         self.slots = DeviceSlots(self.ops.lora, staging(device))
 
     def hold(self, slot: int, directory: Path) -> None:

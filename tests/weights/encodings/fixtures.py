@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from infd.weights.checkpoint import Checkpoint
-from infd.weights.encodings.rows import rows_of
+from infd.weights.encodings.rows import read, rows_of
 from infd.weights.stored import ROWS, EncodedTensor
 
 if TYPE_CHECKING:
@@ -69,17 +69,19 @@ def digest(tensor: Tensor) -> str:
     return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def unpacked(name: str, directory: Path) -> Path:
-    """Save the checkpoint with its encoded matrices as plain float32 into `directory`."""
+def unpacked(checkpoint: str | Path, directory: Path) -> Path:
+    """Save a checkpoint with its encoded matrices as plain float32 into `directory`.
+
+    checkpoint  a name of `written/`, or the path of a checkpoint
+    """
     tensors = {}
-    plain = load_file(WRITTEN / name / "model.safetensors")
-    with Checkpoint(WRITTEN / name) as checkpoint:
-        config = dict(checkpoint.config)
-        for key, stored in checkpoint.tensors.items():
-            whole = matrix(stored.encoding) if isinstance(stored, EncodedTensor) else plain[key].float()
+    with Checkpoint(WRITTEN / checkpoint) as opened:
+        config = dict(opened.config)
+        for key, stored in opened.tensors.items():
+            whole = matrix(stored.encoding) if isinstance(stored, EncodedTensor) else read(stored).float()
             if not key.endswith(("k_scale", "v_scale")):
-                tensors[key] = whole.clone()
-    del config["quantization_config"]
+                tensors[key] = whole.view(stored.shape).clone()
+    config.pop("quantization_config", None)
     directory.mkdir(exist_ok=True)
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config))
