@@ -7,6 +7,7 @@ for small layers (`torch_file.py`). No file is mapped or unpickled; tensors are 
 
 from __future__ import annotations
 
+import json
 import re
 from math import prod
 from pathlib import Path
@@ -87,9 +88,12 @@ class TensorFile(WeightsFile):
             )
         first = 8 + length
         try:
-            entries = msgspec.json.decode(self._bytes(length, 8), type=dict[str, msgspec.Raw])
+            header = self._bytes(length, 8)
+            entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
             entries.pop("__metadata__", None)
             described = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in entries.items()}
+            if any(header.count(b'"%b"' % field.encode()) != len(described) for field in _Entry.__struct_fields__):
+                json.loads(header, object_pairs_hook=self._once)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise CheckpointError(f"{self.path}: malformed header: {error}") from error
         tensors = [self._tensor(name, entry, first) for name, entry in described.items()]
@@ -105,6 +109,14 @@ class TensorFile(WeightsFile):
         if end != size:
             raise CheckpointError(f"{self.path}: the header describes {end} bytes, the file has {size}")
         return tensors
+
+    def _once(self, pairs: list[tuple[str, Any]]) -> None:
+        """Raise CheckpointError if a key of a JSON object in the header occurs twice: msgspec takes the last one."""
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise CheckpointError(f"{self.path}: {key} occurs twice in the header")
+            seen.add(key)
 
     def _tensor(self, name: str, entry: _Entry, first: int) -> StoredTensor:
         begin, end = entry.data_offsets

@@ -93,6 +93,8 @@ def test_shards_are_found_through_the_index(tmp_path):
         (raw({"a": {**F32, "shape": [3]}}, EIGHT), r"a: F32 \[3\] takes 12 bytes, its offsets \[0, 8\] hold 8"),
         (raw({"a": {**F32, "shape": [2**62] * 16}}, EIGHT), "a: F32 .* takes"),
         (raw({"a": {**F32, "data_offsets": [8, 0]}}, EIGHT), "a: F32"),
+        (raw(b'{"a": %b, "a": %b}' % ((json.dumps(F32).encode(),) * 2), EIGHT), "a occurs twice in the header"),
+        (raw(b'{"a": {"shape": [3], %b}' % json.dumps(F32).encode()[1:], EIGHT), "shape occurs twice"),
         (raw({"a": F32}, bytes(7)), "the header describes .* bytes, the file has"),
         (raw({"a": F32}, bytes(9)), "the header describes .* bytes, the file has"),
         (raw({"a": F32, "b": F32}, bytes(16)), "b: overlaps the previous tensor"),
