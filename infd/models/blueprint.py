@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct, field
 
 from infd.groups import Groups, common
-from infd.kernels.families.inputs import Quantizing, RoundsInputs
+from infd.kernels.families.inputs import QuantizesStored, Quantizing, RoundsInputs
 from infd.models.layers.rope import Rope
 from infd.models.parameter import Matrix, MatrixStack, Parameter, RoundedInputs, Source, Target
 from infd.pooling import PoolingSettings
@@ -99,13 +99,16 @@ class Blueprint(Struct, frozen=True, kw_only=True):
             scheme = self._input_scheme(rows)
         else:
             scheme = family.rounds if isinstance(family, RoundsInputs) else None
-        keeping = self._keeping(rows, outputs, inputs, family.numbers, scheme)
+        rounded = None
+        if scheme is not None and not self.ops.inputs.why_not(scheme):
+            rounded = RoundedInputs(self.ops.inputs, scheme, self.device, stored=family.numbers is None)
+        keeping = self._keeping(rows, outputs, inputs, family.numbers, scheme, rounded)
         refused = keeping if isinstance(keeping, str) else ""
         kept = None if isinstance(keeping, str) else keeping
         form = kept or family.form(outputs, inputs, self.dtype)
-        rounded = None
-        if scheme is not None and not isinstance(form, Quantizing) and not self.ops.inputs.why_not(scheme):
-            rounded = RoundedInputs(self.ops.inputs, scheme, self.device, stored=family.numbers is None)
+        own = form.quantizes if isinstance(form, Quantizing) else None
+        if rounded is not None and not (rounded.scheme.before(own) or (rounded.scheme == own and own.static)):
+            rounded = None
         matrix = Matrix(form, sources, kept=kept is not None, refused=refused, inputs=rounded)
         self.parameters.append(matrix)
         return matrix
@@ -118,7 +121,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
         sources  each fills rows of one matrix; rows are counted through all matrices
         """
         family, names = self.ops.linear, {source.name for source in sources}
-        form = self._keeping(names, outputs, inputs, family.numbers, None)
+        form = self._keeping(names, outputs, inputs, family.numbers)
         if form is None or isinstance(form, str):
             stack = MatrixStack(family.form(outputs, inputs, self.dtype), count, outputs, sources, refused=form or "")
         else:
@@ -138,12 +141,14 @@ class Blueprint(Struct, frozen=True, kw_only=True):
         outputs: int,
         inputs: int,
         numbers: tuple[int, str] | None,
-        scheme: InputScheme | None,
+        scheme: InputScheme | None = None,
+        rounded: RoundedInputs | None = None,
     ) -> Form | str | None:
         """Return a form that keeps the encoding in which the checkpoint stores the tensors `names`.
 
         numbers  to which the layer's own family quantizes: bits and table; None: the family does not quantize
         scheme   how inputs are quantized; None: the form decides
+        rounded  the stored scales of `scheme`; None: inputs are not rounded by the scheme
 
         Returns the reason in words if no form can keep the encoding, and None if no tensor is encoded.
         """
@@ -165,6 +170,8 @@ class Blueprint(Struct, frozen=True, kw_only=True):
             return f"{packed.bits} bits, the form has {bits}"
         form = self.ops.packed.form(outputs, inputs, self.dtype, packed)
         if scheme is not None and isinstance(form, Quantizing) and not scheme.replaceable(form.quantizes):
+            if rounded is not None and isinstance(form, QuantizesStored):
+                return form.stored(rounded.recipe())
             return f"products with its form would quantize inputs as {form.quantizes}, not as {scheme}"
         return form
 

@@ -92,10 +92,6 @@ class RoundedInputs:
     def recipe(self) -> Rounding:
         return Rounding(self._kernel, self.scheme, self.scale, self.zero)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return inputs x [T, in], quantized and decoded again."""
-        return self._kernel.round(x, self.scheme, self.scale, self.zero)
-
 
 class Parameter:
     """One tensor of the model, in the checkpoint's row order.
@@ -146,9 +142,10 @@ class Matrix(Parameter):
     """A weight matrix [out, in]; `form` defines its storage and its products.
 
     kept, refused, inputs  see weights/load.py Parameter
+    rounding               how inputs are rounded before the product; None: they are not, or the form quantizes them
     """
 
-    __slots__ = ("form", "inputs", "kept", "refused")
+    __slots__ = ("form", "inputs", "kept", "refused", "rounding")
 
     def __init__(
         self,
@@ -161,6 +158,8 @@ class Matrix(Parameter):
     ) -> None:
         super().__init__(form.shape, form.dtype, sources)
         self.form, self.kept, self.refused, self.inputs = form, kept, refused, inputs
+        itself = inputs is not None and isinstance(form, Quantizing) and form.quantizes == inputs.scheme
+        self.rounding = None if inputs is None or itself else inputs.recipe()
 
     @property
     def input_scheme(self) -> InputScheme | None:
@@ -188,8 +187,9 @@ class Matrix(Parameter):
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None, *, wide: bool = False) -> torch.Tensor:
         """See Form.multiply; x is rounded first if the checkpoint's scheme quantizes it."""
-        if self.inputs is not None:
-            x = self.inputs(x)
+        if self.rounding is not None:
+            kernel, scheme, scale, zero = self.rounding
+            x = kernel.round(x, scheme, scale, zero)
         return self.form.multiply(x, self.tensor, bias, wide=wide)
 
     def look_up(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -182,6 +182,8 @@ class _Place(NamedTuple):
         rounding = self.parameter.inputs
         if rounding is not None and rounding.scheme.static and wanted.scale is not None:
             scale = read(wanted.scale).float().item()
+            if wanted.inverse and scale:
+                scale = 1 / scale
             zero = 0.0 if wanted.zero is None else read(wanted.zero).float().item()
             try:
                 rounding.place(self.source.row, scale, zero)

@@ -73,13 +73,15 @@ class Packing(Protocol):
 class StoredInputs(Struct, frozen=True):
     """How a checkpoint's scheme quantizes the inputs of products with a matrix.
 
-    scale  one number, by which inputs are divided; None: the scheme computes scales
-    zero   one integer; None: 0, or the scheme computes zero points
+    scale    one number, by which inputs are divided; None: the scheme computes scales
+    zero     one integer; None: 0, or the scheme computes zero points
+    inverse  whether inputs are multiplied by the stored scale instead
     """
 
     scheme: InputScheme
     scale: StoredTensor | None = None
     zero: StoredTensor | None = None
+    inverse: bool = False
 
 
 @runtime_checkable

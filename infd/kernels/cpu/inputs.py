@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from infd.groups import InputScheme
 
 
+NUMBERS = ("e4m3", "int8", "e2m1")  # in the order of InputRounding::Numbers
+
+
 class InputRounding(ctypes.Structure):
     """The C structure InputRounding of `native/inputs.h`."""
 
-    _fields_ = (("scale", POINTER), ("zero", POINTER), ("group", INT), ("integers", INT), ("powers", INT))
+    _fields_ = (("scale", POINTER), ("zero", POINTER), ("group", INT), ("numbers", INT), ("powers", INT))
 
 
 class Inputs(inputs.Inputs):
@@ -47,6 +50,6 @@ class Inputs(inputs.Inputs):
             scale=None if scale is None else scale.data_ptr(),
             zero=None if zero is None else zero.data_ptr(),
             group=scheme.inputs,
-            integers=scheme.numbers == "int8",
+            numbers=NUMBERS.index(scheme.numbers),
             powers=scheme.powers,
         )

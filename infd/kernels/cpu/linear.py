@@ -7,12 +7,15 @@ x W^T is bitwise determined by W and row i of x, whatever the numbers of rows an
 
 from __future__ import annotations
 
+import ctypes
+from copy import copy
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
 
 from infd.groups import INT8_BY_TOKEN, Groups
+from infd.kernels.cpu.inputs import InputRounding, Inputs
 from infd.kernels.cpu.library import INT, POINTER, Library, address
 from infd.kernels.cpu.product import Product, product
 from infd.kernels.families.matrices import Packing
@@ -23,7 +26,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.groups import GroupedRows
+    from infd.groups import GroupedRows, InputScheme
+    from infd.kernels.families.inputs import Rounding
 
 PANEL = 64  # outputs in a panel
 FLOATS = {torch.bfloat16: "bf16", torch.float32: "float"}
@@ -165,7 +169,20 @@ class Floats:
 class Int8Panels(Panels):
     """A matrix of int8 in panels: a line of scales, a line of the sums' initial values, then the lines of weights."""
 
-    quantizes = INT8_BY_TOKEN
+    quantizes: InputScheme = INT8_BY_TOKEN
+    _rounding: InputRounding | None = None  # of inputs with a stored scale; `layout` is its address
+
+    def stored(self, rounding: Rounding) -> Int8Panels | str:
+        """See families.inputs.QuantizesStored."""
+        kernel, scheme, scale, zero = rounding
+        found = kernel.structure(scheme, scale, zero) if isinstance(kernel, Inputs) else None
+        if found is None or scheme.numbers != "int8" or scale is None or scheme.inputs:
+            return f"the form of int8 does not quantize inputs as {scheme}"
+        if self._inputs > Int8.MOST_STORED:
+            return f"sums of {self._inputs} products with {scheme} might overflow"
+        form = copy(self)
+        form.quantizes, form._rounding, form.layout = scheme, found, ctypes.addressof(found)
+        return form
 
     @property
     def groups(self) -> Groups:
@@ -187,6 +204,7 @@ class Int8:
     HEADER = 2  # lines of a panel before the weights: the scales, and the sums' initial values
     # Weights are -128 to 127, inputs -127 to 127: the sum of at most this many of their products always fits an int32.
     MOST_INPUTS = 2**31 // (127 * 128)
+    MOST_STORED = 2**31 // (255 * 128)  # with stored scales: inputs minus a zero point are -255 to 255
 
     def __init__(self, library: Library | None = None) -> None:
         self._kernels = Kernels("int8", tuple(FLOATS), library)

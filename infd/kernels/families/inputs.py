@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.groups import InputScheme
+    from infd.kernels.families.matrices import Form
 
 
 class Inputs(Protocol):
@@ -47,3 +48,11 @@ class Quantizing(Protocol):
 
     @property
     def quantizes(self) -> InputScheme: ...
+
+
+@runtime_checkable
+class QuantizesStored(Protocol):
+    """A form that can quantize inputs by the scale that a checkpoint stores for them."""
+
+    def stored(self, rounding: Rounding) -> Form | str:
+        """Return the form that quantizes by `rounding`, whose tensors must outlive it, or why there is none."""

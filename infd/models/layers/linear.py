@@ -42,8 +42,7 @@ class Linear:
 
     def recipe(self) -> ProductRecipe:
         bias = None if self._bias is None else self._bias.tensor
-        rounded = None if self._weight.inputs is None else self._weight.inputs.recipe()
-        return ProductRecipe(self._weight.form, self._weight.tensor, bias, rounded)
+        return ProductRecipe(self._weight.form, self._weight.tensor, bias, self._weight.rounding)
 
     def __call__(self, x: Tensor, adapters: PassAdapters | None) -> Tensor:
         """Return [T, sum of outputs] for x [T, inputs]: x W^T, plus the bias, plus the adapters' products."""

@@ -82,14 +82,15 @@ class Activations(Struct, frozen=True):
         grouped = self.strategy in ("group", "tensor_group") or (self.strategy is None and size > 0)
         if grouped and not size:
             raise refusal("input_activations, strategy group: group_size is missing")
-        if self.dynamic is False and (grouped or self.strategy not in ("tensor", None)) and numbers != "e2m1":
+        static = self.dynamic is False or self.dynamic == "local"
+        if static and (grouped or self.strategy not in ("tensor", None)) and (numbers, grouped) != ("e2m1", True):
             raise refusal(f"input_activations: stored scales of strategy {self.strategy} are not supported")
         if self.strategy not in ("tensor", "token", "group", "tensor_group", None):
             raise refusal(f"input_activations: strategy {self.strategy!r} is not supported")
         return InputScheme(
             numbers,
             inputs=size if grouped else 0,
-            static=self.dynamic is False,
+            static=static,
             zeros=not self.symmetric,
             powers=grouped and self.scale_dtype == "torch.uint8",
         )
@@ -164,18 +165,23 @@ class CompressedTensors:
 
 
 def _encode(module: Module, written: str, weights: Weights, scheme: InputScheme | None) -> Scaled:
-    return replace(_ENCODE[written](module, weights), inputs=stored_inputs(module, scheme))
+    inverse = scheme is not None and scheme.inputs > 0
+    scale = ".input_global_scale" if inverse else ".input_scale"
+    return replace(_ENCODE[written](module, weights), inputs=stored_inputs(module, scheme, scale, inverse=inverse))
 
 
-def stored_inputs(module: Module, scheme: InputScheme | None, scale: str = ".input_scale") -> StoredInputs | None:
+def stored_inputs(
+    module: Module, scheme: InputScheme | None, scale: str = ".input_scale", *, inverse: bool = False
+) -> StoredInputs | None:
     """Return how the module's inputs are quantized. Raises CheckpointError if a stored scale is missing.
 
-    scale  suffix of the tensor with a static scale
+    scale    suffix of the tensor with a static scale
+    inverse  see StoredInputs
     """
-    if scheme is None or not scheme.static or scheme.inputs:
+    if scheme is None or not scheme.static:
         return None if scheme is None else StoredInputs(scheme)
     zeros = module.take(".input_zero_point", ("I8",), (1,), ()) if scheme.zeros else None
-    return StoredInputs(scheme, module.take(scale, FLOATS, (1,), ()), zeros)
+    return StoredInputs(scheme, module.take(scale, FLOATS, (1,), ()), zeros, inverse)
 
 
 def _format(group: Group, config: Config) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from infd.groups import GroupedRows, InputScheme
+from infd.kernels.cpu.inputs import Inputs
 from infd.kernels.cpu.linear import Int8
+from infd.kernels.families.inputs import Rounding
 from infd.kernels.reference import int8 as reference
 from tests.kernels.cpu.placed import Kept, Placed, draw
 
@@ -106,3 +109,27 @@ def test_integers_of_a_checkpoint_are_kept_with_their_scales(library, outputs, i
         x = draw(rows, inputs, seed=rows, dtype=torch.float32)
         x[0] = 1
         assert placed.multiply(x).equal(meant.multiply(x)), f"{rows} rows"
+
+
+@pytest.mark.parametrize("zero", [None, -128.0, 0.0, 5.0, 127.0])
+def test_inputs_with_a_stored_scale_are_its_integers_minus_its_zero_point(library, zero):
+    generator = torch.Generator().manual_seed(3)
+    integers = torch.randint(-128, 128, (70, 131), generator=generator).to(torch.int8)
+    scales, scale = torch.rand(70, 1, generator=generator) + 0.1, torch.tensor([0.04])
+    point = None if zero is None else torch.tensor([zero])
+    scheme = InputScheme("int8", static=True, zeros=zero is not None)
+    found = Int8(library).form(70, 131, torch.float32)
+    form = found.stored(Rounding(Inputs(library), scheme, scale, point))
+    assert not isinstance(form, str)
+    storage = torch.zeros(form.shape, dtype=form.dtype)
+    form.place_groups(storage, 0, GroupedRows(integers, scales))
+
+    for rows in (1, 2, 3, 7, 31):
+        x = torch.randn(rows, 131, generator=generator) * 3  # beyond the range too
+        counted = ((x / scale + (zero or 0)).round().clamp(-128, 127) - (zero or 0)).double()
+        exact = counted @ integers.double().T * scale.double() * scales.double().T
+        torch.testing.assert_close(form.multiply(x, storage).double(), exact, rtol=1e-5, atol=1e-5)
+        x[0, 7] = torch.nan
+        product = form.multiply(x, storage)
+        assert product[0].isnan().all()
+        assert product[1:].isfinite().all()

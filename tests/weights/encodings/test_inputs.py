@@ -24,6 +24,7 @@ from infd.weights.load import load
 from tests.kernels.paging import CPU
 from tests.models.driving import Driver, Heap
 from tests.runner.arenas.test_residence import answers, running
+from tests.tiny import oracle
 from tests.weights.encodings.fixtures import WRITTEN, expected, unpacked
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ EMULATED = {  # by transformers: the scheme, and whether its emulation divides b
     "ct-mixed": (InputScheme("e4m3"), False),
     "ct-w8a8": (INT8_BY_TOKEN, True),
 }
+FP4 = {"ct-mxfp4": InputScheme("e2m1", 32, powers=True), "ct-nvfp4": InputScheme("e2m1", 16, static=True)}
 OTHERS = {
+    **FP4,
     "ct-fp8-block": InputScheme("e4m3", 128),
-    "ct-mxfp4": InputScheme("e2m1", 32, powers=True),
     "ct-mxfp8": InputScheme("e4m3", 32, powers=True),
-    "ct-nvfp4": InputScheme("e2m1", 16),
     "fp8-block": InputScheme("e4m3", 128),
     "mo-fp8": STATIC,
     "mo-fp8-channel": InputScheme("e4m3"),
@@ -111,6 +112,36 @@ def test_logits_equal_transformers_emulation(name: str) -> None:
     ours = (logits(name, REFERENCE) - emulated[0]).norm()
     assert ours < (1.3 if other else 1e-4) * changed
     assert (logits(name, CANDIDATES, torch.bfloat16) - emulated[0]).norm() <= 2 * (emulated[1] - emulated[0]).norm()
+
+
+@pytest.mark.parametrize("name", FP4)
+def test_logits_equal_transformers_with_inputs_of_compressed_tensors_fp4(name: str, tmp_path: Path) -> None:
+    """Transformers' own loading decodes fp4 to bfloat16 only, so the decoded weights are loaded as plain ones."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+    from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
+
+    config = json.loads((WRITTEN / name / "config.json").read_text())["quantization_config"]
+    (group,) = config["config_groups"].values()
+    args, stored = QuantizationArgs(**group["input_activations"]), load_file(WRITTEN / name / "model.safetensors")
+    model = oracle(unpacked(name, tmp_path))
+    for module, linear in model.named_modules():
+        if f"{module}.weight_packed" in stored:
+            overall = stored.get(f"{module}.input_global_scale")
+
+            def rounded(linear: torch.nn.Module, x: tuple[Tensor], overall: Tensor | None = overall) -> Tensor:
+                scale, zero = compute_dynamic_scales_and_zp(x[0], args, linear, overall)
+                return fake_quantize(x[0], scale, zero, args, overall)
+
+            linear.register_forward_pre_hook(rounded)
+    told = expected(name)
+    with torch.inference_mode():
+        emulated = model(torch.tensor([told.tokens])).logits[0]
+    changed = (emulated - told.logits).norm()
+    assert changed > 0.05 * told.logits.norm()
+    assert (logits(name, REFERENCE) - emulated).norm() < 1e-4 * changed
+    assert (logits(name, {**REFERENCE, "inputs": NATIVE["inputs"]}) - emulated).norm() < 1e-4 * changed
 
 
 ARGUMENTS: dict[InputScheme, dict[str, Any]] = {
@@ -186,14 +217,19 @@ def test_stacked_matrices_share_the_widest_range_of_stored_scales() -> None:
     assert plain.scale.item() == 0.5
 
 
-@pytest.mark.parametrize("name", ["ct-nvfp4", "mo-mxfp4"])
-def test_fp4_inputs_are_replaced_and_the_replacement_is_told(name: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("name", ["ct-nvfp4", "ct-mxfp4", "mo-nvfp4", "mo-mxfp4"])
+def test_kept_fp4_rounds_its_inputs_to_fp4(name: str, request: pytest.FixtureRequest) -> None:
+    """The form's own int8 represents them within what bfloat16 loses."""
     request.getfixturevalue("built")
-    size = OTHERS[name].inputs
-    (native,) = built(WRITTEN / name, NATIVE)[2]
-    assert native.endswith(f"kept, inputs int8 in groups of 32 instead of fp4 in groups of {size}")
-    (plain,) = built(WRITTEN / name, REFERENCE)[2]
-    assert plain.endswith(f"decoded, inputs not quantized instead of fp4 in groups of {size}")
+    scheme = OTHERS[name]
+    (told,) = built(WRITTEN / name, NATIVE)[2]
+    assert told.endswith(f"kept, inputs {scheme}")
+    kept, decoded, half = (
+        logits(name, candidates, dtype)
+        for candidates, dtype in ((NATIVE, torch.float32), (REFERENCE, torch.float32), (REFERENCE, torch.bfloat16))
+    )
+    assert (kept - decoded).norm() <= 2 * (half - decoded).norm()
+    assert (decoded - expected(name).logits).norm() > 4 * (kept - decoded).norm()
 
 
 @pytest.mark.parametrize("name", ["ct-fp8", "ct-w8a8", "ct-fp8-block"])
@@ -205,12 +241,20 @@ def test_exact_activations_leave_inputs_and_say_so(name: str) -> None:
     assert {each["family"]: each["chosen"] for each in driver.ops.describe()}["inputs"] == "exact"
 
 
+def test_kept_integers_quantize_inputs_with_the_stored_scale(request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue("built")
+    name = "ct-w8a8-static-asym"
+    assert built(WRITTEN / name, NATIVE)[2] == {"int8, a scale for each row, kept, inputs int8 with a stored scale"}
+    kept, decoded = logits(name, NATIVE), logits(name, REFERENCE)
+    assert (kept - decoded).norm() < 1e-4 * (decoded - expected(name).logits).norm()
+
+
 def test_static_integers_are_decoded_where_the_kept_form_would_compute_other_scales(
     request: pytest.FixtureRequest,
 ) -> None:
     request.getfixturevalue("built")
-    told = built(WRITTEN / "ct-w8a8-static-asym", NATIVE)[2]
-    reason = "products with its form would quantize inputs as int8 by token, not as int8 with a stored scale"
+    told = built(WRITTEN / "ct-w8a8-static-asym", {**NATIVE, "inputs": REFERENCE["inputs"]})[2]
+    reason = "the form of int8 does not quantize inputs as int8 with a stored scale"
     assert told == {f"int8, a scale for each row, decoded: {reason}, inputs int8 with a stored scale"}
 
 

@@ -87,7 +87,7 @@ FLOAT8 = {
     "mo-fp8-channel": "fp8, a scale for each row, kept",
     "mo-mxfp8": "mxfp8, kept",
 }
-SOME = ("ct-w8a8", "gptq-asym", "gptq-desc-act", "mo-nvfp4")
+SOME = ("ct-nvfp4a16", "ct-w8a8", "gptq-asym", "gptq-desc-act")
 
 
 def packed(
@@ -161,7 +161,9 @@ def test_fp8_is_kept_and_multiplied_with_bfloat16(name: str, candidates: Mapping
     assert computed.argmax(-1)[clear].equal(told.logits.argmax(-1)[clear])
 
 
-@pytest.mark.parametrize("name", [*SOME, "ct-fp8", "ct-fp8-dynamic", "ct-w8a8-static-asym", "fp8-block"])
+@pytest.mark.parametrize(
+    "name", [*SOME, "ct-fp8", "ct-fp8-dynamic", "ct-w8a8-static-asym", "fp8-block", "mo-mxfp4", "mo-nvfp4"]
+)
 def test_layers_in_one_call_give_what_each_layer_gives(name: str) -> None:
     model, ops, _ = packed(WRITTEN / name, torch.bfloat16, rounding=True)
     assert getattr(model, "stacked", None) is not None

@@ -10,7 +10,10 @@
 namespace {
 
 constexpr int64_t ENOUGH = 1 << 14;  // with more elements than this, waking other threads saves time
-constexpr float MOST_INTEGER = 127, MOST_FP8 = 448;
+constexpr float MOST_OF[] = {448, 127, 6};  // by InputRounding::Numbers
+constexpr float MOST_FP8 = 448, MOST_FP4 = 6;
+constexpr float LEAST_FP8 = 0.125f;  // in place of a group's scale that is 0
+constexpr uint32_t SMALLEST = 0x03800000;  // 2^-120
 
 inline uint32_t bits_of(float x) {
   uint32_t bits;
@@ -42,17 +45,36 @@ inline float nearest_fp8(float x) {
   return (bits & 0x7fffffff) < 0x3c800000u ? subnormal : normal;  // 2^-6
 }
 
+// The number of E2M1 nearest to x, even where two are as near; x is between -6 and 6, or NaN.
+inline float nearest_fp4(float x) {
+  const uint32_t bits = bits_of(x);
+  const float normal = float_of((bits + 0x1fffff + (bits >> 22 & 1)) & 0xffc00000u);
+  constexpr float SHIFT = 6291456;  // 1.5 * 2^22: the last bit of its sums with small numbers is worth 2^-1
+  const float subnormal = x + SHIFT - SHIFT;
+  return (bits & 0x7fffffff) < 0x3f800000u ? subnormal : normal;
+}
+
 inline float clamped(float x, float least, float most) { return x < least ? least : x > most ? most : x; }
 
 template <class Number>
 float scale_of(const Number* x, int64_t count, const InputRounding& rounding) {
+  const bool fp4 = rounding.numbers == InputRounding::FP4;
+  if (rounding.scale != nullptr && !fp4) return *rounding.scale;
   uint32_t most = 0;  // as integers, magnitudes are in the same order; NaN is the largest
   for (int64_t i = 0; i < count; i++) {
     const uint32_t magnitude = widened(x + i) & 0x7fffffff;
     most = magnitude > most ? magnitude : most;
   }
-  float scale = float_of(most) / (rounding.integers ? MOST_INTEGER : MOST_FP8);
-  if (rounding.powers && most < 0x7f800000u && scale >= 0x1p-126f) {
+  float scale = float_of(most) / MOST_OF[rounding.numbers];
+  if (rounding.scale != nullptr) {
+    const float local = nearest_fp8(clamped(scale / *rounding.scale, -MOST_FP8, MOST_FP8));
+    return (local == 0 ? LEAST_FP8 : local) * *rounding.scale;
+  }
+  if (rounding.powers && fp4) {
+    if (most < SMALLEST) return 1;
+    // The power of two by which the largest magnitude becomes at least 3.5, and less than 7.
+    if (most < 0x7f800000u) scale = float_of((most + 0x200000) & 0xff800000u) / 4;
+  } else if (rounding.powers && most < 0x7f800000u && scale >= 0x1p-126f) {
     const uint32_t bits = bits_of(scale);
     scale = float_of((bits + 0x7fffff) & 0xff800000u);  // the next power of two
   }
@@ -61,14 +83,18 @@ float scale_of(const Number* x, int64_t count, const InputRounding& rounding) {
 
 template <class Number>
 void round_group(const Number* x, Number* out, int64_t count, const InputRounding& rounding) {
-  const float scale = rounding.scale != nullptr ? *rounding.scale : scale_of(x, count, rounding);
-  if (rounding.integers) {
+  const float scale = scale_of(x, count, rounding);
+  if (rounding.numbers == InputRounding::INT8) {
     const float zero = rounding.zero != nullptr ? *rounding.zero : 0;
 #pragma GCC ivdep
     for (int64_t i = 0; i < count; i++) {
       const float whole = __builtin_rintf(float_of(widened(x + i)) / scale + zero);
       put((clamped(whole, -128, 127) - zero) * scale, out + i);
     }
+  } else if (rounding.numbers == InputRounding::FP4) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < count; i++)
+      put(nearest_fp4(clamped(float_of(widened(x + i)) / scale, -MOST_FP4, MOST_FP4)) * scale, out + i);
   } else {
 #pragma GCC ivdep
     for (int64_t i = 0; i < count; i++)

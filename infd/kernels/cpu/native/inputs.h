@@ -10,6 +10,6 @@ struct InputRounding {
   const float* scale;  // by which all inputs are divided; null: the largest magnitude of a group determines its scale
   const float* zero;   // the integer that represents 0; null: 0
   int64_t group;       // inputs that share a scale; 0: all of a row
-  int64_t integers;    // 1: int8; 0: fp8 E4M3
-  int64_t powers;      // 1: scales are powers of two
+  enum Numbers : int64_t { FP8, INT8, FP4 } numbers;  // E4M3, int8, E2M1; a scale of FP4 is `scale` times an E4M3
+  int64_t powers;  // 1: scales are powers of two
 };

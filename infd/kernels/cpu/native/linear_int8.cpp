@@ -1,8 +1,9 @@
 // Products with a matrix of int8 weights in panels; algorithm in products.h.
 //
-// The rows of x are quantized to int8 first, with one scale each. Sums are exact integers: after the quantization,
-// nothing is rounded until the sums are converted to float.
+// The rows of x are quantized to int8 first, with one scale each, or with the scale and zero point that a checkpoint
+// stores. Sums are exact integers: after the quantization, nothing is rounded until the sums are converted to float.
 
+#include "inputs.h"
 #include "products.h"
 #include "quantized.h"
 #include "scratch.h"
@@ -38,6 +39,7 @@ struct Quads {
   const uint8_t* bytes;
   int64_t stride;
   const float* scales;  // of the rows
+  int32_t zero;         // the integer that represents 0 in all rows
 
   static constexpr int64_t step() { return PANEL; }
   Word word(int64_t row, int64_t at) const {
@@ -46,9 +48,10 @@ struct Quads {
     return word;
   }
   Quads from(int64_t row, int64_t at) const {
-    return {bytes + row * stride + at * int64_t{sizeof(Word)}, stride, scales};
+    return {bytes + row * stride + at * int64_t{sizeof(Word)}, stride, scales, zero};
   }
   Vec value(Vec sums, int64_t row, const uint32_t* header) const {
+    if (zero != 0) sums = plus_offsets(sums, header + PANEL, zero);
     return to_floats(sums) * set(scales[row]) * load(reinterpret_cast<const float*>(header));
   }
 
@@ -101,7 +104,9 @@ thread_local Scratch scratch;
 
 template <class Number>
 void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
-              const Number* bias, void* out, int64_t out_stride, int64_t wide) {
+              const Number* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout) {
+  const InputRounding* stored = reinterpret_cast<const InputRounding*>(layout);
+  const float zero = stored != nullptr && stored->zero != nullptr ? *stored->zero : 0;
   // A stride of whole pages would map all rows to the same sets of the L1 cache.
   const int64_t quads = quads_of(inputs), stride = quads * sizeof(Word) + 64;
   const auto carve = [&](char* memory, uint8_t*& bytes, float*& scales) {
@@ -113,17 +118,23 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
   uint8_t* bytes;
   float* scales;
   carve(scratch.at_least(carve(nullptr, bytes, scales)), bytes, scales);
-  const Product<Quads> product = {{bytes, stride, scales}, rows, weights,    outputs,  quads, false, bias,
-                                  out,                     out_stride, wide != 0};
+  const Product<Quads> product = {{bytes, stride, scales, static_cast<int32_t>(zero)}, rows, weights, outputs, quads, false,
+                                  bias, out, out_stride, wide != 0};
   const bool shared = worth_sharing(rows, outputs, inputs);
   Division<Quads> division(product, shared);
 #pragma omp parallel if (shared)
   {
 #pragma omp for
     for (int64_t i = 0; i < rows; i++) {
-      scales[i] = scale_of(x + i * x_stride, inputs);
-      uint8_t* row = bytes + i * stride;
-      quantize(x + i * x_stride, inputs, scales[i], row + quads * (sizeof(Word) - 4), Quads::FLIP);
+      const Number* inputs_of_row = x + i * x_stride;
+      uint8_t *row = bytes + i * stride, *to = row + quads * (sizeof(Word) - 4);
+      scales[i] = scale_of(inputs_of_row, inputs);
+      if (stored != nullptr) {
+        scales[i] = *stored->scale + 0 * scales[i];  // NaN if an input is not finite
+        quantize_stored(inputs_of_row, inputs, *stored->scale, zero, to, Quads::FLIP);
+      } else {
+        quantize(inputs_of_row, inputs, scales[i], to, Quads::FLIP);
+      }
       spread(row, quads);
     }
     division.compute_share();
@@ -133,14 +144,15 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
 }  // namespace
 
 // out [rows, outputs] = x [rows, inputs] times int8 weights, transposed, plus bias.
+// layout: the address of an InputRounding with a stored scale; 0: each row has a scale of its own.
 INFD_KERNEL(multiply_int8_bf16)
 (const bf16* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
- const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t) {
-  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide);
+ const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout) {
+  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout);
 }
 
 INFD_KERNEL(multiply_int8_float)
 (const float* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
- const float* bias, void* out, int64_t out_stride, int64_t wide, int64_t) {
-  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide);
+ const float* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout) {
+  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout);
 }

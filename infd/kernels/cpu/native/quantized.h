@@ -1,4 +1,4 @@
-// Rows quantized to int8: integers from -127 to 127, times one scale for each row.
+// Rows quantized to int8: integers from -127 to 127, times one scale for each row; or by a stored scale and zero point.
 //
 // A panel of int8 weights begins with a header of 128 words: the outputs' scales, which are floats, then the initial
 // values of the outputs' sums, see OFFSET. A panel of zero bytes is a matrix of zeros.
@@ -45,6 +45,12 @@ inline Ints put_bytes(Vec x, uint8_t* to, uint8_t flip) {
   return whole;
 }
 inline Ints plus(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+// sums + factor * (starts / OFFSET), of integers.
+inline Vec plus_offsets(Vec sums, const uint32_t* starts, int32_t factor) {
+  const Ints each = _mm512_srai_epi32(_mm512_loadu_si512(starts), 7);
+  const Ints more = _mm512_mullo_epi32(each, _mm512_set1_epi32(factor));
+  return _mm512_castsi512_ps(plus(_mm512_castps_si512(sums), more));
+}
 inline Vec to_floats(Vec bits) { return _mm512_cvtepi32_ps(_mm512_castps_si512(bits)); }
 #else
 using Ints = __m256i;
@@ -63,23 +69,42 @@ inline Ints put_bytes(Vec x, uint8_t* to, uint8_t flip) {
   return whole;
 }
 inline Ints plus(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+// sums + factor * (starts / OFFSET), of integers.
+inline Vec plus_offsets(Vec sums, const uint32_t* starts, int32_t factor) {
+  const Ints each = _mm256_srai_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(starts)), 7);
+  const Ints more = _mm256_mullo_epi32(each, _mm256_set1_epi32(factor));
+  return _mm256_castsi256_ps(plus(_mm256_castps_si256(sums), more));
+}
 inline Vec to_floats(Vec bits) { return _mm256_cvtepi32_ps(_mm256_castps_si256(bits)); }
 #endif
 
 // Quantize a row; store its integers as bytes, each XORed with `flip`, padded to a multiple of 4; return the integers'
 // sum.
-template <class Number>
-int32_t quantize(const Number* x, int64_t count, float scale, uint8_t* to, uint8_t flip) {
-  const Vec inverse = set(scale > 0 ? 1 / scale : 0);
+template <class Number, class Scaled>
+int32_t quantize_by(const Number* x, int64_t count, const Scaled& scaled, uint8_t* to, uint8_t flip) {
   Ints total = no_ints();
   int64_t i = 0;
-  for (; i + WIDTH <= count; i += WIDTH) total = plus(total, put_bytes(load(x + i) * inverse, to + i, flip));
+  for (; i + WIDTH <= count; i += WIDTH) total = plus(total, put_bytes(scaled(load(x + i)), to + i, flip));
   if (i < count) {
     uint8_t last[WIDTH];
-    total = plus(total, put_bytes(load_first(x + i, count - i) * inverse, last, flip));
+    total = plus(total, put_bytes(scaled(load_first(x + i, count - i)), last, flip));
     memcpy(to + i, last, 4 * quads_of(count - i));
   }
   return sum_of(total);
+}
+
+template <class Number>
+int32_t quantize(const Number* x, int64_t count, float scale, uint8_t* to, uint8_t flip) {
+  const Vec inverse = set(scale > 0 ? 1 / scale : 0);
+  return quantize_by(x, count, [&](Vec numbers) { return numbers * inverse; }, to, flip);
+}
+
+// The same with a stored scale and zero point: integers from -128 to 127.
+template <class Number>
+void quantize_stored(const Number* x, int64_t count, float scale, float zero, uint8_t* to, uint8_t flip) {
+  const Vec divisor = set(scale), offset = set(zero), least = set(-128), most = set(127);
+  const auto scaled = [&](Vec numbers) { return min(max(numbers / divisor + offset, least), most); };
+  quantize_by(x, count, scaled, to, flip);
 }
 
 }  // namespace
