@@ -407,7 +407,7 @@ class UsageRow(Struct):
     """What one API key has used since the daemon's start.
 
     key        the key's name; empty: requests to a server without keys
-    requests   requests for generated text that found room in the queue; those refused because of a rate too
+    requests   inference requests that found room in the queue; those refused because of a rate too
     limited    requests refused because a rate was used up
     answered   requests that were queued and have ended
     prompt     prompt tokens; `cached` of them were found in the cache

@@ -291,7 +291,7 @@ class QuotasConfig(Section, frozen=True, kw_only=True):
 
     requests_per_minute: Annotated[
         Count | None,
-        about("requests for generated text a minute of each API key, then 429 (default: no limit)", live=True),
+        about("inference requests a minute of each API key, then 429 (default: no limit)", live=True),
     ] = None
     tokens_per_minute: Annotated[
         Count | None,
@@ -553,9 +553,7 @@ class LogConfig(Section, frozen=True, kw_only=True):
     access: Annotated[bool, about("log one line per request", live=True)] = True
     slow_s: Annotated[
         NotNegative | None,
-        about(
-            "log requests for generated text that take longer, with the time of each stage (default: none)", live=True
-        ),
+        about("log inference requests that take longer, with the time of each stage (default: none)", live=True),
     ] = None
     banner: Annotated[bool, about("print a banner on a terminal", flag="--no-banner")] = True
 

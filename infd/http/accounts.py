@@ -138,7 +138,8 @@ class Accounts:
         )
         usage = self._metrics.usage.get(name)
         if usage is None:
-            usage = self._metrics.usage[name] = Usage(tenant=tenant)
+            usage = self._metrics.usage[name] = Usage()
+        usage.tenant = tenant  # the tenant now: a reload may have moved the key
         return Account(name, Tenant(tenant, shared.share), limits, usage, self._clock)
 
     def keep_only(self, keys: Iterable[Key]) -> None:

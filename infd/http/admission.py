@@ -1,4 +1,4 @@
-"""Refuse requests for generated text before their bodies are read.
+"""Refuse inference requests before their bodies are read.
 
 Under overload a refusal costs one check of the queue's length, because infd does not receive, decode or render the
 body.

@@ -1,4 +1,4 @@
-"""When a request for generated text ends: settle its account, and log it if it was slow."""
+"""When an inference request ends: settle its account, and log it if it was slow."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ SERIES = (
 
 # What the API keys have used, by the name of the series without the prefix `infd_key_`.
 USAGE = {
-    "requests": "Requests of an API key for generated text, but for those refused because of load or state.",
+    "requests": "Inference requests of an API key, except those refused because of load or state.",
     "limited": "Requests of an API key that were refused because a rate was used up.",
     "answered": "Requests of an API key that were queued and have ended.",
     "prompt_tokens": "Prompt tokens of an API key.",

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Usage(Struct, kw_only=True):
-    """Sums over the requests of one API key. Requests for generated text count; others cost next to nothing.
+    """Sums over the inference requests of one API key: those for generated text, embeddings, labels and scores.
 
     requests   requests that found room in the queue; those refused because of a rate too
     limited    requests refused because a rate was used up

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from infd.config import Config, LogConfig, QuotasConfig
+from infd.config import Config, LiveConfig, LogConfig, QuotasConfig
 from infd.errors import ConfigError, RateLimited
 from infd.http.accounts import Accounts
-from infd.http.auth import Keys
+from infd.http.auth import Key, Keys
 from infd.http.formats.openai import duration
 from infd.http.rates import Bucket, Limit, tenants
 from infd.telemetry.exposition import expose
+from infd.telemetry.metrics import Metrics
 from tests.http.endpoint import Endpoint, serving
 
 if TYPE_CHECKING:
@@ -209,6 +210,15 @@ async def test_an_abandoned_stream_counts_what_was_delivered():
         after = await ask(endpoint, "ann", max_tokens=1)
         spent = used.prompt + used.generated
         assert after[1]["x-ratelimit-remaining-tokens"] == str(1000 - spent)
+
+
+def test_a_key_is_reported_with_the_tenant_to_which_a_reload_moved_it():
+    metrics = Metrics()
+    accounts = Accounts(LiveConfig(Config()), metrics)
+    for tenant in ("before", "after"):
+        accounts.of(Key("ann", b"", tenant)).enter()
+
+    assert (metrics.usage["ann"].tenant, metrics.usage["ann"].requests) == ("after", 2)
 
 
 @pytest.mark.parametrize("option", ["share=0", "share=x", "requests_per_minute=0", "tokens=5", "share", "share=-1"])
