@@ -1,8 +1,8 @@
 """Compare two measurements: the change of each figure, its spread between runs, and whether it is more than chance.
 
-The unit is a run: requests of one run share what the machine did meanwhile, so their own spread says little about the
-next run, and with it most figures of one server measured twice would "differ". A change is "faster" or "slower" if
-the runs' figures, as logarithms, differ by more than a margin in a t-test with pooled variance.
+The unit is a run: the other work of the machine affects all requests of a run alike, so the spread of requests within a
+run says little about the next run; by it, most figures of one server measured twice would "differ". A change is
+"faster" or "slower" if the runs' figures, as logarithms, differ by more than a margin in a t-test with pooled variance.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from infd.loadgen.record import Record
     from infd.loadgen.samples import Sample
 
-FEWEST: Final = 3  # runs of each measurement from which a spread is told
+FEWEST: Final = 3  # runs of each measurement that a spread needs
+
+# Chunks that arrive together have a gap of 0, of which there is no logarithm; files of runs keep whole microseconds.
+RESOLUTION_MS: Final = 0.001
 
 Verdict = Literal["faster", "slower", "no difference", "too few runs"]
 
@@ -41,7 +44,7 @@ class Figure(Struct, frozen=True):
 def _latency(value: Callable[[Sample], float | None], q: int) -> Callable[[Report], float | None]:
     def of(report: Report) -> float | None:
         found = sorted(1000 * one for sample in report.samples if (one := value(sample)) is not None)
-        return percentile(found, q) if found else None
+        return max(percentile(found, q), RESOLUTION_MS) if found else None
 
     return of
 
@@ -94,8 +97,8 @@ class Load(Struct, frozen=True, kw_only=True):
 class Judge(Struct, frozen=True):
     """What a change must exceed.
 
-    confidence  probability that figures without a difference beyond `margin` are not called different
-    margin      ratio of change that is never called different: the machine's drift between two measurements
+    confidence  probability that figures whose true difference is within `margin` are not called different
+    margin      relative change that is never called different: the machine's drift between two measurements
     """
 
     confidence: float = 0.99

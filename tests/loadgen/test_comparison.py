@@ -64,6 +64,13 @@ def test_runs_that_differ_as_much_among_themselves_are_no_difference_however_man
     assert changes["first token p50"].before_spread == pytest.approx((100.0, 140.0))
 
 
+def test_a_run_whose_chunks_arrived_together_counts_too() -> None:
+    runs = [report([0.1] * 3, Settings(url="u"), gap_s) for gap_s in (0.0, 0.01, 0.012)]
+    found = compare(Record(runs=runs), Record(runs=runs), JUDGE).loads[0]
+
+    assert {one.figure: one.verdict for one in found.changes}["longest gap p50"] == "no difference"
+
+
 def test_equal_servers_are_rarely_called_different_and_one_slower_by_a_fifth_nearly_always() -> None:
     pairs = [(drawn(2 * n, 1.0, 0.03), drawn(2 * n + 1, 1.0, 0.03)) for n in range(100)]
     alike = [change(before, after).verdict for before, after in pairs]
