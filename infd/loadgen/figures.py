@@ -43,7 +43,7 @@ class Requests(Struct, frozen=True):
 class Tokens(Struct, frozen=True):
     """Token totals. `counted` is "server" (from usage) or "client" (text chunks counted as tokens).
 
-    cached  input tokens found in the server's prefix cache; None: the server does not tell
+    cached  input tokens found in the server's prefix cache; None: the server does not report it
     """
 
     input: int
@@ -114,8 +114,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """The measurements of a load run, and the settings with which to repeat the run.
 
     sampling        parameters that the requests carried; for all others the server's defaults applied
-    lengths         how the lengths of prompts came about (prompts.py); None: the dataset has texts
-    inexact         prompts whose length is not the wanted one
+    lengths         how prompts got their lengths (`Lengths.by` in prompts.py); None: the dataset has texts
+    inexact         number of prompts that are some tokens too long or too short
     peak_in_flight  most requests in flight at once
     interrupted     whether the run ended early; figures are of what had ended
     """

@@ -18,6 +18,7 @@ from infd.loadgen.datasets import files, synthetic
 from infd.loadgen.datasets.call import Block, Call, Outline
 from infd.loadgen.datasets.spec import Synthetic
 from infd.loadgen.figures import Drafts, Measured, Report, summarise
+from infd.loadgen.pooling import OPERATIONS
 from infd.loadgen.prompts import (
     ALL_WORDS,
     PROBES,
@@ -26,7 +27,6 @@ from infd.loadgen.prompts import (
     WordCost,
     Writer,
     body_of,
-    pooled_body,
     text_of_messages,
     words,
 )
@@ -45,18 +45,18 @@ _CHARACTERS_A_TOKEN: Final = 4  # of recorded replies, where the server has no t
 _WARMUP_TOKENS: Final = 32  # of a warm-up's prompt, where the dataset is a file
 
 
-class Audience(Protocol):
-    """Hears of a run's progress."""
+class Observer(Protocol):
+    """Is notified of a run's progress."""
 
     def tell(self, text: str) -> None:
-        """A message for people."""
+        """Show a message to the user."""
 
     def advance(self, stage: str, done: int, total: int) -> None:
-        """`done` of `total` requests are written ("prompts") or have ended ("requests")."""
+        """`done` of `total` prompts are written (stage "prompts"), or requests have ended (stage "requests")."""
 
 
-class Nobody:
-    """An audience that does not listen."""
+class Silent:
+    """An observer that shows nothing."""
 
     def tell(self, text: str) -> None:
         pass
@@ -82,10 +82,10 @@ class Job(Struct, frozen=True):
 
 
 async def offer(
-    settings: Settings, *, api_key: str = "", audience: Audience | None = None, keep_on_cancel: bool = False
+    settings: Settings, *, api_key: str = "", observer: Observer | None = None, keep_on_cancel: bool = False
 ) -> Report:
     """Run the load of `settings` once, and return the measurements. Raises as `connect` and `Generator.offer` do."""
-    async with connect(settings, api_key=api_key, audience=audience) as generator:
+    async with connect(settings, api_key=api_key, observer=observer) as generator:
         return await generator.offer(settings, keep_on_cancel=keep_on_cancel)
 
 
@@ -97,7 +97,7 @@ async def connect(
     headers: Mapping[str, str] | None = None,
     insecure: bool = False,
     patience_s: float = 0.0,
-    audience: Audience | None = None,
+    observer: Observer | None = None,
 ) -> AsyncIterator[Generator]:
     """Wait until the server answers, learn its tokens, and yield a generator of loads for it.
 
@@ -116,8 +116,8 @@ async def connect(
         chat = settings.endpoint == "chat"
         server = Server(settings, session, sent)
         await server.ready({**settings.body, **_body(["ready"], settings, chat=chat)}, chat=chat, patience_s=patience_s)
-        audience = audience or Nobody()
-        yield Generator(server, session, await _writer(server, settings, audience), audience)
+        observer = observer or Silent()
+        yield Generator(server, session, await _writer(server, settings, observer), observer)
 
 
 def _variant(outline: Outline, number: int) -> Outline:
@@ -128,19 +128,19 @@ def _variant(outline: Outline, number: int) -> Outline:
 
 def _body(prompts: Sequence[Any], settings: Settings, *, chat: bool) -> dict[str, Any]:
     """Return the fields of a request that hold its prompt, or its inputs."""
-    if settings.task == "generate":
-        return body_of(prompts[0], chat=chat)
-    return pooled_body([text_of_messages(prompt) for prompt in prompts], settings.task)
+    if settings.task in OPERATIONS:
+        return OPERATIONS[settings.task].body([text_of_messages(prompt) for prompt in prompts])
+    return body_of(prompts[0], chat=chat)
 
 
-async def _writer(server: Server, settings: Settings, audience: Audience) -> Writer:
+async def _writer(server: Server, settings: Settings, observer: Observer) -> Writer:
     """Choose how prompts get their lengths: by ids, by texts that the server counts, or by the usage of probes."""
     chat = settings.endpoint == "chat"
     template = {"chat_template_kwargs": given} if (given := settings.body.get("chat_template_kwargs")) else {}
 
     async def count(text: str) -> int:
         plain = {"prompt": text, "add_special_tokens": False}
-        asked = {**template, **body_of(text, chat=True)} if settings.task == "generate" else plain
+        asked = plain if settings.task in OPERATIONS else {**template, **body_of(text, chat=True)}
         found = await server.tokens(asked)
         if found is None:
             raise RequestFailed("no tokens", "POST /tokenize of messages")
@@ -155,13 +155,13 @@ async def _writer(server: Server, settings: Settings, audience: Audience) -> Wri
         try:
             cost = WordCost.from_probes((await count(probes[0]), await count(probes[1])))
         except RequestFailed as failure:
-            audience.tell(f"lengths of prompts are about right: the server counts no messages ({failure})")
+            observer.tell(f"lengths of prompts are about right: the server counts no messages ({failure})")
         else:
             return TextWriter(cost, count)
     fields = {**settings.body, "model": server.model}
     first, second = [await server.usage({**fields, **_body([text], settings, chat=chat)}, chat=chat) for text in probes]
     if first is None or second is None:
-        audience.tell("the server reports no usage: a word counts as one token")
+        observer.tell("the server reports no usage: a word counts as one token")
         return TextWriter(WordCost(), None)
     return TextWriter(WordCost.from_probes((first.prompt_tokens, second.prompt_tokens)), None)
 
@@ -169,16 +169,16 @@ async def _writer(server: Server, settings: Settings, audience: Audience) -> Wri
 class Generator:
     """Offers loads to one server."""
 
-    def __init__(self, server: Server, session: aiohttp.ClientSession, writer: Writer, audience: Audience) -> None:
+    def __init__(self, server: Server, session: aiohttp.ClientSession, writer: Writer, observer: Observer) -> None:
         self._server = server
         self._session = session
         self._writer = writer
-        self._audience = audience
+        self._observer = observer
 
     async def offer(self, settings: Settings, *, keep_on_cancel: bool = False) -> Report:
         """Run one load, and return the measurements.
 
-        keep_on_cancel  whether cancelling ends the measurement, of which the report then tells the part that has ended
+        keep_on_cancel  whether cancellation ends the measurement early; the report then covers the ended requests
 
         Raises RequestFailed if a warm-up request fails; the report counts later failures. Raises DatasetError.
         """
@@ -189,10 +189,10 @@ class Generator:
             await measure(self._session, job.url, job.body, headers, now, reader=job.reader)
         # Bodies are built before the measurement, so that during it the generator only sends and reads.
         jobs = await self._write(calls, settings)
-        self._audience.tell(f"{len(jobs)} requests to {jobs[0].url}, model {self._server.model}")
+        self._observer.tell(f"{len(jobs)} requests to {jobs[0].url}, model {self._server.model}")
         started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         before = await self._server.drafts()
-        run = _Run(settings, self._session, self._server.headers, self._audience)
+        run = _Run(settings, self._session, self._server.headers, self._observer)
         await run.send_all(jobs, _due_times(settings, calls), keep_on_cancel=keep_on_cancel)
         measured = run.measured
         measured.drafts = _drafts(before, await self._server.drafts())
@@ -208,7 +208,7 @@ class Generator:
         async def write() -> None:
             for number, call in waiting:
                 jobs[number] = await self._job(call, models[number], settings)
-                self._audience.advance("prompts", len(jobs), len(calls))
+                self._observer.advance("prompts", len(jobs), len(calls))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -219,11 +219,11 @@ class Generator:
         return [jobs[number] for number in range(len(calls))]
 
     async def _job(self, call: Call, model: str, settings: Settings) -> Job:
+        if settings.task in OPERATIONS:
+            return await self._pooled_job(call, model, settings)
         chat = (call.endpoint or settings.endpoint) == "chat"
         body: dict[str, Any] = dict(call.body)
         tokens = 0
-        if settings.task != "generate":
-            return await self._pooled_job(call, model, settings)
         if isinstance(call.prompt, Outline):
             tokens = call.prompt.tokens
             body |= body_of(await self._writer.write(call.prompt, settings.seed), chat=chat)
@@ -260,13 +260,13 @@ class _Run:
     """One measurement: from the first request sent to the last answer's end."""
 
     def __init__(
-        self, settings: Settings, session: aiohttp.ClientSession, headers: Mapping[str, str], audience: Audience
+        self, settings: Settings, session: aiohttp.ClientSession, headers: Mapping[str, str], observer: Observer
     ) -> None:
         self.measured = Measured()
         self._settings = settings
         self._session = session
         self._headers = headers
-        self._audience = audience
+        self._observer = observer
         self._in_flight = 0
         self._kinds: set[str] = set()
 
@@ -279,7 +279,7 @@ class _Run:
         async def send(job: Job, due: float | None) -> None:
             async with gate:
                 await self._send(job, begun, time.perf_counter() if due is None else due)
-                self._audience.advance("requests", len(measured.samples) + len(measured.failures), len(jobs))
+                self._observer.advance("requests", len(measured.samples) + len(measured.failures), len(jobs))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -307,7 +307,7 @@ class _Run:
         except RequestFailed as failure:
             if failure.kind not in self._kinds:
                 self._kinds.add(failure.kind)
-                self._audience.tell(f"first failure of its kind: {failure}")
+                self._observer.tell(f"first failure of its kind: {failure}")
             e2e_s = time.perf_counter() - due
             measured.failures.append(Failure(kind=failure.kind, due_s=due - begun, e2e_s=e2e_s, model=job.model))
         else:

@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from infd.loadgen.datasets.call import Outline
-    from infd.loadgen.settings import Task
 
 PROBES: Final = (32, 96)  # numbers of words
 _FITTINGS: Final = 12  # counts of one prompt; most fit at the first
@@ -61,10 +58,11 @@ class Counter(Protocol):
 
 
 class Lengths(Struct):
-    """How the lengths of prompts came about.
+    """How prompts got their lengths.
 
-    by      "ids": token ids; "tokenize": texts that the server counted; "probes": about, by the usage of two probes
-    inexact prompts that could not be fitted, and have some tokens more or less
+    by       "ids": prompts are token ids; "tokenize": the server counted the texts; "probes": lengths are approximate,
+             estimated from the usage of two probe requests
+    inexact  number of prompts that are some tokens too long or too short
     """
 
     by: str
@@ -162,16 +160,9 @@ def _random(seed: int, block: str) -> random.Random:
 
 
 def text_of_messages(prompt: str | list[int] | list[dict[str, Any]]) -> str | list[int]:
-    """Return a prompt as one text, or as it is if it has no messages."""
+    """Return a prompt as one text; token ids stay token ids."""
     found: str | list[int] = body_of(prompt, chat=False)["prompt"]
     return found
-
-
-def pooled_body(prompts: Sequence[str | list[int]], task: Task) -> dict[str, Any]:
-    """Return the fields of a request that pools prompts; the first of a request to rank is also its query."""
-    if task == "rerank":
-        return {"query": prompts[0], "documents": prompts}
-    return {"input": prompts, **({"encoding_format": "base64"} if task == "embed" else {})}
 
 
 def body_of(prompt: str | list[int] | list[dict[str, Any]], *, chat: bool) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class Record(Struct, frozen=True, kw_only=True):
     """A measurement of one run or of a sweep.
 
     label     a name for people, such as the server's version; "": none
-    metadata  whatever the user noted
+    metadata  the user's notes
     """
 
     format: Literal["infd-bench/1"] = "infd-bench/1"
@@ -28,7 +28,7 @@ class Record(Struct, frozen=True, kw_only=True):
 
 
 class Unreadable(Exception):
-    """A file is no record; the message names it."""
+    """A file is not a record; the message names the file."""
 
 
 def encode(record: Record) -> bytes:

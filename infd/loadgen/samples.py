@@ -14,8 +14,8 @@ class Sample(Struct, kw_only=True):
     e2e_s    seconds from the due time to the end of the stream
     gaps_s   seconds between consecutive text chunks
     counted  whether the token counts are those of the server's usage; otherwise output_tokens counts text chunks
-    cached_tokens  input tokens found in the server's prefix cache; None: not told
-    finish   the answer's finish reason; "": not told
+    cached_tokens  input tokens found in the server's prefix cache; None: the server does not report it
+    finish   the answer's finish reason; "": the server does not report it
     schema   whether the answer had to be JSON or fit a schema
     valid    whether such an answer does; None: no schema, or the length cut the answer
     """

@@ -11,17 +11,17 @@ import aiohttp
 import msgspec
 from msgspec import Meta, Struct
 
+from infd.loadgen.pooling import OPERATIONS
 from infd.loadgen.stream import RequestFailed, Usage, cause, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infd.loadgen.settings import Settings, Task
+    from infd.loadgen.settings import Settings
 
 T = TypeVar("T")
 
 _POLL_S: Final = 0.2
-_PATHS: Final[dict[Task, str]] = {"embed": "/v1/embeddings", "classify": "/classify", "rerank": "/rerank"}
 _NOT_READY: Final = ("unreachable", "disconnected", "timeout")
 _DRAFTS = re.compile(
     r"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)(?:_total)?(\{[^}]*\})? (\S+)",
@@ -65,7 +65,9 @@ class Server:
         self._task = settings.task
 
     def url(self, *, chat: bool) -> str:
-        return self._root + (_PATHS.get(self._task) or ("/v1/chat/completions" if chat else "/v1/completions"))
+        if self._task in OPERATIONS:
+            return self._root + OPERATIONS[self._task].path
+        return self._root + ("/v1/chat/completions" if chat else "/v1/completions")
 
     async def ready(self, body: Mapping[str, Any], *, chat: bool, patience_s: float) -> None:
         """Return once the server has named its model, unless it is known, and answered a request of one token.
@@ -90,7 +92,7 @@ class Server:
         """Return the usage of a request of one token, answered whole; None if the server tells none."""
         path = self.url(chat=chat).removeprefix(self._root)
         short = {name: value for name, value in body.items() if name not in {"min_tokens", "stream", "stream_options"}}
-        if self._task == "generate":
+        if self._task not in OPERATIONS:
             short["max_tokens"] = 1
         return (await self._fetch("POST", path, msgspec.json.encode(short), _Answer)).usage
 

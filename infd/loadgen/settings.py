@@ -16,8 +16,8 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "pres
 class Settings(Struct, frozen=True, kw_only=True):
     """Parameters of a load run, which the report includes.
 
-    task          what is asked for; embed, classify and rerank have their own routes, and answers without tokens
-    inputs        texts of a request that does not generate: inputs, or documents of one query
+    task          the operation under load; all but generate have a route of their own, and no output tokens
+    inputs        number of texts in a request that does not generate: inputs, or documents of one query
     concurrency   maximum requests in flight; None: no limit
     request_rate  mean arrivals per second; None: each request is sent once `concurrency` allows, or at the time that
                   the dataset gives

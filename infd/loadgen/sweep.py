@@ -20,8 +20,8 @@ DEFAULT_CONCURRENCY: Final = 8
 def sweep(
     settings: Settings, concurrencies: Sequence[int | None], rates: Sequence[float | None], runs: int = 1
 ) -> list[Settings]:
-    """Return the loads, in the order given, and all of them again for each further run: what the machine does meanwhile
-    touches all loads alike.
+    """Return the loads in the order given, all of them once for each run, so that other work of the machine affects all
+    loads equally.
 
     A rate or a limit may be None, for none.
 

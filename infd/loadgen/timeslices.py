@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def output_rates(report: Report, slices: int) -> list[float]:
-    """Return the output tokens per second in each slice of a run. A chunk of several tokens counts as these."""
+    """Return the output tokens per second in each slice of a run. A chunk of several tokens counts as that many."""
     counts = [0.0] * slices
     width_s = report.duration_s / slices
     for sample in report.samples:

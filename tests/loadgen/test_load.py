@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 from infd.loadgen.datasets.spec import File, Synthetic
-from infd.loadgen.load import Nobody, connect, offer
+from infd.loadgen.load import Silent, connect, offer
 from infd.loadgen.prompts import WordCost
 from infd.loadgen.settings import Settings
 from infd.loadgen.stream import RequestFailed
@@ -19,7 +19,7 @@ from tests.bench.fake_server import FakeOpenAI
 from tests.http.endpoint import serving
 
 
-class Listener(Nobody):
+class Listener(Silent):
     def __init__(self) -> None:
         self.told: list[str] = []
 
@@ -75,10 +75,10 @@ async def test_completions_are_measured_alike() -> None:
 
 async def test_failures_are_counted_by_kind() -> None:
     fates = ["refuse", "error", "cut", "vanish", "", "refuse"]
-    audience = Listener()
+    observer = Listener()
     async with FakeOpenAI(fail=fates.__getitem__).serving() as server:
         settings = Settings(url=server.url, requests=6, concurrency=1, dataset=Synthetic(output_tokens=2), warmup=0)
-        report = await offer(settings, audience=audience)
+        report = await offer(settings, observer=observer)
 
     assert report.requests.errors == {
         "http 429 queue_full": 2,
@@ -87,7 +87,7 @@ async def test_failures_are_counted_by_kind() -> None:
         "disconnected": 1,
     }
     assert (report.requests.completed, report.requests.failed) == (1, 5)
-    assert sum("first failure" in line for line in audience.told) == 4
+    assert sum("first failure" in line for line in observer.told) == 4
 
 
 async def test_a_finish_reason_is_an_end_too() -> None:

@@ -184,7 +184,8 @@ def usage(client: AdminClient, as_json: bool) -> None:
     """List what each API key has used since the daemon started.
 
     Only inference requests count: for generated text, embeddings, labels and scores. LIMITED are those of REQUESTS that
-    were refused because a rate was used up. For a day or an hour, take the difference of two outputs, or the increase of the metrics infd_key_*.
+    were refused because a rate was used up. For a day or an hour, take the difference of two outputs, or the increase
+    of the metrics infd_key_*.
     """
     answer = client.get("/v1/usage", protocol.UsageRows)
     show.as_json(answer) if as_json else show.usage(answer)

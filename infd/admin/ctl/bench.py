@@ -277,7 +277,7 @@ async def _measure(
 ) -> None:
     from infd.loadgen.load import connect
 
-    async with connect(loads[0], audience=progress, **connection) as generator:
+    async with connect(loads[0], observer=progress, **connection) as generator:
         for load in loads:
             progress.begin()
             reports.append(await generator.offer(load, keep_on_cancel=True))
@@ -315,11 +315,11 @@ def _settings(options: dict[str, Any]) -> Settings:
         objectives_ms=dict(options["goodput"]),
         seed=secrets.randbelow(2**31) if options["seed"] is None else options["seed"],
         body=body | (options["extra_body"] or {}),
-        **{name: options[name] for name in _SAME},
+        **{name: options[name] for name in _COPIED},
     )
 
 
-_SAME = ("url", "model", "endpoint", "task", "inputs", "requests", "burstiness", "assignment", "warmup", "timeout_s")
+_COPIED = ("url", "model", "endpoint", "task", "inputs", "requests", "burstiness", "assignment", "warmup", "timeout_s")
 
 
 def _synthetic(options: dict[str, Any]) -> Synthetic:

@@ -20,7 +20,7 @@ POSITIVE: Final = click.FloatRange(min=0, min_open=True)
 
 
 class BenchCommand(click.Command):
-    """A command that takes vLLM's option names, and answers those that it has not with its own.
+    """A command that accepts vLLM's option names. The error for one that it lacks names the option to use instead.
 
     config/vllm.toml lists the names.
     """

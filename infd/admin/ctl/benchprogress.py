@@ -11,7 +11,7 @@ _LABELS = {"prompts": "writing prompts", "requests": "requests"}
 
 
 class Progress:
-    """An audience of the load generator.
+    """An observer of the load generator (`Observer` in `loadgen/load.py`).
 
     loads  number of measurements
     bar    whether a terminal gets a bar
