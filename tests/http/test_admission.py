@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -102,7 +103,8 @@ async def test_under_overload_refusals_wait_neither_for_a_body_nor_for_the_devic
         clients = [await connect(endpoint, head) for _ in range(100)]
         answers = [await heard(client) for client in clients]
 
-        assert all(answer.startswith(b"HTTP/1.1 429 ") and b"\r\nRetry-After: 1\r\n" in answer for answer in answers)
+        assert all(answer.startswith(b"HTTP/1.1 429 ") for answer in answers)
+        assert all(re.search(rb"\r\nRetry-After: [1-9]\d?\r\n", answer) for answer in answers)
         assert endpoint.server.service.metrics.rejected == {"queue_full": 100}
         assert (endpoint.engine.core.in_flight.accepted, endpoint.executor.device.steps) == (before, 0)
         for client in clients:
