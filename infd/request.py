@@ -367,7 +367,7 @@ def pick(kind: type[W], wants: Iterable[Want]) -> W | None:
 
 
 class Tenant(Struct, frozen=True):
-    """Whose requests share cached prefixes, and a share of the device relative to the shares of other tenants."""
+    """A group of API keys. Its requests share cached prefixes, and `share` of the device relative to other tenants'."""
 
     name: str = ""
     share: float = 1.0

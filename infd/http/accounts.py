@@ -1,8 +1,8 @@
-"""Limit the rates of API keys and tenants, and count what each key uses.
+"""Limit the rates of API keys and tenants, and count the usage of each key.
 
 A request takes one of its rate of requests (rates.py) before its body is read. Before it is queued it reserves its
-prompt and max_tokens of the rate of tokens, and returns what it did not use when it ends. A request larger than the
-bucket waits for a full bucket, and takes more than is in it.
+prompt and max_tokens of the rate of tokens; when it ends, the unused part is returned. A request larger than the bucket
+is admitted only at a full bucket, and overdraws it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Account(Struct):
-    """What the key of a request may use, and has used.
+    """The limits and the usage of a request's key.
 
     tenant    of the key
     reserved  tokens reserved and not settled
@@ -61,7 +61,7 @@ class Account(Struct):
         self.reserved += tokens
 
     def settle(self, ticket: Ticket) -> None:
-        """Count what a request has used, and return the rest of its reservation."""
+        """Count the tokens of an ended request, and return the unused part of its reservation."""
         prompt, generated = ticket.prompt_tokens, ticket.generated_tokens
         now = self.clock()
         for limit in self.limits:

@@ -36,7 +36,7 @@ def ending(exchange: Exchange, ticket: Ticket, backend: Backend) -> Iterator[Non
 
 
 def _fields(exchange: Exchange, ticket: Ticket, backend: Backend) -> dict[str, object]:
-    """Return the fields of a slow request's line: who asked, how much, the time of each stage, and the likely cause."""
+    """Return the fields of a slow request's log record: key, tokens, the time of each stage, and the likely cause."""
     stages = ticket.stages()
     slowest = max(stages, key=stages.__getitem__)
     generated, decode_ms = ticket.generated_tokens, stages["decode_ms"]

@@ -1,4 +1,4 @@
-"""Rates of requests and tokens: what a key or tenant may use, as token buckets.
+"""Rates of requests and tokens that a key or tenant may use, as token buckets.
 
 Up to `quotas.burst_s` seconds' worth of a rate may be used at once.
 """
@@ -35,9 +35,9 @@ class Rates(Struct, frozen=True):
 
 
 class Bucket:
-    """A token bucket. It keeps what is used and not yet refilled, so that limits may change between two calls.
+    """A token bucket. It keeps the amount that is used and not yet refilled, so that limits may change between calls.
 
-    usual  average of the amounts that requests needed; 0: none was known
+    usual  average of the amounts that requests needed; 0: no request was counted
     """
 
     __slots__ = ("_at", "_used", "usual")
@@ -48,18 +48,18 @@ class Bucket:
         self.usual = 0.0
 
     def used(self, now: float, per_s: float) -> float:
-        """Return what is used at `now`, in seconds."""
+        """Return the used amount at time `now`, in seconds."""
         if now > self._at:
             self._used = max(0.0, self._used - (now - self._at) * per_s)
             self._at = now
         return self._used
 
     def add(self, amount: float) -> None:
-        """Use `amount`; a negative amount returns what was not used. Call `used` for the present time before."""
+        """Use `amount`; a negative amount is returned to the bucket. Call `used` with the present time first."""
         self._used = max(0.0, self._used + amount)
 
     def needed(self, amount: float) -> None:
-        """Count what one request needs, admitted or not."""
+        """Update `usual` by the amount that one request needs, admitted or not."""
         self.usual += (amount - self.usual) * (_SMOOTHING if self.usual else 1.0)
 
 

@@ -89,7 +89,7 @@ class Drafts(Struct, frozen=True, kw_only=True):
 
 
 class Structured(Struct, frozen=True):
-    """Answers that had to fit a schema: those that do, those that do not, and those that the length cut off.
+    """Answers that had to fit a schema: numbers of valid answers, invalid ones, and answers cut by their length.
 
     checked  "schema", or "json" where the package jsonschema is not installed
     """
@@ -117,7 +117,7 @@ class Report(Struct, frozen=True, kw_only=True):
     lengths         how prompts got their lengths (`Lengths.by` in prompts.py); None: the dataset has texts
     inexact         number of prompts that are some tokens too long or too short
     peak_in_flight  most requests in flight at once
-    interrupted     whether the run ended early; figures are of what had ended
+    interrupted     whether the run ended early; figures are of the requests that had ended
     """
 
     settings: Settings

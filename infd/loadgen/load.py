@@ -357,7 +357,7 @@ def _assigned(settings: Settings, model: str, count: int) -> list[str]:
 
 
 def _drafts(before: DraftCounts | None, after: DraftCounts | None) -> Drafts | None:
-    """Return what was drafted between two readings; None if nothing was."""
+    """Return the drafts between two readings of the counters; None if there were none."""
     if after is None:
         return None
     before = before or DraftCounts()

@@ -135,7 +135,7 @@ class TextWriter:
 
 
 def _adjust(tail: list[str], off: int, per_word: float, rng: random.Random) -> None:
-    """Change a tail by about `off` tokens: by words, and what is less than a word by letters."""
+    """Change a tail by about `off` tokens: by whole words, and the rest, less than a word, by letters."""
     if off >= per_word:
         tail += rng.choices(_WORDS, k=int(off / per_word))
     elif off > 0:

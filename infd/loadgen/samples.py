@@ -1,4 +1,4 @@
-"""What was measured of one request: times, token counts, the answer's end."""
+"""Measurements of one request: times, token counts, finish reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Sample(Struct, kw_only=True):
     cached_tokens  input tokens found in the server's prefix cache; None: the server does not report it
     finish   the answer's finish reason; "": the server does not report it
     schema   whether the answer had to be JSON or fit a schema
-    valid    whether such an answer does; None: no schema, or the length cut the answer
+    valid    whether the answer is JSON or fits its schema; None: no schema, or the length cut the answer
     """
 
     ttft_s: float

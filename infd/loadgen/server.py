@@ -1,4 +1,4 @@
-"""The server under load: its addresses, and what it says of its models, tokens and drafts."""
+"""The server under load: its routes, model names, tokenizer, and counters of drafts."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ runs or is preempted.
 
 The prompts that a client sends together, such as 2,048 texts to embed, have places
 one arrival apart, and an arrival comes after the places that have started. So the
-prompts of several clients take turns: a single prompt waits behind one of each.
+prompts of several clients take turns: a single prompt waits behind one prompt of
+each other client.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bound the queue: the choices and the prompt tokens that may wait.
 
 A request's reservation is estimated from the size of its body, and replaced by the real token counts when the request
-is queued. When the queue is full, tenants that hold less than their share of it may still queue requests, so that a
-flood costs nobody else a refusal. The queue then holds less than twice its bounds.
+is queued. When the queue is full, tenants that hold less than their share of it may still queue requests, so that one
+tenant's flood does not cause refusals of other tenants. The queue then holds less than twice its bounds.
 """
 
 from __future__ import annotations

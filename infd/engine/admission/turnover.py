@@ -1,4 +1,4 @@
-"""How fast the queue empties, and so how long a refused request should wait before its next attempt."""
+"""Measure how fast the queue empties, to tell refused requests when to retry (Retry-After)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LONGEST_S: Final = 60  # the openai package ignores a longer Retry-After
 class Turnover:
     """The rate at which choices or tokens leave the queue, while any wait.
 
-    Amounts and the time in which they left decay alike, so that the rate is right from the first departure on, and an
-    idle hour before a burst counts for nothing.
+    The amounts that left, and the time during which something waited, decay at one rate. So the estimate is right from
+    the first departure on, and idle time before a burst does not count.
     """
 
     __slots__ = ("_amount", "_at", "_now", "_time_s", "_waiting")
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._amount = 0.0  # decayed sum of what has left
+        self._amount = 0.0  # decayed sum of the amounts that left
         self._time_s = 0.0  # decayed time in which something waited
         self._waiting = 0.0
         self._at = 0.0
@@ -38,9 +38,9 @@ class Turnover:
         self._amount += amount
 
     def wait_s(self, amount: float) -> int:
-        """Return the whole seconds in which `amount` will have left, at the present rate.
+        """Return the whole seconds, from 1 to LONGEST_S, after which `amount` will have left at the present rate.
 
-        From 1 to LONGEST_S. While nothing has left yet: as long as the queue has waited.
+        Until the first departure: as long as the queue has waited.
         """
         self._advance()
         expected_s = self._time_s * amount / self._amount if self._amount else self._time_s

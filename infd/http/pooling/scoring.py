@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 class Scoring(Struct, frozen=True, kw_only=True):
     """A request for the scores of pairs of texts, in a form common to all APIs.
 
-    queries                    one text, compared with all documents, or as many as there are documents
+    queries                    one text, which is compared with all documents, or a text for each document
     where_query                returns the request field of a query, for error messages; where_document of a document
     query_tokens               most tokens of a query; None: all; document_tokens of a document
     keep, side                 see Pooling
     prompt_name                see Pooling; for embeddings only
     activation                 see `request.Pool`; for cross-encoders only
-    instruction                the task; for models whose chat template renders pairs, as are the following
-    variables                  other variables of the chat template, by name
+    instruction                description of the task; only for models whose chat template renders pairs
+    variables                  other variables of that chat template, by name
     add_generation_prompt      see TemplatedPair
     """
 
