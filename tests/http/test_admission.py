@@ -148,6 +148,27 @@ async def test_a_request_that_lives_too_long_before_its_first_token_is_504(strea
         assert not endpoint.engine.requests()
 
 
+async def test_inputs_to_pool_have_the_deadlines_of_prompts():
+    pooled = {
+        "/v1/embeddings": {"input": "a"},
+        "/rerank": {"query": "a", "documents": ["b", "c"]},
+        "/embed": {"inputs": "a"},
+    }
+    async with held(config=within(request_timeout_s=0.05)) as endpoint:
+        for path, body in pooled.items():
+            assert (await endpoint.post(path, body))[0] == 504, path
+        assert not endpoint.engine.requests()
+    executor = FakeExecutor(capacity(rows=1, pages=64, max_model_len=64))
+    executor.gate.clear()
+    async with serving(within(queue_timeout_s=0.05), executor=executor) as endpoint:
+        first = asyncio.create_task(endpoint.complete(max_tokens=3))
+        await until(lambda: endpoint.engine.status().running)
+        assert [(await endpoint.post(path, body))[0] for path, body in pooled.items()] == [503] * len(pooled)
+        executor.gate.set()
+        await first
+        assert endpoint.engine.status().terminal["error"] == 4, "one for each input"
+
+
 async def test_a_stream_that_lives_too_long_ends_in_an_error_event():
     async with serving(within(request_timeout_s=0.3), executor=FakeExecutor(step_s=0.01)) as endpoint:
         *events, last = await endpoint.events(COMPLETIONS, {**PROMPT, "max_tokens": 200})

@@ -129,6 +129,23 @@ async def test_a_request_reserves_max_tokens_and_returns_what_it_does_not_use():
         assert invalid[1]["x-ratelimit-remaining-tokens"] == str(90 - used), "an invalid request uses no tokens"
 
 
+async def test_inputs_to_pool_use_a_keys_rates_as_prompts_do():
+    rerank = {"query": "a", "documents": ["b", "c"]}
+    async with limited(Clock(), key_file("ann  requests_per_minute=3", "bob  tokens_per_minute=60")) as endpoint:
+
+        async def post(path: str, key: str, **body: Any) -> int:
+            async with endpoint.session.post(path, json=body, headers={"Authorization": f"Bearer {key}"}) as response:
+                return response.status
+
+        assert await post("/rerank", "nobody", **rerank) == 401
+        assert [await post("/rerank", "ann", **rerank) for _ in range(2)] == [200, 200]
+        assert [await post("/v1/embeddings", "ann", input="a") for _ in range(2)] == [200, 429]
+        assert [await post("/embed", "bob", inputs=[[5] * 20, [6] * 20]) for _ in range(2)] == [200, 429]
+        used = endpoint.server.service.metrics.usage
+        assert (used["ann"].requests, used["ann"].limited, used["ann"].answered) == (4, 1, 3)
+        assert (used["bob"].prompt, used["bob"].generated) == (40, 0)
+
+
 async def test_a_request_larger_than_the_bucket_waits_for_a_full_one():
     clock = Clock()
     async with limited(clock, key_file("ann"), tokens_per_minute=20) as endpoint:
