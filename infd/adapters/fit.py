@@ -6,7 +6,7 @@ file's header, before weights are read, and reported together in one error.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 PROBLEMS_SHOWN = 10
 PREFIX = "base_model.model."
 # Prefixes of the names of the decoder's modules in different versions of transformers, longest first.
-ROOTS = ("language_model.model.", "model.language_model.", "language_model.", "model.", "")
+ROOTS = ("language_model.model.", "model.language_model.", "language_model.", "model.")
+# Prefixes of the names of encoders' modules, which headless checkpoints lack.
+ENCODER_ROOTS = ("bert.", "distilbert.", "electra.", "gte.", "mpnet.", "new.", "nomic_bert.", "roberta.", "")
 # PEFT's suffixes of the factors A and B: for weight matrices, then for embedding tables.
 FACTORS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
 # PEFT's suffix of the frozen base weight.
 ORIGINAL = ".base_layer.weight"
-_WHOLE = "a whole tensor (modules_to_save, or a larger vocabulary); infd adds only low-rank products"
+_WHOLE = (
+    "a whole tensor (modules_to_save, or a larger vocabulary); infd adds only low-rank products, and replaces layers"
+    " after pooling that modules_to_save names"
+)
 _REFUSED = {
     ".lora_magnitude_vector": "DoRA",
     ".lora_magnitude_vector.weight": "DoRA",
@@ -47,6 +52,7 @@ class Target(Protocol):
     modules  checkpoint modules fused in the target, with each module's number of outputs
     inputs   number of inputs of the weight matrix, or of rows of the embedding table
     table    whether the target is an embedding table
+    whole    whether an adapter may have the target's weight, and if `bias` its bias, as a whole
     """
 
     @property
@@ -55,6 +61,10 @@ class Target(Protocol):
     def inputs(self) -> int: ...
     @property
     def table(self) -> bool: ...
+    @property
+    def whole(self) -> bool: ...
+    @property
+    def bias(self) -> bool: ...
 
 
 class Change(Struct, frozen=True):
@@ -72,13 +82,27 @@ class Change(Struct, frozen=True):
     output: int
 
 
+class Own(Struct):
+    """An adapter's own weight and bias of a layer."""
+
+    weight: StoredTensor | None = None
+    bias: StoredTensor | None = None
+
+
+class Fitted(NamedTuple):
+    """What an adapter changes: modules by low-rank updates, and layers that it has as a whole."""
+
+    changes: dict[Target, list[Change]]
+    own: dict[Target, Own]
+
+
 class _Place(Struct, frozen=True):
     target: Target
     outputs: int
     output: int
 
 
-def fit(config: PeftConfig, file: TensorFile, targets: Sequence[Target]) -> dict[Target, list[Change]]:
+def fit(config: PeftConfig, file: TensorFile, targets: Sequence[Target]) -> Fitted:
     """Return the adapter's changes by target, in the order of `targets`.
 
     Raises CheckpointError, which lists the faults, at most PROBLEMS_SHOWN.
@@ -91,6 +115,11 @@ def fit(config: PeftConfig, file: TensorFile, targets: Sequence[Target]) -> dict
             output += outputs
     problems: list[str] = []
     stored = {tensor.name: tensor for tensor in file.tensors}
+    own = _own(config, stored, places)
+    for target, each in own.items():
+        problems += _own_faults(target, each)
+    kept = {tensor.name for each in own.values() for tensor in (each.weight, each.bias) if tensor is not None}
+    stored = {name: tensor for name, tensor in stored.items() if name not in kept}
     found: dict[Target, list[Change]] = {}
     for module, a, b in _pairs(stored, places, problems):
         place = places[_bare(module)]
@@ -103,6 +132,9 @@ def fit(config: PeftConfig, file: TensorFile, targets: Sequence[Target]) -> dict
     if not problems:
         changed = [change.module for changes in found.values() for change in changes]
         problems += [f"target_modules names {name}, which the file does not hold" for name in config.unmet(changed)]
+        if config.modules_to_save and not own:
+            names = ", ".join(config.modules_to_save)
+            problems.append(f"modules_to_save names {names}, which the file does not hold")
         if not changed:
             problems.append("the file holds no adapter")
     if problems:
@@ -110,7 +142,34 @@ def fit(config: PeftConfig, file: TensorFile, targets: Sequence[Target]) -> dict
         more = [f"and {len(problems) - PROBLEMS_SHOWN} more"] if len(problems) > PROBLEMS_SHOWN else []
         does_not_fit = f"{file.path}{made_for} does not fit this model:"
         raise CheckpointError("\n  ".join([does_not_fit, *problems[:PROBLEMS_SHOWN], *more]))
-    return {target: sorted(found[target], key=lambda change: change.output) for target in targets if target in found}
+    changes = {target: sorted(found[target], key=lambda change: change.output) for target in targets if target in found}
+    return Fitted(changes, own)
+
+
+def _own(config: PeftConfig, stored: Mapping[str, StoredTensor], places: Mapping[str, _Place]) -> dict[Target, Own]:
+    """Return the layers that the adapter has as a whole."""
+    found: dict[Target, Own] = {}
+    for name, tensor in stored.items():
+        module, _, part = name.removeprefix(PREFIX).rpartition(".")
+        place = places.get(_bare(module))
+        if place is not None and place.target.whole and part in ("weight", "bias") and config.saves(module):
+            setattr(found.setdefault(place.target, Own()), part, tensor)
+    return found
+
+
+def _own_faults(target: Target, own: Own) -> Iterator[str]:
+    ((module, outputs),) = target.modules.items()
+    expected: dict[str, tuple[StoredTensor | None, tuple[int, ...]]] = {
+        "weight": (own.weight, (outputs, target.inputs))
+    }
+    expected |= {"bias": (own.bias, (outputs,))} if target.bias or own.bias is not None else {}
+    for part, (tensor, shape) in expected.items():
+        if tensor is None:
+            yield f"{module}.{part}: missing, although modules_to_save names the module"
+        elif tensor.shape != shape or (part == "bias" and not target.bias):
+            yield f"{tensor.name}: expected {[*shape]}, found {[*tensor.shape]}"
+        elif tensor.dtype not in DTYPES:
+            yield f"{tensor.name}: expected one of {', '.join(DTYPES)}, found {tensor.dtype}"
 
 
 def _pairs(
@@ -126,7 +185,7 @@ def _pairs(
         if first:
             place = places.get(_bare(module))
             other = stored.get(f"{name.removesuffix(first)}{second}")
-            if place is None:
+            if place is None or place.target.whole:
                 problems.append(f"{name}: this model has no module {module} that adapters may change")
             elif other is None:
                 problems.append(f"{name}: there is no {second.removeprefix('.')} beside it")
@@ -186,4 +245,4 @@ def _faults(config: PeftConfig, module: str, a: StoredTensor, b: StoredTensor, p
 
 def _bare(module: str) -> str:
     """Return a module's name without its prefix, which depends on the version of transformers."""
-    return module.removeprefix(next(root for root in ROOTS if module.startswith(root)))
+    return module.removeprefix(next(root for root in (*ROOTS, *ENCODER_ROOTS) if module.startswith(root)))

@@ -35,7 +35,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "lora_bias": (None, False),
         "use_qalora": (None, False),
         "ensure_weight_tying": (None, False),
-        "modules_to_save": (None, []),
         "trainable_token_indices": (None, [], {}),
         "layer_replication": (None, []),
         "target_parameters": (None, []),
@@ -66,6 +65,7 @@ class PeftConfig(Struct):
     lora_alpha: float = 8.0
     base_model_name_or_path: str | None = None
     target_modules: list[str] | str | None = None
+    modules_to_save: list[str] | None = None
     use_rslora: bool | None = False
     rank_pattern: dict[str, Rank] | None = None
     alpha_pattern: dict[str, float] | None = None
@@ -115,6 +115,10 @@ class PeftConfig(Struct):
         names = self.target_modules
         return not isinstance(names, list) or any(_matches(name, module) for name in names)
 
+    def saves(self, module: str) -> bool:
+        """Return whether modules_to_save lists `module`, or a module that contains it."""
+        return any(_matches(name, module[:end]) for name in self.modules_to_save or () for end in _ends(module))
+
     def unmet(self, modules: Iterable[str]) -> list[str]:
         """Return the listed target modules that match none of `modules`."""
         names, present = self.target_modules, list(modules)
@@ -135,6 +139,11 @@ def _matches(key: str, module: str) -> bool:
     """
     name = key.replace("\\.", ".")
     return module == name.removeprefix("^") or (not name.startswith("^") and module.endswith("." + name))
+
+
+def _ends(module: str) -> list[int]:
+    """Return the ends of a module's name, and of the names of the modules that contain it."""
+    return [*(at for at, character in enumerate(module) if character == "."), len(module)]
 
 
 def _brief(value: object) -> str:

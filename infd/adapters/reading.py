@@ -17,7 +17,7 @@ from infd.adapters.files import locate
 from infd.adapters.fit import fit
 from infd.adapters.peft import PeftConfig
 from infd.errors import AdapterTooLarge, CheckpointError
-from infd.kernels.families.adapters import LowRank, LowRankPart
+from infd.kernels.families.adapters import LowRank, LowRankPart, Replacement
 from infd.request import AdapterFacts
 from infd.weights.checkpoint import TensorFile
 from infd.weights.formats.plain import PlainReader
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.adapters.fit import Change, Target
+    from infd.adapters.fit import Change, Fitted, Target
     from infd.weights.load import Arena
     from infd.weights.stored import StoredTensor
 
@@ -37,7 +37,7 @@ class HostWeights(Struct, frozen=True, eq=False, weakref=True):
     """An adapter's weights in host memory."""
 
     facts: AdapterFacts
-    low: Mapping[Target, LowRank]
+    changes: Mapping[Target, LowRank | Replacement]
 
 
 class AdapterReader:
@@ -74,19 +74,28 @@ class AdapterReader:
     def _read(
         self,
         config: PeftConfig,
-        changes: Mapping[Target, Sequence[Change]],
+        fitted: Fitted,
         room: int,
         stamp: tuple[tuple[int, ...], ...],
     ) -> HostWeights:
+        changes = fitted.changes
         shapes = [shape for each in changes.values() for change in each for shape in (change.a.shape, change.b.shape)]
+        own = [tensor for each in fitted.own.values() for tensor in (each.weight, each.bias) if tensor is not None]
         # An upper bound: stacked factors share one alignment, but the sum counts an alignment for each factor.
         size = sum(prod(shape) * self._dtype.itemsize + ALIGNMENT for shape in shapes)
+        size += sum(prod(tensor.shape) * torch.float32.itemsize + ALIGNMENT for tensor in own)
         if size > room:
             raise AdapterTooLarge(size, room)
         arena, reader = self._arena(size), PlainReader(lambda _: None)
-        low = {target: self._stack(target, each, arena, reader) for target, each in changes.items()}
+        held: dict[Target, LowRank | Replacement] = {
+            target: self._stack(target, each, arena, reader) for target, each in changes.items()
+        }
+        for target, layer in fitted.own.items():
+            assert layer.weight is not None
+            bias = None if layer.bias is None else _whole(layer.bias, arena, reader)
+            held[target] = Replacement(_whole(layer.weight, arena, reader), bias)
         rank = max(change.rank for each in changes.values() for change in each)
-        return HostWeights(AdapterFacts(config.base_model_name_or_path or "", rank, size, stamp), low)
+        return HostWeights(AdapterFacts(config.base_model_name_or_path or "", rank, size, stamp), held)
 
     def _stack(self, target: Target, changes: Sequence[Change], arena: Arena, reader: PlainReader) -> LowRank:
         ranks = sum(change.rank for change in changes)
@@ -113,6 +122,13 @@ class AdapterReader:
         exact = torch.empty(change.b.shape, dtype=torch.float32)
         reader.read(change.b, exact)
         return b.copy_(exact.mul_(change.scale))
+
+
+def _whole(stored: StoredTensor, arena: Arena, reader: PlainReader) -> Tensor:
+    held = arena.take(stored.shape, torch.float32)
+    reader.read(stored, held)
+    _require_finite(stored, held)
+    return held
 
 
 def _finite(values: Tensor) -> bool:

@@ -160,7 +160,7 @@ class LocalExecutor:
         assert self._model is not None
         weights = await self._offload(self._model.reader.read, adapter.path, root, room)
         # Runs after all calls that free earlier generations, and before all plans that load this adapter.
-        self.between(lambda loaded: loaded.runner.adapters.hold(adapter, weights.low))
+        self.between(lambda loaded: loaded.runner.adapters.hold(adapter, weights.changes))
         return weights.facts
 
     def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:

@@ -36,6 +36,12 @@ class PassAdapters(Protocol):
         tokens  [T] int64
         """
 
+    def replace(self, y: Tensor, x: Tensor, target: Target) -> None:
+        """Compute, in place, the rows of y [T, outputs] whose adapters have a weight of their own for `target`.
+
+        x  [T, inputs] float32
+        """
+
 
 def _unwatched() -> None:
     """No-op, for a pass whose progress is not counted."""
@@ -90,8 +96,8 @@ class PageTensor(Struct, frozen=True):
 class PoolingHead(Protocol):
     """What follows pooling, except activation, truncation and normalization: dense layers, or the head for labels."""
 
-    def __call__(self, vectors: Tensor) -> Tensor:
-        """Return [N, outputs] float32 for pooled hidden states [N, hidden]."""
+    def __call__(self, vectors: Tensor, adapters: PassAdapters | None = None) -> Tensor:
+        """Return [N, outputs] float32 for pooled hidden states [N, hidden]. adapters: of these N rows."""
 
 
 class Model(Protocol):

@@ -181,6 +181,12 @@ class Blueprint(Struct, frozen=True, kw_only=True):
         self.targets.append(target)
         return target
 
+    def replaceable(self, module: str, outputs: int, inputs: int, *, bias: bool) -> Target:
+        """Declare a layer for which adapters may have a weight and a bias of their own; see Target."""
+        target = Target({module: outputs}, inputs, whole=True, bias=bias)
+        self.targets.append(target)
+        return target
+
     def rope(self, settings: Settings, head_size: int, *, partial: bool = False) -> Rope:
         """Build the rotary position embedding of some layers; see Rope for arguments and errors."""
         number, length = len(self.ropes), self.max_len

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from infd.models.base import PassAdapters
     from infd.models.blueprint import Blueprint
     from infd.models.dimensions import Dimensions
     from infd.models.parameter import Matrix, Parameter
@@ -56,9 +57,13 @@ class Dense:
         self._activation = ACTIVATIONS[activation]
         self._weight = blueprint.declare({f"{name}.weight": outputs}, (inputs,), dtype=torch.float32)
         self._bias = blueprint.declare({f"{name}.bias": outputs}, dtype=torch.float32) if bias else None
+        self._target = blueprint.replaceable(name, outputs, inputs, bias=bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._activation(F.linear(x, self._weight.tensor, None if self._bias is None else self._bias.tensor))
+    def __call__(self, x: Tensor, adapters: PassAdapters | None = None) -> Tensor:
+        y = F.linear(x, self._weight.tensor, None if self._bias is None else self._bias.tensor)
+        if adapters is not None:
+            adapters.replace(y, x, self._target)
+        return self._activation(y)
 
 
 class Normed:
@@ -69,7 +74,7 @@ class Normed:
         self._bias: Parameter | None = blueprint.declare({f"{name}.bias": size}, dtype=torch.float32) if bias else None
         self._eps = eps
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, _: PassAdapters | None = None) -> Tensor:
         weight = self._weight.tensor
         return F.layer_norm(x, weight.shape, weight, None if self._bias is None else self._bias.tensor, self._eps)
 
@@ -80,10 +85,10 @@ class Layers:
     def __init__(self, layers: Sequence[Dense | Normed]) -> None:
         self._layers = layers
 
-    def __call__(self, vectors: Tensor) -> Tensor:
+    def __call__(self, vectors: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         vectors = vectors.float()
         for layer in self._layers:
-            vectors = layer(vectors)
+            vectors = layer(vectors, adapters)
         return vectors
 
 
@@ -122,7 +127,7 @@ class TokenLogits:
             )
             self._rows = blueprint.fill((len(self._tokens) * dims.hidden,), torch.float32, sources)
 
-    def __call__(self, vectors: Tensor) -> Tensor:
+    def __call__(self, vectors: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         if self._rows is not None:
             rows = self._rows.tensor.view(len(self._tokens), -1)
         else:

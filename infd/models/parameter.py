@@ -254,8 +254,12 @@ class Target(Struct, frozen=True, eq=False):
     modules  number of outputs of each stacked checkpoint module, by name, in stacking order
     inputs   columns of the weight matrix, or rows of the embedding table
     table    whether this is the embedding table, whose rows are looked up by token
+    whole    whether this is a layer after pooling, for which an adapter may have a weight and a bias of its own
+    bias     whether such a layer has a bias
     """
 
     modules: Mapping[str, int]
     inputs: int
     table: bool = False
+    whole: bool = False
+    bias: bool = False

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from infd.errors import RequestFailed
-from infd.kernels.families.adapters import ALIGNED, LowRank, LowRankPart
+from infd.kernels.families.adapters import ALIGNED, LowRank, LowRankPart, Replacement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from infd.scheduler.plan import Load
 
     Array = npt.NDArray[Any]
-    Changes = Mapping[Target, LowRank]
+    Changes = Mapping[Target, LowRank | Replacement]
 
 
 class DeviceSlots:
@@ -60,12 +60,12 @@ class DeviceSlots:
     def __len__(self) -> int:
         return len(self._loaded)
 
-    def hold(self, adapter: Adapter, low: Mapping[Any, LowRank]) -> None:
+    def hold(self, adapter: Adapter, changes: Mapping[Any, LowRank | Replacement]) -> None:
         """Store an adapter in host memory; later plans may load the adapter into a slot.
 
-        low  the adapter's low-rank factors, by `models.parameter.Target`
+        changes  the adapter's low-rank factors, and its own layers after pooling, by `models.parameter.Target`
         """
-        self._host[adapter] = low
+        self._host[adapter] = changes
 
     def forget(self, adapter: Adapter, slot: int | None) -> None:
         """Free an adapter's host memory, and its slot if it has one. No later step may use the adapter."""
@@ -105,10 +105,10 @@ class DeviceSlots:
         Returns a generation number, which increases when graphs captured earlier become invalid.
         """
         if self._changed and self._captured is not None:
-            targets = {target: None for changes in self._loaded.values() for target in changes}
+            targets = {target: None for changes in self._loaded.values() for target in changes if not target.whole}
             replaced = {}
             for target in self.weights | targets:
-                loaded = [self._loaded.get(slot, {}).get(target) for slot in self._slots]
+                loaded = [_low(self._loaded.get(slot, {}).get(target)) for slot in self._slots]
                 known = self.weights.get(target)
                 if known is None or not known.replace(loaded, self.staging.fill):
                     outputs = list(target.modules.values())
@@ -158,8 +158,14 @@ class AdaptedRows:
         if groups := self._groups_of(target):
             self._lora.add_rows(y, tokens, groups, self._loaded.staging.up)
 
+    def replace(self, y: Tensor, x: Tensor, target: Target) -> None:
+        for rows, changes in self._groups:
+            if isinstance(own := changes.get(target), Replacement):
+                y[rows] = functional.linear(x[rows], own.weight, own.bias)
+
     def _groups_of(self, target: Target) -> list[tuple[Tensor, LowRank]]:
-        return [(rows, changes[target]) for rows, changes in self._groups if target in changes]
+        found = [(rows, _low(changes.get(target))) for rows, changes in self._groups]
+        return [(rows, low) for rows, low in found if low is not None]
 
 
 class CapturedRows:
@@ -181,8 +187,15 @@ class CapturedRows:
         if (weights := self._loaded.weights.get(target)) is not None:
             self._lora.add_rows(y, tokens, weights)
 
+    def replace(self, y: Tensor, x: Tensor, target: Target) -> None:
+        """No-op: captured steps decode, and layers after pooling are not part of them."""
 
-def _copied(low: Changes, upload: Upload) -> Changes:
+
+def _low(change: LowRank | Replacement | None) -> LowRank | None:
+    return change if isinstance(change, LowRank) else None
+
+
+def _copied(changes: Changes, upload: Upload) -> Changes:
     """Copy an adapter to the device by `upload`: a copy from pageable memory would synchronize with the device."""
 
     def copied(matrix: Tensor) -> Tensor:
@@ -191,7 +204,12 @@ def _copied(low: Changes, upload: Upload) -> Changes:
         numbers = padded.view(-1).view(torch.uint8).numpy()
         return upload(numbers).view(matrix.dtype).view(rows, -1)[:, :columns]
 
+    def whole(matrix: Tensor) -> Tensor:
+        return upload(matrix.contiguous().numpy())
+
     return {
         target: LowRank(copied(each.a), [LowRankPart(copied(part.b), *part[1:]) for part in each.parts])
-        for target, each in low.items()
+        if isinstance(each, LowRank)
+        else Replacement(whole(each.weight), None if each.bias is None else whole(each.bias))
+        for target, each in changes.items()
     }

@@ -21,4 +21,4 @@ def test_a_companion_fits_the_embedded_model(directory: Path) -> None:
     cpu = torch.device("cpu")
     reader = AdapterReader(load_model(embedded.path()).targets, torch.float32, lambda _: Heap(cpu))
 
-    assert reader.read(str(directory), None, 2**30).low
+    assert reader.read(str(directory), None, 2**30).changes

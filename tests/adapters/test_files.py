@@ -72,7 +72,7 @@ def refused(directory: Path, *, root: Path | None = None) -> str:
 def test_a_supported_config_is_read_with_its_scale(tmp_path: Path) -> None:
     weights = AdapterReader(TARGETS, torch.float32, lambda _: Heap()).read(str(save(tmp_path)), None, 2**20)
 
-    (low,) = weights.low.values()
+    (low,) = weights.changes.values()
     assert (low.a.shape, low.parts[0].b.unique().tolist()) == ((2, 8), [2.0])
     assert (weights.facts.base, weights.facts.rank) == ("org/b", 2)
 

@@ -62,7 +62,7 @@ class Bench:
     def hold(self, slot: int, directory: Path) -> None:
         weights = self.reader.read(str(directory), None, 2**30)
         adapter = Adapter("a", slot)
-        self.slots.hold(adapter, weights.low)
+        self.slots.hold(adapter, weights.changes)
         self.slots.fill([Load(slot, adapter)])
 
     def driver(self) -> Driver:

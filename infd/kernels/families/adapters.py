@@ -42,6 +42,13 @@ class LowRankPart(NamedTuple):
     output: int
 
 
+class Replacement(NamedTuple):
+    """One adapter's own weight [out, in] and bias [out], float32, of a layer after pooling."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
 class Lora(Protocol):
     """LoRA with at most one adapter for each row. Rows in no group are bitwise unchanged.
 

@@ -112,7 +112,7 @@ class _TokenLogits:
     def __init__(self, model: TransformersModel, tokens: tuple[int, ...]) -> None:
         self._model, self._tokens = model, list(tokens)
 
-    def __call__(self, vectors: Tensor) -> Tensor:
+    def __call__(self, vectors: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         logits = self._model.logits(vectors.to(self._model.dtype))[:, self._tokens].float()
         return logits[:, 1:] - logits[:, :1] if len(self._tokens) == 2 else logits
 

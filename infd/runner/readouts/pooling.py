@@ -39,9 +39,14 @@ MEANS: Final = ("mean", "weightedmean", "mean_sqrt_len_tokens")  # reductions th
 
 
 class Read(NamedTuple):
-    """A span of which rows pass through the head. span: index in the plan."""
+    """A span of which rows pass through the head.
+
+    span  index in the plan
+    row   row of the persistent batch
+    """
 
     span: int
+    row: int
     pool: Pool
     rows: int
 
@@ -123,6 +128,7 @@ class Prompts:
         self._settings = instance.pooling
         self._model = instance.model
         self._upload = instance.rows.upload
+        self._slots, self._adapters = instance.rows.slots, instance.adapters
         self._pools: dict[int, tuple[Pool, int]] = {}  # by row: how its prompt is pooled, and the prompt's tokens
 
     def stage(self, join: Join) -> None:
@@ -154,7 +160,8 @@ class Prompts:
                 places = [np.arange(ends[read.span] - read.rows, ends[read.span]) for read in some]
                 chosen = rows[self._upload(np.concatenate(places))]
             head = self._model.pooling_head(finish.task)
-            outputs = chosen if head is None else head(chosen)
+            slots = np.repeat(self._slots[[read.row for read in some]], [read.rows for read in some])
+            outputs = chosen if head is None else head(chosen, self._adapters.adapted(slots))
             owners = [(read.span, read.rows) for read in some]
             parts.append(Numbers(owners, finish(outputs), outputs.isfinite().all(-1)))
         return PooledPrompts(parts)
@@ -186,7 +193,7 @@ class TokenPooling(Readout):
         found = []
         for index, span, pool, _ in self._prompts.among(spans):
             if (rows := span.start + span.count - max(span.start, pool.skip)) > 0:
-                found.append((Read(index, pool, rows), span))
+                found.append((Read(index, span.row, pool, rows), span))
         return found
 
 
@@ -217,7 +224,7 @@ class Pooling(Readout):
             if (kept := self._kept.pop(span.row, None)) is not None:
                 vectors[number] = self._joined(kept, vectors[number])
             if span.start + span.count == prompt:
-                ended.append((number, Read(index, pool, 1), self._divisor(pool.skip, prompt)))
+                ended.append((number, Read(index, span.row, pool, 1), self._divisor(pool.skip, prompt)))
             else:
                 self._kept[span.row] = vectors[number].clone()
         if len(ended) < len(reads):
