@@ -43,7 +43,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     """One implementation of one family.
 
     name         shown to operators: the library, and the variant if there are several
-    place        "module:Class", imported and called without arguments if chosen
+    place        "module:Class", imported and called without arguments if chosen; empty: never chosen
     kinds        supported device types; empty: any
     dtypes       names of the supported activation dtypes; empty: any
     cache_dtype  for attention: the float dtype requested for the cache, which must equal the activations' dtype; empty:
@@ -119,6 +119,11 @@ def _flashinfer(place: str, name: str = "flashinfer", *, float8: bool = False) -
     return Candidate(name=name, place=f"infd.kernels.flashinfer.{place}", kinds=_GPU, dtypes=dtypes, lacks=lacks)
 
 
+def _without(name: str, kinds: tuple[str, ...], reason: str) -> Candidate:
+    """Return the row of a library that cannot compute the family on any machine, for operators."""
+    return Candidate(name=name, place="", kinds=kinds, lacks=lambda _: reason)
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -140,8 +145,8 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
         ),
         "span_attention": (
             _native("span_attention:SpanAttention", *_FLOATS),
+            _without("flashinfer", _GPU, "it has no biases by distance, and windows on one side only"),
             _triton("span_attention:SpanAttention", heads=True),
-            # FlashInfer has no biases by distance, and windows on one side only.
             _reference("span_attention:SpanAttention"),
         ),
         "linear": (_native("linear:Matrices", "bfloat16"), _reference("dense:Matrices")),
@@ -283,7 +288,10 @@ def insisting(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mappi
     The restriction by `cache_dtype` remains.
     """
     return {
-        family: [replace(each, kinds=(), dtypes=(), lacks=runs_anywhere) for each in some if each.called(name)] or some
+        family: [
+            replace(each, kinds=(), dtypes=(), lacks=runs_anywhere) for each in some if each.called(name) and each.place
+        ]
+        or some
         for family, some in candidates.items()
     }
 

@@ -229,3 +229,13 @@ def test_attention_is_chosen_for_the_heads_of_the_model():
 
 def test_triton_is_for_gpus():
     assert presence.why_not(CPU) == "runs on a GPU, not on cpu"
+
+
+def test_a_library_that_cannot_compute_a_family_has_a_row_with_the_reason():
+    row = next(each for each in CANDIDATES["span_attention"] if each.name == "flashinfer")
+    gpu = Facts(device=torch.device("cuda"), dtype=torch.bfloat16)
+    assert row.refuses(gpu) == "it has no biases by distance, and windows on one side only"
+    ops = select(CPU, torch.float16)
+    ops.request("span_attention")
+    assert ops.describe()[0]["refused"]["flashinfer"] == "runs on a GPU, not on cpu"
+    assert all(each.refuses(gpu) for each in insisting("flashinfer", CANDIDATES)["span_attention"] if not each.place)

@@ -11,6 +11,7 @@ import torch
 
 from infd.pooling import PoolingSettings
 from infd.request import Pool
+from infd.runner.adapters import DeviceSlots
 from infd.runner.readouts.pooling import Pooling, TokenPooling
 from infd.runner.readouts.readout import Selection
 from infd.scheduler.plan import Join, Span, StepResult
@@ -19,10 +20,12 @@ from tests.runner.driving import make_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from infd.models.base import PassAdapters
+
 EMBED = Pool("embed")
 
 
-def double(vectors: Tensor) -> Tensor:
+def double(vectors: Tensor, _: PassAdapters | None) -> Tensor:
     return 2 * vectors
 
 
@@ -34,7 +37,8 @@ class Readouts:
         rows = make_rows(rows=8)
         heads = {"classify": double}
         model = SimpleNamespace(pooling_head=heads.get)
-        instance: Any = SimpleNamespace(model=model, rows=rows, pooling=PoolingSettings(**settings))
+        adapters = DeviceSlots(None, rows.staging)
+        instance: Any = SimpleNamespace(model=model, rows=rows, pooling=PoolingSettings(**settings), adapters=adapters)
         self.readouts = Pooling(instance), TokenPooling(instance)
 
     def join(self, row: int, tokens: int, pool: Pool) -> None:
