@@ -6,6 +6,7 @@ importing torch, aiohttp or transformers.
 
 from __future__ import annotations
 
+import difflib
 import gc
 import json
 import os
@@ -104,7 +105,11 @@ def configurable(command: Command) -> Command:
     for setting in reversed(_FLAGS.values()):
         with_settings = _option(setting)(with_settings)
     with_settings = click.option(
-        "--set", "set_", multiple=True, metavar="SECTION.KEY=VALUE", help="Set any setting. Repeatable."
+        "--set",
+        "set_",
+        multiple=True,
+        metavar="SECTION.KEY=VALUE",
+        help="Set any setting; `infd config describe` tells all. Repeatable.",
     )(with_settings)
     return click.option(
         "--config",
@@ -347,6 +352,31 @@ def show(loaded: Loaded, origin: bool) -> int:
         value = loaded.value(key)
         line = f"# {name} =" if value is None else f"{name} = {_toml(value)}"
         click.echo(f"{line:<40}  # {loaded.origins[setting.key]}" if origin else line)
+    return os.EX_OK
+
+
+@config.command()
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+def describe(keys: tuple[str, ...]) -> int:
+    """Describe settings: all, or those named SECTION.KEY, or all of a SECTION.
+
+    Live settings change with `infdctl reload` and `infdctl config set`, the others at the next start.
+    """
+    chosen: dict[str, Setting] = {}
+    for key in keys or ("",):
+        named = {name: each for name, each in SETTINGS.items() if not key or name == key or name.startswith(f"{key}.")}
+        if not named:
+            (near,) = difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.0)
+            raise click.UsageError(f"there is no setting {key!r}; the nearest is {near}")
+        chosen |= named
+    for key, setting in chosen.items():
+        default = setting.default_text or ("{}" if setting.mapping else "null" if setting.default is None else '""')
+        flags = ", ".join(flag for flag in (setting.flag, setting.alias) if flag)
+        click.echo(f"{key} = {setting.values}")
+        text = f"{setting.help[0].upper()}{setting.help[1:]}."
+        click.echo(click.wrap_text(text, width=100, initial_indent="    ", subsequent_indent="    "))
+        facts = [f"default {default}", "live" if setting.live else "at a start", *filter(None, [flags])]
+        click.echo(f"    ({'; '.join(facts)})")
     return os.EX_OK
 
 

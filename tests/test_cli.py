@@ -14,6 +14,7 @@ import torch
 
 from infd.cli import main
 from infd.commandline import Group
+from infd.config import SETTINGS
 from infd.version import __version__
 
 pytestmark = pytest.mark.usefixtures("restored_logging")  # a start configures the log before it fails
@@ -84,6 +85,17 @@ def test_origin_names_the_place_of_each_value(capsys: pytest.CaptureFixture[str]
     assert any(line.startswith('host = ["127.0.0.1"] ') and line.endswith("# built-in") for line in lines)
 
 
+def test_a_setting_is_described_with_its_values_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config", "describe", "server.port", "log") == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "server.port = NUMBER\n    TCP port; 0 picks a free one.\n    (default 8000; at a start; --port)\n"
+    )
+    assert all(f"\n{key} = " in out for key in SETTINGS if key.startswith("log."))
+    assert run("config", "describe", "server.prot") == 64
+    assert "the nearest is server.port" in capsys.readouterr().err
+
+
 def test_check_accepts_what_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("config", "check", "--port", "0") == 0
     assert "is valid" in capsys.readouterr().out
@@ -116,6 +128,13 @@ def test_check_looks_at_every_file_that_the_settings_name(capsys: pytest.Capture
     assert lines[0].startswith("infd: /nope is not a directory; --model takes")
     assert lines[1].startswith(f"infd: chat template {tmp_path}/broken.jinja: the chat template is wrong in line 1")
     assert lines[2] == "infd: server.api_key_file: /nope cannot be read: No such file or directory"
+    for name in ("live.crt", "live.key"):
+        (tmp_path / name).write_text("none")
+    tls = ("--set", f"server.tls_certificate={tmp_path}/live.crt", "--set", f"server.tls_key={tmp_path}/live.key")
+    assert run("config", "check", *tls) == 78
+    assert capsys.readouterr().err.startswith("infd: server.tls_certificate, server.tls_key: ")
+    assert run("config", "check", "--set", "server.trusted_proxies=nobody") == 78
+    assert "server.trusted_proxies" in capsys.readouterr().err
     assert run("config", "check", "--model", str(tmp_path)) == 78
     assert capsys.readouterr().err == f"infd: {tmp_path}/config.json: No such file or directory\n"
 

@@ -364,6 +364,7 @@ def test_compiled_kernels_are_kept_with_what_else_is_cached(variables: dict[str,
             "server.cors_origins = 'foo': expected web origins allowed to call the API",
         ),
         ("lora.modules", ("pirate",), "lora.modules = 'pirate': expected NAME=VALUE"),
+        ("quotas.tenants", "{red = 2}", "quotas.tenants = '{red = 2}': red: expected a text in quotes"),
         ("model.served_names", ("a", ""), "model.served_names = 'a', '': item 2: expected str of length >= 1"),
     ],
 )
@@ -372,3 +373,15 @@ def test_a_refused_value_is_shown_as_it_was_written(key: str, value: object, tol
         load(command_line=[Assignment(key, value, "flag --x")])
 
     assert str(refused.value).startswith(f"flag --x: {told}")
+
+
+@pytest.mark.parametrize(
+    ("written", "tenants"),
+    [
+        ("{}", {}),
+        ('{red = "share=4", blue = "share=1"}', {"red": "share=4", "blue": "share=1"}),
+        ("red=share=4, blue=share=1", {"red": "share=4", "blue": "share=1"}),
+    ],
+)
+def test_a_table_is_written_as_in_toml_or_in_items(written: str, tenants: dict[str, str]) -> None:
+    assert load(command_line=[Assignment("quotas.tenants", written, "flag --set")]).config.quotas.tenants == tenants

@@ -194,7 +194,9 @@ def _items(text: str) -> list[object]:
 
 
 def _table(value: object) -> dict[str, str]:
-    """Parse NAME=VALUE items, separated by commas or in a list. Raises ValueError."""
+    """Parse NAME=VALUE items, separated by commas or in a list, or `{NAME = "VALUE"}` as in TOML. Raises ValueError."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        return _inline_table(value)
     items = value.split(",") if isinstance(value, str) else value
     table: dict[str, str] = {}
     for item in items if isinstance(items, (list, tuple)) else [items]:
@@ -205,6 +207,17 @@ def _table(value: object) -> dict[str, str]:
             raise ValueError(f"{name.strip()} is given twice")
         table[name.strip()] = text.strip()
     return table
+
+
+def _inline_table(text: str) -> dict[str, str]:
+    try:
+        table = tomllib.loads(f"items = {text.strip()}")["items"]
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ValueError(f"not a table: {error}") from None
+    for name, item in table.items():
+        if not isinstance(item, str):
+            raise ValueError(f"{name}: expected a text in quotes")
+    return dict(table)
 
 
 def _size(text: str) -> int:

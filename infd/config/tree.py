@@ -306,7 +306,8 @@ class QuotasConfig(Section, frozen=True, kw_only=True):
         dict[str, str],
         about(
             "rates of all keys of a tenant together, and its share of the device while others wait too (default: 1):"
-            " the tenant and `requests_per_minute=N tokens_per_minute=N share=X`, in any order",
+            " the tenant and `requests_per_minute=N tokens_per_minute=N share=X`, in any order, as in"
+            ' `{red = "share=2", blue = "tokens_per_minute=9000"}`',
             live=True,
         ),
     ] = {}

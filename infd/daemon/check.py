@@ -11,10 +11,12 @@ from infd.apart.client import Worker
 from infd.daemon import resolve
 from infd.daemon.examine import Examined, examine, weight_files
 from infd.errors import CheckpointError, ConfigError
+from infd.http.proxies import networks
 from infd.http.rates import tenants
 from infd.hub.cached import cached
 from infd.hub.fetch import find_gguf, split
 from infd.mcp.servers import Servers
+from infd.sockets import tls
 from infd.text import apart, renderers
 from infd.text.chat import ChatTemplate
 from infd.text.syntax import check_names
@@ -67,6 +69,8 @@ def check(config: Config, environment: Environment) -> list[str]:
     found.collect(parsers)
     found.collect(lambda: resolve.keys(config, environment))
     found.collect(lambda: tenants(config.quotas))
+    found.collect(lambda: networks(config.server.trusted_proxies))
+    found.collect(lambda: tls.context(config.server))
     found.collect(lambda: resolve.grammar_engine(config))
     found.collect(lambda: Servers.read(config.mcp))
     found.collect(adapters)

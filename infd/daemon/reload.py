@@ -46,14 +46,9 @@ class Replacement(Struct, frozen=True):
     @classmethod
     def read(cls, config: Config, environment: Environment) -> Self:
         """Read the files. Raises ConfigError."""
-        server = config.server
-        networks(server.trusted_proxies)
+        networks(config.server.trusted_proxies)
         tenants(config.quotas)
-        if server.proxy_protocol and server.tls_certificate:
-            raise ConfigError(
-                "server.proxy_protocol: the header would come before the handshake; let the proxy end TLS, or unset one"
-            )
-        return cls(config, resolve.keys(config, environment), tls.context(server))
+        return cls(config, resolve.keys(config, environment), tls.context(config.server))
 
 
 class Reloader:

@@ -18,6 +18,10 @@ def context(server: ServerConfig) -> ssl.SSLContext | None:
 
     Reads the files of certificate, key and client CA. Raises ConfigError that names the setting.
     """
+    if server.proxy_protocol and server.tls_certificate:
+        raise ConfigError(
+            "server.proxy_protocol: the header would come before the handshake; let the proxy end TLS, or unset one"
+        )
     if not server.tls_certificate:
         for name in ("tls_key", "tls_client_ca", "tls_ciphers"):
             if getattr(server, name):
@@ -30,7 +34,8 @@ def context(server: ServerConfig) -> ssl.SSLContext | None:
         found.load_cert_chain(server.tls_certificate, server.tls_key or None, password=_no_password)
     except (OSError, ValueError) as error:
         files = " and ".join(filter(None, (server.tls_certificate, server.tls_key)))
-        raise ConfigError(f"server.tls_certificate, server.tls_key: {files}: {_reason(error)}") from None
+        alone = "" if server.tls_key else "; a key in a file of its own is named by server.tls_key"
+        raise ConfigError(f"server.tls_certificate, server.tls_key: {files}: {_reason(error)}{alone}") from None
     if server.tls_client_ca:
         found.verify_mode = ssl.CERT_REQUIRED
         try:

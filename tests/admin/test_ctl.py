@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 
-async def infdctl(*arguments: str | Path, **environment: str) -> tuple[int, str, str]:
-    """Run infdctl; return exit code, standard output and standard error."""
-    process = await asyncio.create_subprocess_exec(
+async def start_infdctl(*arguments: str | Path, **environment: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
         "from infd.admin.ctl import main; main()",
@@ -37,6 +36,11 @@ async def infdctl(*arguments: str | Path, **environment: str) -> tuple[int, str,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+
+
+async def infdctl(*arguments: str | Path, **environment: str) -> tuple[int, str, str]:
+    """Run infdctl; return exit code, standard output and standard error."""
+    process = await start_infdctl(*arguments, **environment)
     out, err = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
@@ -136,6 +140,16 @@ async def test_a_daemon_that_is_not_started_yet_is_waited_for(tmp_path: Path) ->
     assert code == 5
     assert err.count("infdctl: waiting: no daemon: nothing is at") == 1
     assert "infdctl: not ready after 0.3 s: no daemon" in err
+
+
+async def test_waiting_ends_with_a_daemon_that_ends_while_it_starts(backend: AdminEngine) -> None:
+    process = await start_infdctl("--socket", backend.socket, "wait", "ready")
+    assert process.stderr is not None
+    assert await process.stderr.readline() == b"infdctl: waiting: the daemon is starting\n"
+    await backend.admin.close()
+
+    assert await process.stderr.read() == b"infdctl: the daemon ended while it was starting; its log says why\n"
+    assert await process.wait() == 4
 
 
 async def test_both_versions_are_shown(backend: AdminEngine) -> None:

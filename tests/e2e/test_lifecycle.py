@@ -301,6 +301,12 @@ def test_a_reload_over_the_admin_socket_fails_visibly(start_daemon: Start) -> No
     assert '"debug"' in infdctl("config", "get", "log.level").stdout
     assert infdctl("config", "set", "device.depth=2").returncode == 1
     assert infdctl("config", "get", "log.lvl").returncode == 2
+    twice = infdctl("config", "set", "quotas.tenants=a=share=2", "quotas.tenants=b=share=1")
+    assert (twice.returncode, "given twice" in twice.stderr) == (2, True)
+    (daemon.directory / "keys").write_text(f"ann:{'0' * 64}\n")
+    assert infdctl("config", "set", f"server.api_key_file={daemon.directory}/keys").returncode == 0
+    assert "requests are served without a key now" in infdctl("reload").stderr
+    infdctl("config", "set", "log.level=debug")
     (daemon.directory / "infd.toml").write_text("[limits]\nchoices = 0\n")
     failed = infdctl("reload")
 

@@ -143,16 +143,20 @@ def version(client: AdminClient, as_json: bool) -> None:
 def wait_(client: AdminClient, state: str, timeout_s: float | None, as_json: bool) -> None:
     """Return once the daemon is in STATE, also if it is not started yet.
 
-    Exit codes: 4 if the daemon failed, 5 after --timeout.
+    Exit codes: 4 if the daemon failed, or ended while it was starting; 5 after --timeout. Without --timeout it waits
+    until a daemon comes.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    told = ""
+    told, starting = "", False
     while True:
         try:
             now: protocol.Status | None = client.get("/v1/status", protocol.Status)
         except Unreachable as error:
+            if starting:
+                raise WrongState("the daemon ended while it was starting; its log says why") from error
             now, seen = None, str(error)
         if now is not None:
+            starting = now.state == "starting"
             seen = f"the daemon is {now.state}{f' ({now.reason})' if now.reason else ''}"
             if now.state == state:
                 break
@@ -224,7 +228,11 @@ def dump(client: AdminClient, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def drain(client: AdminClient, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Admit no more requests, finish the requests in flight, then exit, as on TERM."""
+    """Admit no more requests, finish the requests in flight, then exit, as on TERM.
+
+    After server.drain_timeout_s the daemon ends the requests that are left, and exits with code 75; --timeout ends only
+    this command.
+    """
     begun = client.post("/v1/drain", protocol.Draining)
     click.echo(f"draining: {begun.running} running, {begun.waiting} waiting", err=True)
     if wait:

@@ -44,7 +44,10 @@ modes = click.option(
 @json_option
 @click.pass_obj
 def pause(client: AdminClient, mode: str, new: str | None, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Stop steps until resume. With --mode keep, frozen requests continue then where they stopped."""
+    """Stop steps until resume. With --mode keep, frozen requests continue then where they stopped.
+
+    A sleeping daemon wakes first.
+    """
     _transition(client, "pause", {"mode": mode, "new": new}, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 

@@ -66,13 +66,15 @@ def get(client: AdminClient, keys: tuple[str, ...], as_json: bool) -> None:
 def set_(client: AdminClient, assignments: tuple[str, ...], as_json: bool) -> None:
     """Change settings until the next reload or start, all or none. Values are written as after `infd start --set`.
 
-    Files of API keys and certificates are read again too.
+    Files of API keys and certificates are read again too. A number without a value is `null`, and an empty table `{}`.
     """
     values = {}
     for assignment in assignments:
         key, separator, value = assignment.partition("=")
         if not separator:
             raise click.UsageError(f"{assignment}: expected SECTION.KEY=VALUE")
+        if key.strip() in values:
+            raise click.UsageError(f"{key.strip()} is given twice; separate the items of a list or table by commas")
         values[key.strip()] = value
     done = client.post("/v1/config/set", protocol.Reloaded, {"values": values}, patient=True)
     if as_json:
@@ -88,6 +90,8 @@ def _show_changes(done: protocol.Reloaded) -> None:
         click.echo(f"{change.key}: {_text(change.old)} -> {_text(change.new)}{note}")
     for change in done.restart:
         click.echo(f"{change.key}: {_text(change.old)} -> {_text(change.new)}  (at the next start)")
+    if not done.keys and any(change.key == "server.api_key_file" for change in done.applied):
+        click.echo("infdctl: no API key is left: requests are served without a key now", err=True)
 
 
 def _selects(key: str, name: str) -> bool:
@@ -95,4 +99,4 @@ def _selects(key: str, name: str) -> bool:
 
 
 def _text(value: Any) -> str:
-    return "-" if value is None else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)
