@@ -4,6 +4,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from msgspec import structs
 
 from infd.loadgen.figures import Measured, Report, summarise
 from infd.loadgen.plot.page import page
@@ -93,6 +94,34 @@ def test_two_measurements_are_drawn_together() -> None:
     assert sum(heading.startswith("Requests, file 1, ") for heading in read.headings) == 2
     assert read.classes.count("line c0 dashed") == 2 + 4  # old's p99 against load, and the distributions of file 1
     assert read.classes.count("line c1 dashed") == 2 + 4
+
+
+def test_runs_of_a_load_are_dots_and_lines_join_the_medians_of_loads() -> None:
+    several = [run(load, count) for count in (3, 9, 6) for load in (2, 4)]
+    text = page([Record(runs=several, label="A"), Record(runs=several, label="B")], ["", ""])
+    output = re.search('aria-label="Output against load">.*?</figure>', text)
+    assert output
+    at = {  # B is drawn over A, at the same places
+        load: sorted(float(y) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', output[0]) if x == load)[::2]
+        for load in ("50.0", "408.0")
+    }
+
+    assert [len(heights) for heights in at.values()] == [3, 3]
+    joined = " ".join(f"{x},{heights[1]}" for x, heights in at.items())
+    assert re.findall(r'points="([^"]*)"', output[0]) == [joined, joined]
+    assert "dots: runs; lines: their medians" in output[0]
+    assert text.count("</span>A, 2 at once</span>") == 4, "once in the legend of each distribution"
+    assert text.count("<summary>A, 2 at once, run 3</summary>") == 1
+
+
+def test_each_limit_has_a_line_where_rates_vary_too() -> None:
+    reports = [run(limit) for limit in (2, 4)]
+    swept = [structs.replace(one, settings=structs.replace(one.settings, request_rate=rate))
+             for one in reports for rate in (1.0, 8.0)]  # fmt: skip
+    output = re.search('aria-label="Output against load">.*?</figure>', page([Record(runs=swept)], ["x"]))
+
+    assert output
+    assert re.findall("</span>([^<]+)</span>", output[0]) == ["2 at once", "4 at once"]
 
 
 def test_the_page_asks_for_nothing_and_runs_nothing() -> None:

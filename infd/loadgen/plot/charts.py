@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from infd.loadgen.figures import percentile
 from infd.loadgen.plot.svg import Axis, Chart, short
@@ -25,15 +27,37 @@ _SLICES: Final = 60  # of the rate over a run's time
 
 
 class Named(Struct, frozen=True):
-    """A run with the name of its measurement, "" if the page has one measurement only."""
+    """A run.
+
+    measurement  name of its measurement; "": the page has one measurement only
+    number       number among the measurement's runs of the load, from 1; 0: the only one
+    """
 
     measurement: str
     report: Report
+    number: int = 0
+
+    @property
+    def load(self) -> str:
+        """Measurement and load: a name that runs share."""
+        return ", ".join(filter(None, (self.measurement, name_of(self.report.settings))))
 
     @property
     def name(self) -> str:
-        load = name_of(self.report.settings)
-        return f"{self.measurement}, {load}" if self.measurement else load
+        """Measurement, load and number: a name of this run alone."""
+        return f"{self.load}, run {self.number}" if self.number else self.load
+
+    @classmethod
+    def all_of(cls, measurement: str, reports: Sequence[Report]) -> list[Named]:
+        """Return a measurement's runs, numbered where a load has several."""
+        of_load = Counter(name_of(report.settings) for report in reports)
+        named: Counter[str] = Counter()
+        runs = []
+        for report in reports:
+            load = name_of(report.settings)
+            named[load] += 1
+            runs.append(cls(measurement, report, named[load] if of_load[load] > 1 else 0))
+        return runs
 
 
 class Drawn(Struct, frozen=True):
@@ -46,27 +70,32 @@ class Drawn(Struct, frozen=True):
 
 
 def loads(runs: Sequence[Named]) -> Iterator[Drawn]:
-    """Yield latencies and throughput against the load, if a measurement has several loads."""
-    x_of = _load_axis(runs)
-    if x_of is None:
+    """Yield latencies and throughput against the load, if a measurement has several loads.
+
+    Each run is a dot; lines join the loads' medians. If the rate and the limit of requests in flight both vary, each
+    limit has a line of its own.
+    """
+    axis = _load_axis(runs)
+    if axis is None:
         return
-    label, value = x_of
-    lines: dict[str, list[Named]] = {}
-    for run in runs:
-        if value(run.report) is not None:
-            lines.setdefault(run.measurement, []).append(run)
+    label, field = axis
+    placed = [(run, float(x)) for run in runs if (x := getattr(run.report.settings, field)) is not None]
+    others = [name_of(structs.replace(run.report.settings, **{field: None})) for run, _ in placed]
+    lines: dict[str, list[tuple[Named, float]]] = {}
+    for (run, x), other in zip(placed, others, strict=True):
+        apart = other if len(set(others)) > 1 else ""
+        lines.setdefault(", ".join(filter(None, (run.measurement, apart))), []).append((run, x))
     figures: dict[str, tuple[str, dict[str, Callable[[Report], float | None]]]] = {
         "Time to first token": ("ms", {q: _quantile("ttft", q) for q in ("p50", "p99")}),
         "Time per output token": ("ms", {q: _quantile("per_token", q) for q in ("p50", "p99")}),
         "Output": ("tokens / s", {"": lambda report: report.throughput.output_tokens_s}),
     }
+    several = any(run.number for run in runs)
     for heading, (unit, curves) in figures.items():
         series = []
         for number, (name, own) in enumerate(lines.items()):
             for dashed, (curve, of) in enumerate(curves.items()):
-                points = sorted(
-                    (x, y) for run in own if (x := value(run.report)) is not None and (y := of(run.report)) is not None
-                )
+                points = sorted((x, y) for run, x in own if (y := of(run.report)) is not None)
                 style = f"c{number % COLOURS}" + (" dashed" if dashed else "")
                 if points:
                     series.append((points, style, " ".join(filter(None, (name, curve))) or "all requests"))
@@ -75,8 +104,17 @@ def loads(runs: Sequence[Named]) -> Iterator[Drawn]:
             across = Axis.of_loads(label, (point[0] for point in every))
             chart = Chart(f"{heading} against load", across, Axis.over(unit, (point[1] for point in every)))
             for points, style, name in series:
-                chart.line(points, style, name, dots=True)
-            yield Drawn(f"{heading} against load", chart.svg(), [(style, name) for _, style, name in series])
+                chart.line(_medians(points), style, name)
+                chart.dots(points, style, name)
+            note = "dots: runs; lines: their medians" if several else ""
+            yield Drawn(f"{heading} against load", chart.svg(), [(style, name) for _, style, name in series], note)
+
+
+def _medians(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    heights: dict[float, list[float]] = {}
+    for x, y in points:
+        heights.setdefault(x, []).append(y)
+    return [(x, median(heights[x])) for x in sorted(heights)]
 
 
 def distributions(runs: Sequence[Named]) -> Iterator[Drawn]:
@@ -103,13 +141,14 @@ def distributions(runs: Sequence[Named]) -> Iterator[Drawn]:
                 points = [(percentile(ordered, q), q) for q in quantiles]
                 colour = colours.index(name_of(run.report.settings)) % COLOURS
                 dashed = " dashed" if measurements.index(run.measurement) % 2 else ""
-                series.append((points, f"c{colour}{dashed}", run.name))
+                series.append((points, f"c{colour}{dashed}", run))
         if series:
             x = Axis.over("ms", (point[0] for points, _, _ in series for point in points))
             chart = Chart(f"{heading}, distribution", x, Axis("% of values", 0, 100))
-            for points, style, name in series:
-                chart.line(points, style, name)
-            yield Drawn(f"{heading}, distribution", chart.svg(), [(style, name) for _, style, name in series])
+            for points, style, run in series:
+                chart.line(points, style, run.name)
+            legend = list(dict.fromkeys((style, run.load) for _, style, run in series))
+            yield Drawn(f"{heading}, distribution", chart.svg(), legend)
 
 
 def timeline(run: Named) -> Iterator[Drawn]:
@@ -149,15 +188,11 @@ def timeline(run: Named) -> Iterator[Drawn]:
         yield Drawn(f"Output over time, {run.name}", rate.svg(), [])
 
 
-def _load_axis(runs: Sequence[Named]) -> tuple[str, Callable[[Report], float | None]] | None:
-    """Return what varies between the loads: requests in flight, or the rate; None: neither."""
-    axes: tuple[tuple[str, Callable[[Report], float | None]], ...] = (
-        ("requests / s", lambda report: report.settings.request_rate),
-        ("requests in flight", lambda report: report.settings.concurrency),
-    )
-    for label, value in axes:
-        if len({found for run in runs if (found := value(run.report)) is not None}) > 1:
-            return label, value
+def _load_axis(runs: Sequence[Named]) -> tuple[str, str] | None:
+    """Return what varies between the loads, a label and a field of Settings; None: nothing."""
+    for label, field in (("requests / s", "request_rate"), ("requests in flight", "concurrency")):
+        if len({getattr(run.report.settings, field) for run in runs} - {None}) > 1:
+            return label, field
     return None
 
 

@@ -61,9 +61,9 @@ def page(records: Sequence[Record], names: Sequence[str]) -> str:
     """Return the page of one measurement, or of several side by side. `names`: of those without a label."""
     several = len(records) > 1
     runs = [
-        Named((record.label or name) if several else "", report)
+        run
         for record, name in zip(records, names, strict=True)
-        for report in record.runs
+        for run in Named.all_of((record.label or name) if several else "", record.runs)
     ]
     title = " and ".join(record.label or name for record, name in zip(records, names, strict=True))
     body = [f"<h1>{escape(title)}</h1>", *_circumstances(records), "<h2>Figures</h2>", _table(runs)]

@@ -74,17 +74,19 @@ class Chart:
         self._marks: list[str] = []
         self._axes(y_ticks=y_ticks)
 
-    def line(self, points: Sequence[tuple[float, float]], style: str, title: str, *, dots: bool = False) -> None:
-        """Draw a line through points; `dots` marks each with its values."""
-        placed = [(self._at_x(x), self._at_y(y)) for x, y in points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
+    def line(self, points: Sequence[tuple[float, float]], style: str, title: str) -> None:
+        """Draw a line through points."""
+        path = " ".join(f"{self._at_x(x):.1f},{self._at_y(y):.1f}" for x, y in points)
         self._marks.append(f'<polyline class="line {style}" points="{path}"><title>{escape(title)}</title></polyline>')
-        if dots:
-            for (x, y), (value, height) in zip(placed, points, strict=True):
-                text = escape(f"{title}: {short(height)} at {short(value)}")
-                self._marks.append(
-                    f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{text}</title></circle>'
-                )
+
+    def dots(self, points: Sequence[tuple[float, float]], style: str, title: str) -> None:
+        """Draw a dot with its values at each point."""
+        for x, y in points:
+            text = escape(f"{title}: {short(y)} at {short(x)}")
+            self._marks.append(
+                f'<circle class="dot {style}" cx="{self._at_x(x):.1f}" cy="{self._at_y(y):.1f}" r="3">'
+                f"<title>{text}</title></circle>"
+            )
 
     def bar(self, x: tuple[float, float], y: tuple[float, float], style: str, title: str) -> None:
         """Draw a bar between two values of each axis; at least half a pixel wide."""
