@@ -48,7 +48,8 @@ soak: $(VENV)/.installed-clients
 		tests/engine/lifecycle/test_lifecycle.py tests/engine/lifecycle/test_sleep.py tests/engine/test_adapters.py tests/engine/test_races.py \
 		tests/grammar/test_answers.py tests/grammar/test_json_schema.py tests/grammar/test_lexing.py tests/grammar/test_matchers.py \
 		tests/e2e/test_random_answers.py tests/e2e/test_constrained_answers.py tests/e2e/test_hostile_constraints.py \
-		tests/e2e/test_described_answers.py tests/e2e/test_container.py tests/text $(PYTEST_FLAGS)
+		tests/e2e/test_described_answers.py tests/e2e/test_container.py tests/text \
+		tests/weights/encodings/test_malformed_drawn.py $(PYTEST_FLAGS)
 
 # On a GPU: every test that computes on it, with Triton's and FlashInfer's kernels; `make bench-gpu` times them. Warnings
 # of other libraries are not errors here. Without a package index: `make gpu-kit` on another machine, then

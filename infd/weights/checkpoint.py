@@ -277,15 +277,21 @@ def only_gguf(directory: Path) -> Path:
 def read_config(directory: Path) -> dict[str, Any]:
     """Return the content of config.json; for a GGUF file, the content made from its metadata.
 
-    If config.json lacks `quantization_config`, the content of file MODELOPT becomes `quantization_config`. Raises
-    CheckpointError.
+    If config.json lacks `quantization_config`, the content of file MODELOPT becomes `quantization_config`. If it
+    has one of ModelOpt without `group_size`, that of file MODELOPT is added. Raises CheckpointError.
     """
     if is_gguf(directory):
         with gguf_file.Checkpoint(directory) as file:
             return gguf_config.read_config(file)
     config = _read_object(directory / "config.json")
-    if config.get("quantization_config") is None and (beside := directory / MODELOPT).exists():
-        config["quantization_config"] = {"quant_method": "modelopt", **_read_object(beside)}
+    table = config.get("quantization_config")
+    described = isinstance(table, dict) and table.get("quant_method") == "modelopt"
+    if (table is None or described) and (beside := directory / MODELOPT).exists():
+        stated = _read_object(beside)
+        if not described:
+            config["quantization_config"] = {"quant_method": "modelopt", **stated}
+        elif isinstance(inner := stated.get("quantization"), dict) and "group_size" in inner:
+            config["quantization_config"] = {"group_size": inner["group_size"], **config["quantization_config"]}
     return config
 
 

@@ -96,6 +96,35 @@ def test_without_native_code_both_are_decoded_alike(scheme: str, plain: Path, tm
     assert written.equal(logits(plain, "reference", scheme, "none", torch.float32))
 
 
+# Parameters of a matrix [outputs, inputs] that vLLM 0.33.0 declares (create_weights of the schemes W4A16, W8A8Int8,
+# W8A8Fp8 and W4A4Mxfp4 in its compressed_tensors): a loader copies tensors of these names and shapes. vLLM holds int4's
+# scales in the model's dtype.
+VLLM = {
+    "int4": lambda n, k: {
+        "weight_packed": (torch.int32, (n, k // 8)),
+        "weight_scale": (torch.bfloat16, (n, k // 32)),
+        "weight_shape": (torch.int64, (2,)),
+    },
+    "int8": lambda n, k: {"weight": (torch.int8, (n, k)), "weight_scale": (torch.float32, (n, 1))},
+    "fp8": lambda n, k: {"weight": (torch.float8_e4m3fn, (n, k)), "weight_scale": (torch.float32, (n, 1))},
+    "mxfp4": lambda n, k: {"weight_packed": (torch.uint8, (n, k // 2)), "weight_scale": (torch.uint8, (n, k // 32))},
+}
+
+
+@EACH
+def test_the_tensors_are_those_that_vllm_declares(scheme: str, plain: Path, tmp_path: Path) -> None:
+    convert(plain, tmp_path / "out", scheme)
+    written, source = load_file(tmp_path / "out" / "model.safetensors"), load_file(plain / "model.safetensors")
+    for name in names(tmp_path / "out"):
+        module = name.removesuffix("weight")
+        found = {
+            key.removeprefix(module): (each.dtype, tuple(each.shape))
+            for key, each in written.items()
+            if key.startswith(module)
+        }
+        assert found == VLLM[scheme](*source[name].shape), name
+
+
 @EACH
 def test_transformers_and_compressed_tensors_read_the_same_weights(scheme: str, plain: Path, tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors")

@@ -72,6 +72,8 @@ class ModelOpt:
             if each.quant_algo is not None and each.quant_algo.upper() not in ALGORITHMS:
                 supported = ", ".join(sorted(ALGORITHMS))
                 raise refusal(f"quant_algo {each.quant_algo!r} is not supported; supported: {supported}")
+        self._group = {name: each.group_size for name, each in (stated.quantized_layers or {}).items()}
+        self._group_of_all = stated.group_size
         self._all = None if mixed or stated.quant_algo is None else ALGORITHMS[stated.quant_algo.upper()]
         self._layers = {
             name: ALGORITHMS[each.quant_algo.upper()]
@@ -91,7 +93,7 @@ class ModelOpt:
             case ("U8", "F8_E4M3"):
                 encoding = _nvfp4(module)
             case ("U8", _):
-                encoding = _int4(module)
+                encoding = _int4(module, self._group.get(module.name, self._group_of_all))
             case _:
                 words = module.take(".weight", ("I8", "U8", "F8_E4M3"), (-1, -1))
                 scales = scale_grid(module, (1, 0), words.shape, FLOATS)
@@ -138,14 +140,15 @@ def _nvfp4(module: Module) -> Scaled:
     return Scaled(label=label("nvfp4", scales, None, None), shape=shape, numbers=numbers, scales=scales)
 
 
-def _int4(module: Module) -> Scaled:
-    """W4A16_AWQ: each byte holds the integers of two consecutive rows."""
+def _int4(module: Module, group: int | None) -> Scaled:
+    """W4A16_AWQ: each byte holds the integers of two consecutive rows. group: the config's size of groups, if any."""
     words = module.take(".weight", ("U8",), (-1, -1))
     outputs, inputs = words.shape[0] * 2, words.shape[1]
     stored = module.take(".weight_scale", FLOATS, (outputs, -1))
     count = stored.shape[1]
-    if inputs % count:
-        module.refuse(stored, f"{inputs} inputs are not divided into {count} groups")
+    if inputs % count or (group is not None and group > 0 and count * group != inputs):
+        size = f" of {group}" if group else ""
+        module.refuse(stored, f"{inputs} inputs are not divided into {count} groups{size}")
     scales = Scales(stored=stored, grid=(outputs, count), block=(1, inputs // count))
     numbers = Numbers(stored=words, type="int", bits=4, across=True)
     return Scaled(label=label("int4", scales, None, None), shape=(outputs, inputs), numbers=numbers, scales=scales)

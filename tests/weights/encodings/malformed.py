@@ -44,6 +44,7 @@ class Intact:
 
     def __init__(self, directory: Path) -> None:
         self.config = json.loads((directory / "config.json").read_text())
+        self.further = {path.name: path.read_bytes() for path in directory.glob("hf_*.json")}
         self.content = (directory / NAME).read_bytes()
         (length,) = struct.unpack("<Q", self.content[:8])
         self.header: dict[str, Any] = json.loads(self.content[8 : 8 + length])
@@ -396,7 +397,7 @@ class Drawing:
             return path
         intact = self._written[name]
         whole = {} if PART in fault.files else {NAME: intact.content}
-        files = {**whole, "config.json": json.dumps(intact.config).encode(), **fault.files}
+        files = {**whole, **intact.further, "config.json": json.dumps(intact.config).encode(), **fault.files}
         for file, content in {**files, "tokenizer.json": self._tokens.encode()}.items():
             (directory / file).write_bytes(content)
         return directory

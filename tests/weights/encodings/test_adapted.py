@@ -17,9 +17,8 @@ from tests.adapters.test_parity import Bench, text
 from tests.gguf.writing import TYPES, write
 from tests.kernels.paging import CPU
 from tests.tiny import make
-from tests.weights.encodings.fixtures import WRITTEN, expected, unpacked
+from tests.weights.encodings.fixtures import NAMES, WRITTEN, expected, unpacked
 from tests.weights.encodings.test_inputs import EMULATED
-from tests.weights.encodings.test_packed import FLOAT8, KEPT
 from tests.weights.encodings.test_serving import all_rows
 
 if TYPE_CHECKING:
@@ -98,15 +97,12 @@ def test_an_adapter_on_blocks_of_gguf_equals_pefts_on_the_decoded_weights(tmp_pa
         assert (found - case.computed(text(1))).norm() > 0.2 * found.norm()
 
 
-WRITTEN_FORMS = sorted((KEPT | FLOAT8).keys() | {"bnb-nf4", "ct-w8a16-asym-g32"})
-
-
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(6))
 def test_an_adapter_on_each_form_equals_pefts_on_the_decoded_weights(part: int, tmp_path: Path) -> None:
-    cases = [*((name, None) for name in WRITTEN_FORMS), *(("model.gguf", kind) for kind in (*GROUPS, "F16", "BF16"))]
+    cases = [*((name, None) for name in NAMES), *(("model.gguf", kind) for kind in (*GROUPS, "F16", "BF16"))]
     made = make("qwen3-tied", tmp_path / "made", **WIDE)
-    for index, (name, kind) in enumerate(cases[part::4]):
+    for index, (name, kind) in enumerate(cases[part::6]):
         path, tokens = WRITTEN / name, text(2)
         if kind is None:
             tokens = expected(name).tokens

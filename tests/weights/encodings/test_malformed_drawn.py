@@ -54,7 +54,7 @@ def test_drawn_malformed_checkpoints_are_refused_by_name(tmp_path: Path) -> None
         assert not refused(drawing.intact(number))
     tracemalloc.start()
     try:
-        for number in range(among(40, 120, 1000)):
+        for number in range(among(20, 60, 1000)):
             path, told, names = drawing.variant(number)
             tracemalloc.reset_peak()
             before = tracemalloc.get_traced_memory()[0]
@@ -74,8 +74,8 @@ def test_a_start_with_a_drawn_malformed_checkpoint_exits_with_78_and_says_why(tm
     drawing = Drawing(tmp_path, seed=21)
     with starting(tmp_path) as process:
         most = process.start(drawing.taller()).memory  # refused last, when all that reads weights is imported
-        for number in range(1000 if SOAK else 6):
-            path, told, names = drawing.variant(number if SOAK else 11 * number)
+        for number in range(1000 if SOAK else 3):
+            path, told, names = drawing.variant(number if SOAK else 17 * number)
             ended = process.start(path)
             assert ended.code == 78, f"variant {number}: {told}: {ended}"
             assert "Traceback" not in ended.said, f"variant {number}: {told}: {ended}"
