@@ -36,6 +36,7 @@ def executor(
     step_tokens: int = 16,
     cache: int = 2**19,
     quantization: str = "none",
+    dtype: str = "float32",
     **pooling: Any,
 ) -> LocalExecutor:
     """Return an executor of small steps, so that prompts are computed in chunks, beside others.
@@ -44,7 +45,7 @@ def executor(
     """
     return LocalExecutor(
         Config(
-            model=ModelConfig(path=str(directory), dtype="float32", quantization=quantization),  # type: ignore[arg-type]
+            model=ModelConfig(path=str(directory), dtype=dtype, quantization=quantization),  # type: ignore[arg-type]
             device=DeviceConfig(kind="cpu", threads=1, kernel_cache=""),
             scheduler=SchedulerConfig(max_num_seqs=rows, step_tokens=step_tokens),
             cache=CacheConfig(bytes=cache, page_tokens=4),

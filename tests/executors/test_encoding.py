@@ -55,6 +55,17 @@ async def test_whole_prompts_are_packed_into_steps_as_long_as_the_longest(bert: 
     assert facts["cache_dtype"] == "nothing"
 
 
+async def test_embeddings_in_bfloat16_are_near_those_of_float32(built: None, bert: Path):
+    model = oracle(bert)
+    runs = executor(bert, rows=8, mode="mean", dtype="bfloat16")
+    try:
+        vectors = await Pooler(runs, await runs.load())(*((each, Pool("embed")) for each in TEXTS))
+    finally:
+        await runs.close()
+    for each, vector in zip(TEXTS, vectors, strict=True):
+        assert cosine(vector[0], reduced(states(model, each), "mean")) > 0.999
+
+
 async def test_memory_is_released_and_restored_and_weights_are_replaced(bert: Path, tmp_path: Path):
     model = oracle(bert)
     with torch.no_grad():
