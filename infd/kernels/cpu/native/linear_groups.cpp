@@ -49,6 +49,15 @@ inline Ints pairs_of_words(Ints a, Ints b) { return _mm256_madd_epi16(a, b); }
 inline Ints ones() { return _mm256_set1_epi16(1); }
 #endif
 
+// Whether a group's weights stay in registers while the rows of a block are multiplied one after the other. AVX-512 has
+// enough registers for the sums of several rows instead.
+#if defined(__AVX512BW__)
+constexpr bool HOLDS_WEIGHTS = false;
+#else
+constexpr bool HOLDS_WEIGHTS = true;
+#endif
+constexpr int64_t BLOCK_ROWS = 32;  // their inputs, stored for each lane, stay in L2
+
 // What the lines store. TABLE: indices of a table of small numbers; WIDE_TABLE: of one whose numbers take 8 bits. OPENED:
 // one weight a byte, as multiplied; OPENED_WIDE: two weights a word, if SPLITS.
 enum Stored { NIBBLES, TABLE, WIDE_TABLE, BYTES, OPENED, OPENED_TABLE, OPENED_WIDE };
@@ -94,43 +103,56 @@ struct Choose<true> {
   static Weights weights(Ints bytes) { return {even_bytes(bytes), odd_bytes(bytes)}; }
 };
 
-// A group of a row's inputs, quantized. WIDE: as Halves of 16 bits.
-template <bool WIDE>
-struct Inputs {
-  uint8_t numbers[GROUP * (WIDE ? 2 : 1)];
-  float scale;
-  int32_t totals[2];  // of the first and the last 16 numbers
+// A group of a row's inputs, quantized, with the totals of each part's numbers. WIDE: numbers are Halves of 16 bits. If
+// HOLDS_WEIGHTS, a word is stored for each lane, so that products read it as an operand in memory.
+template <bool WIDE, int PARTS>
+struct alignas(HOLDS_WEIGHTS ? 32 : 4) Inputs {
+  static constexpr int64_t PART = GROUP / PARTS, WORDS = GROUP / 4 * (WIDE ? 2 : 1), COPIES = HOLDS_WEIGHTS ? WIDTH : 1;
 
-  int32_t word(int64_t i) const {
-    int32_t word;
-    memcpy(&word, numbers + 4 * i, sizeof word);
-    return word;
+  uint32_t words[WORDS][COPIES];
+  float scale;
+  int32_t totals[PARTS];
+  float scaled_totals[PARTS];
+
+  Ints word(int64_t i) const {
+    if constexpr (HOLDS_WEIGHTS)
+      return words_at(words[i]);
+    else
+      return ints(words[i][0]);
   }
   typename Choose<WIDE>::Weights quad(int64_t i) const {
     if constexpr (WIDE)
-      return {ints(word(2 * i)), ints(word(2 * i + 1))};
+      return {word(2 * i), word(2 * i + 1)};
     else
-      return ints(word(i));
+      return word(i);
   }
-
-  int32_t total() const { return totals[0] + totals[1]; }
 
   template <class Number>
   void fill(const Number* x, int64_t count) {
-    const int64_t half = GROUP / 2, first = count < half ? count : half;
     uint8_t bytes[GROUP] = {};
     scale = scale_of(x, count);
-    totals[0] = quantize(x, first, scale, bytes, 0);
-    totals[1] = quantize(x + first, count - first, scale, bytes + half, 0);
-    if constexpr (WIDE) {
-      for (int64_t i = 0; i < GROUP; i += 4) {
-        const int8_t* four = reinterpret_cast<const int8_t*>(bytes + i);
-        const int16_t halves[4] = {four[0], four[2], four[1], four[3]};
-        memcpy(numbers + 2 * i, halves, sizeof halves);
-      }
-    } else {
-      memcpy(numbers, bytes, sizeof bytes);
+    for (int part = 0; part < PARTS; part++) {
+      const int64_t first = part * PART, left = count - first;
+      totals[part] = left > 0 ? quantize(x + first, left < PART ? left : PART, scale, bytes + first, 0) : 0;
+      scaled_totals[part] = scale * static_cast<float>(totals[part]);
     }
+    for (int64_t i = 0; i < GROUP; i += 4) {
+      const int8_t* four = reinterpret_cast<const int8_t*>(bytes + i);
+      if constexpr (WIDE) {
+        const int16_t halves[4] = {four[0], four[2], four[1], four[3]};
+        put(i / 2, halves);
+        put(i / 2 + 1, halves + 2);
+      } else {
+        put(i / 4, four);
+      }
+    }
+  }
+
+ private:
+  void put(int64_t i, const void* bytes) {
+    uint32_t word;
+    memcpy(&word, bytes, sizeof word);
+    for (uint32_t& copy : words[i]) copy = word;
   }
 };
 
@@ -138,16 +160,17 @@ struct Inputs {
 template <Stored STORED, int PARTS>
 struct Grouped {
   static constexpr int64_t HEADER = 0;
-  static constexpr bool ONE_LINE = false, OPENS = !is_open(STORED), WIDE = is_wide(STORED);
+  static constexpr bool ONE_LINE = false, OPENS = !HOLDS_WEIGHTS && !is_open(STORED), WIDE = is_wide(STORED);
   using Opened = Grouped<opened_as(STORED), PARTS>;
   using Weights = typename Choose<WIDE>::Weights;
+  using GroupInputs = Inputs<WIDE, PARTS>;
 
-  const Inputs<WIDE>* inputs;
-  int64_t stride;  // between rows
+  const GroupInputs* inputs;  // [groups, rows]
+  int64_t rows;
   Layout layout;
   __m128i table;
 
-  Grouped(const Inputs<WIDE>* inputs, int64_t stride, const Layout& layout) : inputs(inputs), stride(stride), layout(layout) {
+  Grouped(const GroupInputs* inputs, int64_t rows, const Layout& layout) : inputs(inputs), rows(rows), layout(layout) {
     const auto entries = reinterpret_cast<const __m128i*>(TABLES[STORED == TABLE || STORED == WIDE_TABLE ? layout.table : 0]);
     table = _mm_sub_epi8(_mm_loadu_si128(entries), _mm_set1_epi8(static_cast<char>(layout.least())));
   }
@@ -160,9 +183,10 @@ struct Grouped {
 
   // With several sets of scales, a step reads each after lines at higher addresses. The hardware prefetcher does not
   // predict this order.
-  bool prefetches() const { return layout.sets() > 1; }
+  // Nor the order in which several rows read the vectors of lines if HOLDS_WEIGHTS.
+  bool prefetches() const { return (HOLDS_WEIGHTS && rows > 1) || layout.sets() > 1; }
   int64_t look() const { return layout.step() / layout.groups; }
-  Grouped from(int64_t row, int64_t at) const { return {inputs + row * stride + at * layout.groups, stride, layout}; }
+  Grouped from(int64_t row, int64_t at) const { return {inputs + at * layout.groups * rows + row, rows, layout}; }
   Vec value(Vec sums, int64_t, const uint32_t*) const { return sums; }
 
   // Of a part of a group of a step: the outputs' scales and minima, stored in `room` unless they are floats in memory.
@@ -202,7 +226,7 @@ struct Grouped {
     }
   }
 
-  Opened opened() const { return {inputs, stride, layout}; }
+  Opened opened() const { return {inputs, rows, layout}; }
   void open(const uint32_t* words, int64_t steps, uint32_t* to) const {
     const Opened form = opened();
     for (int64_t at = 0; at < steps; at++, words += step())
@@ -239,7 +263,7 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
 
   // Add the products of a quad of a pair.
   template <int SECOND, int VECTORS>
-  static void add_quad(const Kind& x, const uint32_t* lines, int64_t pair, int64_t first, const Inputs<Kind::WIDE>* inputs,
+  static void add_quad(const Kind& x, const uint32_t* lines, int64_t pair, int64_t first, const typename Kind::GroupInputs* inputs,
                        Ints (&in)[ROWS][VECTORS]) {
     const int64_t quad = 2 * pair + SECOND;
     if constexpr (ROWS == 1) {
@@ -253,7 +277,7 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
       for (int j = 0; j < VECTORS; j++) w[j] = x.template weights<SECOND>(lines, pair, first + j * WIDTH);
 #pragma GCC unroll 8
       for (int i = 0; i < ROWS; i++) {
-        const auto input = inputs[i * x.stride].quad(quad);
+        const auto input = inputs[i].quad(quad);
 #pragma GCC unroll 8
         for (int j = 0; j < VECTORS; j++) in[i][j] = add_products(in[i][j], w[j], input);
       }
@@ -280,7 +304,7 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
       const uint32_t* step = stretch.words + at * length;
       for (int64_t group = 0; group < layout.groups; group++) {
         ahead.fetch();
-        const Inputs<Kind::WIDE>* inputs = x.inputs + at * layout.groups + group;
+        const typename Kind::GroupInputs* inputs = x.inputs + (at * layout.groups + group) * x.rows;
         const uint32_t* lines = x.lines(step, group);
         const float *scales[PARTS], *minima[PARTS];
         float room[2 * PARTS][PANEL];
@@ -290,22 +314,18 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
         }
         for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
           for (int64_t part = 0; part < PARTS; part++) {
-            const auto total = [&](int64_t i) {
-              const Inputs<Kind::WIDE>& own = inputs[i * x.stride];
-              return PARTS == 1 ? own.total() : own.totals[part];
-            };
             Ints sum[ROWS][VECTORS];
             if (layout.zeros) {
 #pragma GCC unroll 8
               for (int j = 0; j < VECTORS; j++) {
                 const Ints zero = x.zeros(step, group, part, first + j * WIDTH);
 #pragma GCC unroll 8
-                for (int i = 0; i < ROWS; i++) sum[i][j] = small_products(zero, ints(-total(i)));
+                for (int i = 0; i < ROWS; i++) sum[i][j] = small_products(zero, ints(-inputs[i].totals[part]));
               }
             } else {
 #pragma GCC unroll 8
               for (int i = 0; i < ROWS; i++) {
-                const Ints start = ints(least * total(i));
+                const Ints start = ints(least * inputs[i].totals[part]);
 #pragma GCC unroll 8
                 for (int j = 0; j < VECTORS; j++) sum[i][j] = start;
               }
@@ -346,10 +366,9 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
 #pragma GCC unroll 8
               for (int i = 0; i < ROWS; i++) {
                 float* own = sums + i * PANEL + first + j * WIDTH;
-                const float size = inputs[i * x.stride].scale;
                 Vec before = begins ? set(0.0f) : load(own);
-                if (layout.minima) before = fma(minimum, set(size * static_cast<float>(total(i))), before);
-                store(own, fma(floats(sum[i][j]), scale * set(size), before));
+                if (layout.minima) before = fma(minimum, set(inputs[i].scaled_totals[part]), before);
+                store(own, fma(floats(sum[i][j]), scale * set(inputs[i].scale), before));
               }
             }
           }
@@ -359,11 +378,91 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
   }
 };
 
+template <Stored STORED, int PARTS>
+constexpr int64_t ROWS_OF_A_GROUP<Grouped<STORED, PARTS>> = HOLDS_WEIGHTS ? BLOCK_ROWS : MOST_ROWS;
+
+template <Stored STORED, int PARTS>
+struct RowByRow<Grouped<STORED, PARTS>> {
+  using Kind = Grouped<STORED, PARTS>;
+  using Input = typename Kind::GroupInputs;
+  static constexpr int QUADS = GROUP / 4 / PARTS;
+  static constexpr int HELD = Kind::WIDE && QUADS > 4 ? 4 : QUADS;  // quads of weights in registers
+  static constexpr int BEFORE = QUADS - HELD;
+
+  static void multiply(const Kind& x, const Stretch& stretch, int64_t rows, float* sums, Prefetch ahead) {
+    if (stretch.header != nullptr) memset(sums, 0, rows * PANEL * sizeof *sums);
+    const bool zeros = x.layout.zeros || x.layout.least();
+    const auto chosen = x.layout.minima ? zeros ? add<true, true> : add<false, true> : zeros ? add<true, false> : add<false, false>;
+    for (int64_t at = 0; at < stretch.steps; at++)
+      for (int64_t group = 0; group < x.layout.groups; group++) {
+        ahead.fetch();
+        chosen(x, stretch, stretch.words + at * x.step(), group, x.inputs + (at * x.layout.groups + group) * x.rows, rows, sums);
+      }
+  }
+
+ private:
+  // Add the products of a group.
+  template <bool ZEROS, bool MINIMA>
+  static void add(const Kind& x, const Stretch& stretch, const uint32_t* step, int64_t group, const Input* inputs, int64_t rows, float* sums) {
+    const Layout& layout = x.layout;
+    const uint32_t* lines = x.lines(step, group);
+    alignas(32) uint32_t partial[BEFORE ? ROWS_OF_A_GROUP<Kind> : 1][WIDTH];
+    for (int64_t first = stretch.begin; first < stretch.end; first += WIDTH) {
+#pragma GCC unroll 2
+      for (int part = 0; part < PARTS; part++) {
+        typename Kind::Weights held[HELD];
+        const int from = QUADS * part;
+        if constexpr (BEFORE > 0) {
+          hold(x, lines, from, first, held);
+          for (int64_t i = 0; i < rows; i++) put_words(partial[i], products(held, inputs[i], from));
+        }
+        hold(x, lines, from + BEFORE, first, held);
+        const int64_t set = layout.set_of(group, part);
+        const Vec scale = layout.load_scales(step, set, first);
+        const Vec minimum = MINIMA ? layout.load_minima(step, set, first) : ::set(0.0f);
+        const Ints zero = layout.zeros ? x.zeros(step, group, part, first) : ints(-layout.least());
+        float* own = sums + first;
+        for (const Input* input = inputs; input < inputs + rows; input++, own += PANEL) {
+          Ints sum = products(held, *input, from + BEFORE);
+          if constexpr (BEFORE > 0) sum = plus(sum, words_at(partial[input - inputs]));
+          if constexpr (ZEROS) sum = plus(sum, small_products(zero, ints(-input->totals[part])));
+          Vec before = load(own);
+          if constexpr (MINIMA) before = fma(minimum, ::set(input->scaled_totals[part]), before);
+          store(own, fma(floats(sum), scale * ::set(input->scale), before));
+        }
+      }
+    }
+  }
+
+  static void hold(const Kind& x, const uint32_t* lines, int64_t from, int64_t column, typename Kind::Weights (&held)[HELD]) {
+#pragma GCC unroll 8
+    for (int quad = 0; quad < HELD; quad += 2) {
+      held[quad] = x.template weights<0>(lines, (from + quad) / 2, column);
+      held[quad + 1] = x.template weights<1>(lines, (from + quad) / 2, column);
+    }
+  }
+
+  // The products of the held quads with those of a row from `from` on.
+  static Ints products(const typename Kind::Weights (&held)[HELD], const Input& input, int64_t from) {
+    constexpr int TOGETHER = !is_narrow(STORED) || HELD < quads_together(STORED) ? HELD : quads_together(STORED);
+    Ints sum = no_ints();
+#pragma GCC unroll 8
+    for (int begin = 0; begin < HELD; begin += TOGETHER) {
+      Ints some = no_ints();
+#pragma GCC unroll 8
+      for (int quad = begin; quad < begin + TOGETHER; quad++) some = add_products(some, held[quad], input.quad(from + quad));
+      if constexpr (is_narrow(STORED)) some = pairs_of_words(some, ones());
+      sum = begin ? plus(sum, some) : some;
+    }
+    return sum;
+  }
+};
+
 thread_local Scratch scratch;
 
 // Quantize a group of a row: `count` numbers from x[first] on, or, if `order` is given, the numbers that it names.
-template <bool WIDE, class Number>
-void fill(Inputs<WIDE>& group, const Number* x, const int32_t* order, int64_t first, int64_t count) {
+template <class Group, class Number>
+void fill(Group& group, const Number* x, const int32_t* order, int64_t first, int64_t count) {
   if (order == nullptr) return group.fill(x + first, count);
   Number chosen[GROUP];
   for (int64_t i = 0; i < count; i++) chosen[i] = x[order[first + i]];
@@ -375,19 +474,19 @@ void multiply_in(const Layout& layout, const Number* x, int64_t x_stride, int64_
               const Number* bias, void* out, int64_t out_stride, int64_t wide) {
   const int32_t* order = layout.order(weights);
   const int64_t steps = layout.steps_of(inputs), groups = steps * layout.groups;
-  using Group = Inputs<is_wide(STORED)>;
+  using Group = Inputs<is_wide(STORED), PARTS>;
   Group* own = reinterpret_cast<Group*>(scratch.at_least(rows * groups * sizeof(Group)));
   const Product<Grouped<STORED, PARTS>> product = {
-      {own, groups, layout}, rows, layout.panels(weights, inputs), outputs, steps, false, bias, out, out_stride, wide != 0};
+      {own, rows, layout}, rows, layout.panels(weights, inputs), outputs, steps, false, bias, out, out_stride, wide != 0};
   const bool shared = worth_sharing(rows, outputs, inputs);
   Division<Grouped<STORED, PARTS>> division(product, shared);
 #pragma omp parallel if (shared)
   {
 #pragma omp for
-    for (int64_t i = 0; i < rows; i++)
-      for (int64_t group = 0; group < groups; group++) {
+    for (int64_t group = 0; group < groups; group++)
+      for (int64_t i = 0; i < rows; i++) {
         const int64_t first = group * GROUP < inputs ? group * GROUP : inputs, left = inputs - first;
-        fill(own[i * groups + group], x + i * x_stride, order, first, left < GROUP ? left : GROUP);
+        fill(own[group * rows + i], x + i * x_stride, order, first, left < GROUP ? left : GROUP);
       }
     division.compute_share();
   }
@@ -407,7 +506,12 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
                         : layout.least() < -12          ? WIDE_TABLE
                                                         : TABLE;
   const Apply apply = of[stored][layout.parts - 1];
-  apply(layout, x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide);
+  const int64_t blocks = HOLDS_WEIGHTS ? (rows + BLOCK_ROWS - 1) / BLOCK_ROWS : 1;
+  for (int64_t block = 0; block < blocks; block++) {
+    const int64_t from = rows * block / blocks, count = rows * (block + 1) / blocks - from;
+    char* to = static_cast<char*>(out) + from * out_stride * (wide ? sizeof(float) : sizeof(bf16));
+    apply(layout, x + from * x_stride, x_stride, count, weights, outputs, inputs, bias, to, out_stride, wide);
+  }
 }
 
 }  // namespace

@@ -24,7 +24,8 @@
 //   x.half_word(row, at)     the first half of the input word of step `at`, read without the second half
 //   x.value(sums, row, header)   convert sums to floats
 //
-// Group::multiply supports any Kind whose step is one line. A Kind with longer steps specializes Group::multiply.
+// Group::multiply supports any Kind whose step is one line. A Kind with longer steps specializes Group::multiply, or
+// ROWS_OF_A_GROUP and RowByRow.
 //
 // Weights that take several instructions to prepare are prepared once for all groups of rows, if there are several: a
 // Kind with OPENS has another Kind for prepared weights.
@@ -101,6 +102,7 @@ struct Stretch {
   int64_t steps;
   bool half;
   const uint32_t* header;  // of the panel, if sums start here; null if they continue an earlier stretch
+  int64_t begin, end;      // columns of the panel to compute
 };
 
 // Multiplies ROWS rows with a stretch of a panel, and starts or continues their sums [ROWS, PANEL].
@@ -156,6 +158,23 @@ void Group<Kind, ROWS>::multiply(const Kind& x, const Stretch& stretch, float* s
   }
 }
 
+// The most rows of a group.
+template <class Kind>
+constexpr int64_t ROWS_OF_A_GROUP = MOST_ROWS;
+
+// Multiplies any number of rows, and any columns whose number is a multiple of WIDTH; for Kinds with more ROWS_OF_A_GROUP
+// than MOST_ROWS.
+template <class Kind>
+struct RowByRow {
+  static void multiply(const Kind& x, const Stretch& stretch, int64_t rows, float* sums, Prefetch ahead);
+};
+template <class Kind>
+constexpr bool ROW_BY_ROW = ROWS_OF_A_GROUP<Kind> > MOST_ROWS;
+
+// The units of a panel, at which a run of tasks may begin and end.
+template <class Kind>
+constexpr int64_t UNITS = ROW_BY_ROW<Kind> ? 4 : 1;
+
 template <class Kind>
 using Multiply = void (*)(const Kind&, const Stretch&, float*, Prefetch);
 
@@ -176,7 +195,13 @@ void multiply_group(const Kind& x, bool opened, int64_t rows, const Stretch& str
   if constexpr (Kind::OPENS) {
     if (opened) return multiply_rows<typename Kind::Opened>(rows)(x.opened(), stretch, sums, ahead);
   }
-  multiply_rows<Kind>(rows)(x, stretch, sums, ahead);
+  if constexpr (ROW_BY_ROW<Kind>) {
+    // Weights that only one row multiplies need not be held: a Group reads each input once for all columns.
+    if (rows == 1 && stretch.end - stretch.begin == PANEL) return Group<Kind, 1>::multiply(x, stretch, sums, ahead);
+    RowByRow<Kind>::multiply(x, stretch, rows, sums, ahead);
+  } else {
+    multiply_rows<Kind>(rows)(x, stretch, sums, ahead);
+  }
 }
 
 // Steps of a stretch of prepared weights.
@@ -192,7 +217,7 @@ int64_t opened_steps(const Kind& x) {
 template <class Kind>
 int64_t stretch_words(int64_t rows) {
   if (Kind::ONE_LINE && WIDTH == 8 && rows > 1) return PASS_WORDS;
-  return rows > MOST_ROWS && rows <= 2 * MOST_ROWS ? TWO_WORDS : MOST_WORDS;
+  return rows > ROWS_OF_A_GROUP<Kind> && rows <= 2 * ROWS_OF_A_GROUP<Kind> ? TWO_WORDS : MOST_WORDS;
 }
 
 // The bias [outputs], in either type, or none.
@@ -220,10 +245,13 @@ struct Product {
 
   const uint32_t* panel(int64_t number) const { return weights + number * (Kind::HEADER + steps * x.step()); }
 
-  // Convert sums [count, PANEL], for rows from `row` on and outputs from `first` on, add the bias, and store the
+  // Convert sums [count, PANEL], for rows from `row` on and columns [begin, end) of a panel, add the bias, and store the
   // results.
-  void finish(const float* sums, int64_t row, int64_t count, int64_t first, const uint32_t* header) const {
-    const int64_t columns = outputs - first < PANEL ? outputs - first : PANEL;
+  void finish(const float* sums, int64_t row, int64_t count, int64_t panel, int64_t begin, int64_t end) const {
+    const int64_t first = panel * PANEL + begin, columns = outputs - first < end - begin ? outputs - first : end - begin;
+    if (columns <= 0) return;
+    const uint32_t* header = this->panel(panel) + begin;
+    sums += begin;
     float added[PANEL] = {};
     if (bias.narrow) convert(bias.narrow + first, added, columns);
     if (bias.wide) convert(bias.wide + first, added, columns);
@@ -239,25 +267,26 @@ struct Product {
   template <class Number>
   void put(const float* sums, int64_t row, const uint32_t* header, const float* added, Number* to, int64_t columns) const {
     Number rounded[PANEL];
-    Number* whole = columns == PANEL ? to : rounded;
-    for (int64_t j = 0; j < PANEL; j += WIDTH) store(whole + j, x.value(load(sums + j), row, header + j) + load(added + j));
-    if (columns < PANEL) memcpy(to, rounded, columns * sizeof(Number));
+    Number* whole = columns % WIDTH == 0 ? to : rounded;
+    for (int64_t j = 0; j < columns; j += WIDTH) store(whole + j, x.value(load(sums + j), row, header + j) + load(added + j));
+    if (whole == rounded) memcpy(to, rounded, columns * sizeof(Number));
   }
 };
 
-// Compute rows [row, row + count) of one panel; prefetch the next panel if `more`.
+// Compute rows [row, row + count) of columns [begin, end) of one panel; prefetch the next panel if `more`.
 template <class Kind>
-void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, bool more) {
-  const int64_t groups = (count + MOST_ROWS - 1) / MOST_ROWS;
+void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, int64_t row, int64_t count, bool more) {
+  constexpr int64_t MOST = ROWS_OF_A_GROUP<Kind>;
+  const int64_t groups = (count + MOST - 1) / MOST;
   const bool opens = Kind::OPENS && groups >= OPENS_FROM;
   const int64_t step = p.x.step(), most = opens ? opened_steps(p.x) : stretch_words<Kind>(count) / step;
   const int64_t stretches = (p.steps + most - 1) / most;
   const int64_t look = look_of(p.x) / CACHE_LINE;
-  const bool plain = count <= MOST_ROWS + FEW_MORE<Kind>;
+  const bool plain = count <= MOST + FEW_MORE<Kind>;
   const int64_t lines = plain && !prefetches_alone(p.x) ? 0 : (look + groups - 1) / groups;
   const auto bound = [&](int64_t group) {
     if (!plain) return count * group / groups;
-    return group < groups ? group * MOST_ROWS : count;
+    return group < groups ? group * MOST : count;
   };
   const uint32_t *header = p.panel(panel), *words = header + Kind::HEADER;
   alignas(64) float sums[MOST_TOGETHER * PANEL];
@@ -266,7 +295,7 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, 
   for (int64_t stretch = 0; stretch < stretches; stretch++) {
     const int64_t first = p.steps * stretch / stretches, last = p.steps * (stretch + 1) / stretches;
     const bool ends = stretch + 1 == stretches, half = ends && p.half;
-    Stretch part = {words + first * step, last - first - half, half, stretch ? nullptr : header};
+    Stretch part = {words + first * step, last - first - half, half, stretch ? nullptr : header, begin, end};
     if constexpr (Kind::OPENS) {
       if (opens) {
         p.x.open(part.words, part.steps, opened);
@@ -280,7 +309,7 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, 
       const int64_t share = (last - first) * step * sizeof(uint32_t) / groups / 64 * 64;
       const Prefetch ahead = {next + group * share, more || !ends ? lines : 0};
       multiply_group(p.x.from(row + from, first), opens, rows, part, own, ahead);
-      if (ends) p.finish(own, row + from, rows, panel * PANEL, header);
+      if (ends) p.finish(own, row + from, rows, panel, begin, end);
     }
   }
 }
@@ -290,8 +319,9 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, 
 template <class Kind>
 struct Division {
   static constexpr int64_t MOST_RUNS = 128;
+  static constexpr int64_t WHOLE = UNITS<Kind>;
   struct alignas(64) Run {
-    int64_t next, end;
+    int64_t next, begin, end;  // units
   };
 
   const Product<Kind>& product;
@@ -305,7 +335,11 @@ struct Division {
     parts = (rows + MOST_TOGETHER - 1) / MOST_TOGETHER;
     while (panels * parts < 4 * threads && rows / (parts + 1) >= 4 * MOST_ROWS) parts++;
     runs = threads < MOST_RUNS ? threads : MOST_RUNS;
-    for (int64_t i = 0; i < runs; i++) run[i] = {panels * parts * i / runs, panels * parts * (i + 1) / runs};
+    const int64_t units = panels * parts * WHOLE;
+    for (int64_t i = 0; i < runs; i++) {
+      const int64_t begin = units * i / runs;
+      run[i] = {begin / WHOLE * WHOLE, begin, units * (i + 1) / runs};
+    }
   }
 
   // Called by every thread of the team.
@@ -313,15 +347,18 @@ struct Division {
     const int64_t own = omp_get_thread_num();
     for (int64_t i = own; i < own + runs; i++) {
       Run& from = run[i % runs];
-      int64_t task;
-      while ((task = __atomic_fetch_add(&from.next, 1, __ATOMIC_RELAXED)) < from.end) compute_task(task, task + 1 < from.end);
+      int64_t at;
+      while ((at = __atomic_fetch_add(&from.next, WHOLE, __ATOMIC_RELAXED)) < from.end) compute_task(at, from);
     }
   }
 
-  void compute_task(int64_t task, bool more) const {
-    const int64_t panel = task / parts, part = task % parts;
-    const int64_t from = product.rows * part / parts;
-    compute(product, panel, from, product.rows * (part + 1) / parts - from, more && part + 1 == parts);
+  // Compute the units of a run that belong to the task whose first unit is `at`.
+  void compute_task(int64_t at, const Run& own) const {
+    constexpr int64_t UNIT = PANEL / WHOLE;
+    const int64_t begin = at < own.begin ? own.begin - at : 0, end = own.end - at < WHOLE ? own.end - at : WHOLE;
+    const int64_t panel = at / WHOLE / parts, part = at / WHOLE % parts;
+    const int64_t from = product.rows * part / parts, count = product.rows * (part + 1) / parts - from;
+    compute(product, panel, begin * UNIT, end * UNIT, from, count, at + WHOLE < own.end && part + 1 == parts);
   }
 };
 
