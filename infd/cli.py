@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from infd.commandline import SHELLS, Group, misused, unwritable
+from infd.commandline import SHELLS, Group, misused, tls_options, unwritable
 from infd.config import SETTINGS, Assignment, Environment, Loaded, limit_thread_spinning, load
 from infd.errors import NotAnswered, StartError, UsageError
 from infd.memory import use_one_heap
@@ -27,6 +27,7 @@ from infd.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from ssl import SSLContext
 
     from infd.config import Setting
 
@@ -427,6 +428,7 @@ def models(as_json: bool, remove: str | None) -> int:
     metavar="FILE",
     help="File with the server's API key.  [INFD_API_KEY]",
 )
+@tls_options
 @click.option(
     "--config", type=click.Path(path_type=Path), metavar="FILE", help="Read the server's address from this file."
 )
@@ -439,6 +441,7 @@ def chat(
     max_tokens: int | None,
     schema: Path | None,
     key_file: Path | None,
+    tls: SSLContext | None,
     config: Path | None,
 ) -> int:
     """Chat with a running server.
@@ -454,6 +457,7 @@ def chat(
     client = ChatClient(
         url or address(_load(config, (), {}).config.server),
         environment.api_key if key_file is None else read_key(key_file),
+        tls,
     )
     conversation = Conversation(
         system=system,

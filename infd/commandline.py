@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -39,6 +40,31 @@ class Group(click.Group):
         rows = [(name, command.get_short_help_str(limit=1000)) for name, command in commands if command is not None]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add curl's options for TLS to a client, which gets an ssl.SSLContext as `tls`; None: the libraries' defaults."""
+
+    @functools.wraps(command)
+    def connecting(
+        *arguments: Any, cacert: str | None, cert: str | None, key: str | None, insecure: bool, **options: Any
+    ) -> Any:
+        from infd.sockets.tls import client_context
+
+        try:
+            tls = client_context(authority=cacert, certificate=cert, key=key, insecure=insecure)
+        except ValueError as error:
+            raise click.UsageError(str(error), click.get_current_context()) from None
+        return command(*arguments, tls=tls, **options)
+
+    for option in (
+        click.option("--insecure", is_flag=True, help="Accept any TLS certificate."),
+        click.option("--key", metavar="FILE", help="Key of --cert, in PEM.  [in the file of --cert]"),
+        click.option("--cert", metavar="FILE", help="Certificate to show to a server that asks for one, in PEM."),
+        click.option("--cacert", metavar="FILE", help="Authorities to trust in place of the system's, in PEM."),
+    ):
+        connecting = option(connecting)
+    return connecting
 
 
 def completion(command: click.Command, program: str, shell: str) -> str:

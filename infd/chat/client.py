@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import ssl
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -10,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from infd.errors import NotAnswered, RequestRefused, UsageError
+from infd.sockets.tls import failed_handshake
 from infd.unixhttp import UnixConnection
 
 if TYPE_CHECKING:
@@ -117,9 +119,13 @@ class _Models(Struct):
 class ChatClient:
     """Client of the server at an http://, https:// or unix:/path URL; an HTTP URL may end with /v1."""
 
-    def __init__(self, url: str, key: str = "") -> None:
-        """Parse `url`, without connecting. Raises UsageError for a URL of another scheme or without a host."""
+    def __init__(self, url: str, key: str = "", tls: ssl.SSLContext | None = None) -> None:
+        """Parse `url`, without connecting. `tls`: for https; None: http.client's.
+
+        Raises UsageError for a URL of another scheme or without a host.
+        """
         self.url = url
+        self._tls = tls
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -193,8 +199,10 @@ class ChatClient:
         if self.url.startswith(UNIX):
             return UnixConnection(self.url.removeprefix(UNIX), PATIENCE_S)
         parts = urlsplit(self.url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        return kind(parts.hostname or "", parts.port, timeout=PATIENCE_S)
+        host = parts.hostname or ""
+        if parts.scheme == "https":
+            return http.client.HTTPSConnection(host, parts.port, timeout=PATIENCE_S, context=self._tls)
+        return http.client.HTTPConnection(host, parts.port, timeout=PATIENCE_S)
 
     def _request(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
@@ -202,6 +210,8 @@ class ChatClient:
         """Send a request and return the response if its status is 200. Raises NotAnswered."""
         try:
             connection.connect()
+        except ssl.SSLError as error:
+            raise self._lost(error) from None
         except OSError as error:
             raise NotAnswered(f"no daemon answers at {self.url} ({error.strerror or error}); {_START}") from None
         connection.request(method, self._prefix + path, body, self._headers)
@@ -223,6 +233,11 @@ class ChatClient:
         raise NotAnswered(reason + hint)
 
     def _lost(self, error: Exception) -> NotAnswered:
+        if isinstance(error, ssl.SSLError):
+            return NotAnswered(f"{self.url} answers, but {failed_handshake(error)}")
         if isinstance(error, TimeoutError):
             return NotAnswered(f"{self.url} has sent nothing for {PATIENCE_S:g} s")
-        return NotAnswered(f"lost the connection to {self.url}: {str(error) or type(error).__name__}")
+        advice = ""
+        if isinstance(error, ConnectionError) and self.url.startswith("https:"):
+            advice = "; if it asks for a client's certificate, give one with --cert and --key"
+        return NotAnswered(f"lost the connection to {self.url}: {str(error) or type(error).__name__}{advice}")

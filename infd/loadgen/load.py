@@ -35,6 +35,7 @@ from infd.loadgen.server import DraftCounts, Server
 from infd.loadgen.stream import RequestFailed, measure, read_document, read_events, text_of
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from infd.loadgen.settings import Settings
@@ -95,14 +96,14 @@ async def connect(
     *,
     api_key: str = "",
     headers: Mapping[str, str] | None = None,
-    insecure: bool = False,
+    tls: ssl.SSLContext | None = None,
     patience_s: float = 0.0,
     observer: Observer | None = None,
 ) -> AsyncIterator[Generator]:
     """Wait until the server answers, learn its tokens, and yield a generator of loads for it.
 
     headers     sent with every request
-    insecure    whether any TLS certificate is accepted
+    tls         context of TLS; None: aiohttp's
     patience_s  how long the server may take to become ready
 
     Raises RequestFailed.
@@ -111,7 +112,7 @@ async def connect(
     sent = {"Content-Type": "application/json", **(headers or {})}
     if api_key:
         sent["Authorization"] = f"Bearer {api_key}"
-    connector = aiohttp.TCPConnector(limit=0, ssl=not insecure)
+    connector = aiohttp.TCPConnector(limit=0, ssl=tls or True)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         chat = settings.endpoint == "chat"
         server = Server(settings, session, sent)

@@ -137,7 +137,7 @@ class Server:
         except TimeoutError:
             raise RequestFailed("unreachable", f"{url}: no answer in time") from None
         except aiohttp.ServerDisconnectedError:
-            advice = "; does it want https?" if url.startswith("http:") else ""
+            advice = "; does it want https?" if url.startswith("http:") else "; does it ask for a certificate (--cert)?"
             raise RequestFailed("disconnected", f"{url}: the server closed the connection{advice}") from None
         except aiohttp.ClientError as error:
             raise RequestFailed("disconnected", f"{url}: {error!r}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from infd.loadgen.samples import Sample
+from infd.sockets.tls import failed_handshake
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -74,11 +76,9 @@ class _ErrorBody(Struct):
 
 def cause(error: aiohttp.ClientConnectorError) -> str:
     """Return the system's reason for a failed connection, without aiohttp's and asyncio's additions."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        reason = getattr(error.certificate_error, "verify_message", "") or str(error.certificate_error)
-        return f"its certificate is not trusted ({reason}); --insecure accepts any"
-    if isinstance(error, aiohttp.ClientConnectorSSLError):
-        return f"no TLS ({getattr(error.os_error, 'reason', error.os_error)}); does the server want http?"
+    failed = getattr(error, "certificate_error", error.os_error)
+    if isinstance(failed, ssl.SSLError):
+        return failed_handshake(failed)
     number = error.os_error.errno
     return os.strerror(number) if number and number > 0 else str(error.os_error)
 

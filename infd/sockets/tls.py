@@ -1,4 +1,4 @@
-"""TLS of the HTTP endpoint."""
+"""TLS of the HTTP endpoint, and of the clients on the command line."""
 
 from __future__ import annotations
 
@@ -51,6 +51,53 @@ def context(server: ServerConfig) -> ssl.SSLContext | None:
                 " (the setting rules TLS 1.2 only; the ciphers of TLS 1.3 are fixed)"
             ) from None
     return found
+
+
+def client_context(
+    *, authority: str | None, certificate: str | None, key: str | None, insecure: bool
+) -> ssl.SSLContext | None:
+    """Return the context with which clients connect; None: the libraries' defaults.
+
+    authority    PEM file of the trusted certificate authorities; None: the system's
+    certificate  PEM file of the client's certificate; None: the client shows none
+    key          PEM file of its key; None: the key is in `certificate`
+    insecure     whether any certificate of a server is accepted
+
+    Raises ValueError that names the option.
+    """
+    if key and not certificate:
+        raise ValueError("--key needs --cert")
+    if not (authority or certificate or insecure):
+        return None
+    try:
+        found = ssl.create_default_context(cafile=authority)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--cacert {authority}: {_reason(error)}") from None
+    if insecure:
+        found.check_hostname = False
+        found.verify_mode = ssl.CERT_NONE
+    if certificate:
+        try:
+            found.load_cert_chain(certificate, key, password=_no_password)
+        except (OSError, ValueError) as error:
+            options = f"--cert {certificate}" + (f" --key {key}" if key else "")
+            raise ValueError(f"{options}: {_reason(error)}") from None
+    return found
+
+
+def failed_handshake(error: ssl.SSLError) -> str:
+    """Return why a client's connection failed, and the option that helps."""
+    reason = getattr(error, "reason", "") or str(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = getattr(error, "verify_message", "") or reason
+        return (
+            f"its certificate is not trusted ({why}); name its authority with --cacert, or accept any with --insecure"
+        )
+    if isinstance(error, ssl.SSLEOFError) or "CERTIFICATE_REQUIRED" in reason:
+        return "it closed the connection; if it asks for a client's certificate, give one with --cert and --key"
+    if "ALERT_UNKNOWN_CA" in reason:
+        return "it does not trust the authority of the client's certificate (--cert)"
+    return f"no TLS ({reason}); does the server want http?"
 
 
 def _no_password() -> str:

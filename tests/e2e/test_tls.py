@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from infd.chat.client import ChatClient
+from infd.errors import NotAnswered
+from infd.sockets.tls import client_context as tls_client_context
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -125,6 +129,30 @@ def test_only_clients_of_the_authority_are_let_in(start_daemon: Start, authority
     assert ask(daemon, client_context(authority, authority.sign("client"))) == (200, "server")
     with pytest.raises((ssl.SSLError, ConnectionError)):
         ask(daemon, client_context(authority))
+
+
+def test_infds_own_clients_show_a_certificate_or_are_told_which_option_lacks(
+    start_daemon: Start, authority: Authority
+) -> None:
+    daemon = start_daemon(*settings(authority.sign("server"), tls_client_ca=authority.certificate)).ready()
+    certificate, key = authority.sign("client")
+    told = []
+    for options in (
+        {},
+        {"authority": authority.certificate},
+        {"authority": authority.certificate, "certificate": certificate, "key": key},
+    ):
+        given = {"authority": None, "certificate": None, "key": None, **options}
+        tls = tls_client_context(insecure=False, **{name: path and str(path) for name, path in given.items()})
+        try:
+            told += ChatClient("https://localhost:{1}".format(*daemon.address), tls=tls).models()
+        except NotAnswered as error:
+            told.append(str(error))
+
+    assert "certificate is not trusted" in told[0]
+    assert "--cacert" in told[0]
+    assert "--cert and --key" in told[1]
+    assert told[2:] == ["embedded"]
 
 
 def test_versions_and_ciphers_are_those_of_the_settings(start_daemon: Start, authority: Authority) -> None:

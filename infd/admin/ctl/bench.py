@@ -11,9 +11,11 @@ import click
 from infd.admin.ctl import benchargs
 from infd.admin.ctl.benchargs import POSITIVE, BenchCommand, Parsed, Several
 from infd.admin.ctl.client import Refused, TimedOut, Unreachable
+from infd.commandline import tls_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from ssl import SSLContext
 
     from infd.admin.ctl.benchprogress import Progress
     from infd.loadgen.comparison import Judge
@@ -51,7 +53,7 @@ _SHARED = 0.5
 )
 @click.option("--api-key-env", metavar="NAME", help="Environment variable that holds the API key.")
 @click.option("--header", type=Parsed("name=value", benchargs.pair), multiple=True, help="Header of every request.")
-@click.option("--insecure", is_flag=True, help="Accept any TLS certificate.")
+@tls_options
 @click.option("--requests", type=click.IntRange(min=1), default=64, show_default=True, help="Requests to measure.")
 @click.option(
     "--concurrency",
@@ -153,8 +155,8 @@ _SHARED = 0.5
     "--compare",
     type=(str, str),
     metavar="BEFORE AFTER",
-    help="Measure nothing; compare two files of --json, or two lists of files with commas between them. With --plot,"
-    " draw both.",
+    help="Measure nothing; compare two files of --json, or two lists of files with commas between them, load"
+    " by load: measure both with the same --concurrency or --request-rate. With --plot, draw both.",
 )
 @click.option(
     "--confidence",
@@ -177,7 +179,7 @@ def bench(
     plot: str | None,
     api_key_env: str | None,
     header: tuple[tuple[str, str], ...],
-    insecure: bool,
+    tls: SSLContext | None,
     concurrency: list[int | None] | None,
     request_rate: list[float | None] | None,
     runs: int,
@@ -215,7 +217,7 @@ def bench(
     reports: list[Report] = []
     ended: Exception | KeyboardInterrupt | None = None
     progress = Progress(len(loads), bar=not no_progress)
-    connection = {"api_key": key, "headers": dict(header), "insecure": insecure, "patience_s": patience_s}
+    connection = {"api_key": key, "headers": dict(header), "tls": tls, "patience_s": patience_s}
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, progress:
             runner.run(_measure(loads, reports, progress, connection))
@@ -262,7 +264,7 @@ def _compare(names: tuple[str, str], judge: Judge, json_path: str | None, plot: 
     if plot is not None:
         _plot(plot, [before, after], names)
     if not found.loads:
-        raise Refused("the two have no load in common")
+        raise Refused("the two have no load in common: measure both with the same --concurrency or --request-rate")
 
 
 def _plot(path: str, records: Sequence[Record], names: Sequence[str]) -> None:
