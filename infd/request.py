@@ -350,6 +350,44 @@ def embeds(task: PoolTask) -> bool:
     return task in ("embed", "token_embed")
 
 
+class ExpertSizes(Struct, frozen=True):
+    """The sizes of a mixture of experts.
+
+    layers   number of layers with experts
+    experts  number of experts of a layer
+    chosen   number of experts that a token chooses in a layer
+    """
+
+    layers: int
+    experts: int
+    chosen: int
+
+
+class Route(Struct, frozen=True, tag="route"):
+    """Report the experts that each token chose, in a model with experts. See RoutedExperts."""
+
+
+class RoutedExperts(Struct, frozen=True):
+    """The experts that consecutive tokens chose: [tokens, layers, chosen] int16, little-endian.
+
+    layers  number of layers with experts, first to last
+    chosen  number of experts that a token chooses in a layer
+    values  of each token in each layer, the experts' indices in the order in which the token's router chose them
+    """
+
+    layers: int
+    chosen: int
+    values: bytes
+
+    @property
+    def token_bytes(self) -> int:
+        return 2 * self.layers * self.chosen
+
+    @property
+    def tokens(self) -> int:
+        return len(self.values) // self.token_bytes
+
+
 class Pooled(Struct, frozen=True):
     """The numbers of a prompt: [rows, width] float32, little-endian, row after row; one row, or one for each token."""
 
@@ -357,8 +395,8 @@ class Pooled(Struct, frozen=True):
     values: bytes
 
 
-Want = Generate | Score | Pool
-W = TypeVar("W", Generate, Score, Pool)
+Want = Generate | Score | Pool | Route
+W = TypeVar("W", Generate, Score, Pool, Route)
 
 
 def pick(kind: type[W], wants: Iterable[Want]) -> W | None:

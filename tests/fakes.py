@@ -17,7 +17,19 @@ import numpy as np
 
 from infd.errors import AdapterTooLarge, CheckpointError
 from infd.memory import ALL, Memory, MemoryPart, Residency
-from infd.request import AdapterFacts, Generate, Pool, Pooled, PoolTask, Score, TokenLogprobs, by_token, pick
+from infd.request import (
+    AdapterFacts,
+    ExpertSizes,
+    Generate,
+    Pool,
+    Pooled,
+    PoolTask,
+    RoutedExperts,
+    Score,
+    TokenLogprobs,
+    by_token,
+    pick,
+)
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepPlan, StepResult
 
@@ -32,6 +44,7 @@ if TYPE_CHECKING:
     from infd.scheduler.plan import Join, Span
 
 VOCAB = 512
+EXPERTS = ExpertSizes(layers=2, experts=512, chosen=2)
 ANGLES = 2**16  # factor that distinguishes cached tokens rotated by different angles
 FULL = CacheLayout((PageGroup(layers=(0,), page_tokens=4),))
 
@@ -60,6 +73,7 @@ def capacity(
         crowded_tokens=crowded_tokens,
         pools=get_args(PoolTask),
         pools_last=pools_last,
+        experts=EXPERTS,
     )
 
 
@@ -147,6 +161,25 @@ def reduced(pool: Pool, states: list[int], *, last: bool) -> Pooled:
     return Pooled(1, array("f", rows).tobytes())
 
 
+def routed(tokens: list[int], prompt: int, *, layout: CacheLayout = FULL, adapter: Adapter | None = None) -> bytes:
+    """Return the experts that the fake model reports for `tokens`, of which the first `prompt` are a prompt's.
+
+    Each is of the regime in which the token was first computed.
+    """
+    experts = []
+    for p in range(1, len(tokens) + 1):
+        kept = history(tokens[: max(p, prompt)], prompt, layout, adapter)[:p]
+        seen = [kept if group.window is None else kept[-group.window :] for group in layout.groups] or [kept]
+        experts.append(experts_of(seen))
+    return b"".join(experts)
+
+
+def experts_of(histories: list[list[int]]) -> bytes:
+    """Return a token's experts, given the cache entries visible to each page group, its own included."""
+    first = choose(histories, 0)
+    return array("h", [(first + i) % VOCAB for i in range(EXPERTS.layers * EXPERTS.chosen)]).tobytes()
+
+
 def nearest(token: int, mask: npt.NDArray[Any]) -> int:
     """Return the first allowed token from `token` on, in a circle. mask: int32 [ceil(VOCAB / 32)]."""
     allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB]
@@ -201,7 +234,7 @@ class FakeDevice:
 
     def sample(self, plan: StepPlan, mask: npt.NDArray[Any] | None = None) -> StepResult:
         """mask: int32 [sampled positions, ceil(VOCAB / 32)]; None: all tokens."""
-        accepted, tokens, logprobs, prompt_logprobs, pooled = [], [], {}, {}, {}
+        accepted, tokens, logprobs, prompt_logprobs, pooled, routed = [], [], {}, {}, {}, {}
         position = 0  # of the mask's row
         for number, span in enumerate(plan.spans):
             history = self.tokens[span.row]
@@ -213,6 +246,10 @@ class FakeDevice:
                 ]
             if span.pools and (numbers := self._pool(span)) is not None:
                 pooled[number] = numbers
+            if span.routes:
+                assert span.samples <= 1, "a span that reports experts has no drafts"
+                experts = [experts_of(self._read(span, span.start + at + 1)) for at in range(span.routes)]
+                routed[number] = RoutedExperts(EXPERTS.layers, EXPERTS.chosen, b"".join(experts))
             kept = self._verify(span, None if mask is None else mask[position : position + span.samples])
             position += span.samples
             accepted.append(len(kept))
@@ -226,7 +263,7 @@ class FakeDevice:
                     )
                     for token in kept
                 ]
-        return StepResult(accepted, tokens, logprobs, prompt_logprobs, pooled)
+        return StepResult(accepted, tokens, logprobs, prompt_logprobs, pooled, routed=routed)
 
     def _pool(self, span: Span) -> Pooled | None:
         """Reduce the span's tokens; return the known rows."""

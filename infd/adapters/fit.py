@@ -31,6 +31,7 @@ ENCODER_ROOTS = ("bert.", "distilbert.", "electra.", "gte.", "mpnet.", "new.", "
 FACTORS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
 # PEFT's suffix of the frozen base weight.
 ORIGINAL = ".base_layer.weight"
+NESTED = ".base_layer"  # PEFT's name of what it wraps
 _WHOLE = (
     "a whole tensor (modules_to_save, or a larger vocabulary); infd adds only low-rank products, and replaces layers"
     " after pooling that modules_to_save names"
@@ -53,6 +54,7 @@ class Target(Protocol):
     inputs   number of inputs of the weight matrix, or of rows of the embedding table
     table    whether the target is an embedding table
     whole    whether an adapter may have the target's weight, and if `bias` its bias, as a whole
+    experts  number of experts with such a matrix; 0: one matrix
     """
 
     @property
@@ -65,6 +67,12 @@ class Target(Protocol):
     def whole(self) -> bool: ...
     @property
     def bias(self) -> bool: ...
+    @property
+    def experts(self) -> int: ...
+    @property
+    def stacked(self) -> tuple[str, ...]: ...
+    @property
+    def alternating(self) -> bool: ...
 
 
 class Change(Struct, frozen=True):
@@ -72,6 +80,13 @@ class Change(Struct, frozen=True):
 
     a, b    stored factors, [rank, inputs] and [outputs, rank]
     output  index of the module's first output in the target
+    expert  whose matrix is changed; None: the only one, or if the target has experts, those of all
+
+    The factors for all of E experts are [E * rank, inputs], expert after expert, and [outputs, rank * E], in which the
+    experts' columns alternate.
+
+    turned  whether they are [E * rank, outputs] and [inputs, rank * E], as PEFT wrote them before it knew which
+            matrices a model stores transposed
     """
 
     module: str
@@ -80,6 +95,8 @@ class Change(Struct, frozen=True):
     rank: int
     scale: float
     output: int
+    expert: int | None = None
+    turned: bool = False
 
 
 class Own(Struct):
@@ -100,6 +117,19 @@ class _Place(Struct, frozen=True):
     target: Target
     outputs: int
     output: int
+    expert: int | None = None
+
+
+class _Stack(Struct, frozen=True):
+    """A parameter that stacks the matrices of all experts."""
+
+    name: str
+    target: Target
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Inputs and outputs of a matrix."""
+        return self.target.inputs, sum(self.target.modules.values())
 
 
 def fit(config: PeftConfig, file: TensorFile, targets: Sequence[Target]) -> Fitted:
@@ -108,11 +138,18 @@ def fit(config: PeftConfig, file: TensorFile, targets: Sequence[Target]) -> Fitt
     Raises CheckpointError, which lists the faults, at most PROBLEMS_SHOWN.
     """
     places: dict[str, _Place] = {}
+    stacks: dict[str, list[_Stack]] = {}  # by the name of the parameter's module
     for target in targets:
         output = 0
         for module, outputs in target.modules.items():
-            places[_bare(module)] = _Place(target, outputs, output)
+            if target.experts:
+                for expert in range(target.experts):
+                    places[_bare(module.format(expert))] = _Place(target, outputs, output, expert)
+            else:
+                places[_bare(module)] = _Place(target, outputs, output)
             output += outputs
+        for name in target.stacked:
+            stacks.setdefault(_bare(name.rpartition(".")[0]), []).append(_Stack(name, target))
     problems: list[str] = []
     stored = {tensor.name: tensor for tensor in file.tensors}
     own = _own(config, stored, places)
@@ -121,17 +158,30 @@ def fit(config: PeftConfig, file: TensorFile, targets: Sequence[Target]) -> Fitt
     kept = {tensor.name for each in own.values() for tensor in (each.weight, each.bias) if tensor is not None}
     stored = {name: tensor for name, tensor in stored.items() if name not in kept}
     found: dict[Target, list[Change]] = {}
-    for module, a, b in _pairs(stored, places, problems):
-        place = places[_bare(module)]
+    for module, a, b in _pairs(stored, places, stacks, problems):
+        place = places.get(_bare(module))
+        if place is None:
+            change = _stacked_change(config, module, a, b, stacks[_bare(_unnested(module))])
+            if isinstance(change, str):
+                problems.append(change)
+            else:
+                target, whole = change
+                found.setdefault(target, []).append(whole)
+            continue
         wrong = list(_faults(config, module, a, b, place))
         problems += wrong
         if not wrong:
             rank = b.shape[1]
-            change = Change(module, a, b, rank, config.scale(module, rank), place.output)
-            found.setdefault(place.target, []).append(change)
+            scale = config.scale(module, rank)
+            found.setdefault(place.target, []).append(Change(module, a, b, rank, scale, place.output, place.expert))
+    problems += [
+        f"{changes[0].a.name}: the experts are changed twice"
+        for target, changes in found.items()
+        if len(changes) > 1 and target.experts and any(change.expert is None for change in changes)
+    ]
     if not problems:
         changed = [change.module for changes in found.values() for change in changes]
-        problems += [f"target_modules names {name}, which the file does not hold" for name in config.unmet(changed)]
+        problems += [f"{named}, which the file does not hold" for named in config.unmet(changed)]
         if config.modules_to_save and not own:
             names = ", ".join(config.modules_to_save)
             problems.append(f"modules_to_save names {names}, which the file does not hold")
@@ -173,7 +223,10 @@ def _own_faults(target: Target, own: Own) -> Iterator[str]:
 
 
 def _pairs(
-    stored: Mapping[str, StoredTensor], places: Mapping[str, _Place], problems: list[str]
+    stored: Mapping[str, StoredTensor],
+    places: Mapping[str, _Place],
+    stacks: Mapping[str, list[_Stack]],
+    problems: list[str],
 ) -> Iterator[tuple[str, StoredTensor, StoredTensor]]:
     """Yield (module, A, B) for each pair of factors.
 
@@ -185,12 +238,13 @@ def _pairs(
         if first:
             place = places.get(_bare(module))
             other = stored.get(f"{name.removesuffix(first)}{second}")
-            if place is None or place.target.whole:
+            known = _bare(_unnested(module)) in stacks if place is None else not place.target.whole
+            if not known:
                 problems.append(f"{name}: this model has no module {module} that adapters may change")
             elif other is None:
                 problems.append(f"{name}: there is no {second.removeprefix('.')} beside it")
-            elif place.target.table != ("embedding" in first):
-                problems.append(f"{name}: {module} is {'a table' if place.target.table else 'a product'} here")
+            elif (table := place is not None and place.target.table) != ("embedding" in first):
+                problems.append(f"{name}: {module} is {'a table' if table else 'a product'} here")
             elif first in (FACTORS[0][0], FACTORS[1][0]):
                 yield module, tensor, other
         elif not _is_original(inner, tensor, places):
@@ -241,6 +295,53 @@ def _faults(config: PeftConfig, module: str, a: StoredTensor, b: StoredTensor, p
         yield f"{module}: rank {rank}; the config says {config.rank(module)}"
     if not config.targets(module):
         yield f"{module}: left over, since target_modules does not name it"
+
+
+def _stacked_change(
+    config: PeftConfig, module: str, a: StoredTensor, b: StoredTensor, stacks: Sequence[_Stack]
+) -> tuple[Target, Change] | str:
+    """Return what factors change in one of the parameters `stacks` of a module, or what is wrong with them, in words.
+
+    The file does not name the parameter; the shapes of the factors tell it.
+    """
+    for stack in stacks:
+        count, (inputs, outputs) = stack.target.experts, stack.sizes
+        ranks = a.shape[0] if len(a.shape) == 2 else 0
+        if not ranks or ranks % count:
+            continue
+        for turned, (columns, rows) in ((False, (inputs, outputs)), (True, (outputs, inputs))):
+            if a.shape != (ranks, columns) or b.shape != (rows, ranks):
+                continue
+            rank = ranks // count
+            if wrong := next(_stack_faults(config, stack.name, a, b, rank), None):
+                return wrong
+            scale = config.scale(stack.name, rank)
+            return stack.target, Change(stack.name, a, b, rank, scale, 0, turned=turned)
+    expected = " or ".join(
+        f"[{stack.target.experts} x rank, {stack.sizes[0]}] and [{stack.sizes[1]}, {stack.target.experts} x rank] of"
+        f" {stack.name.rpartition('.')[2]}"
+        for stack in stacks
+    )
+    return f"{a.name}: expected {expected}, found {list(a.shape)} and {list(b.shape)}"
+
+
+def _stack_faults(config: PeftConfig, name: str, a: StoredTensor, b: StoredTensor, rank: int) -> Iterator[str]:
+    for tensor in (a, b):
+        if tensor.dtype not in DTYPES:
+            yield f"{tensor.name}: expected one of {', '.join(DTYPES)}, found {tensor.dtype}"
+    if rank > MOST_RANK:
+        yield f"{name}: rank {rank}; infd computes ranks up to {MOST_RANK}"
+    if rank != config.rank(name):
+        yield f"{name}: rank {rank}; the config says {config.rank(name)}"
+    if not config.targets_parameter(name):
+        yield f"{name}: left over, since target_parameters does not name it"
+
+
+def _unnested(module: str) -> str:
+    """Return the module that has a parameter, which PEFT wraps again for each further parameter."""
+    while module.endswith(NESTED):
+        module = module.removesuffix(NESTED)
+    return module
 
 
 def _bare(module: str) -> str:

@@ -21,7 +21,7 @@ from infd.errors import CheckpointError
 from infd.untrusted import read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
 MOST_RANK = 256
@@ -37,7 +37,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "ensure_weight_tying": (None, False),
         "trainable_token_indices": (None, [], {}),
         "layer_replication": (None, []),
-        "target_parameters": (None, []),
         "alora_invocation_tokens": (None, []),
         "megatron_config": (None, {}),
         "use_bdlora": (None, False),
@@ -48,6 +47,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
 )
 # Initializations that keep the base weights; other initializations subtract the initial adapter from the base weights.
 _INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
+# Begins keys that PEFT makes from names of single experts' modules; it changes nothing, since names end with a key.
+_ANYWHERE = r".*\."
 _NAME = re.compile(r"\^?[\w.\\]+")
 
 N = TypeVar("N", int, float)
@@ -57,7 +58,8 @@ Rank = Annotated[int, Meta(ge=1)]
 class PeftConfig(Struct):
     """The fields of adapter_config.json that determine ranks, scales and modules.
 
-    r, lora_alpha  rank and alpha of modules that match no key of rank_pattern or alpha_pattern
+    r, lora_alpha      rank and alpha of modules that match no key of rank_pattern or alpha_pattern
+    target_parameters  names of parameters, for example of those that stack the matrices of all experts
     """
 
     peft_type: str
@@ -66,6 +68,7 @@ class PeftConfig(Struct):
     base_model_name_or_path: str | None = None
     target_modules: list[str] | str | None = None
     modules_to_save: list[str] | None = None
+    target_parameters: list[str] | None = None
     use_rslora: bool | None = False
     rank_pattern: dict[str, Rank] | None = None
     alpha_pattern: dict[str, float] | None = None
@@ -96,7 +99,7 @@ class PeftConfig(Struct):
                 raise CheckpointError(f"{path}: lora_alpha is {alpha}")
         for field in ("rank_pattern", "alpha_pattern"):
             for key in getattr(config, field) or {}:
-                if not _NAME.fullmatch(key):
+                if not _NAME.fullmatch(key.removeprefix(_ANYWHERE)):
                     raise CheckpointError(
                         f"{path}: {field}: {_brief(key)} is a regular expression; infd supports only names of modules"
                     )
@@ -111,20 +114,34 @@ class PeftConfig(Struct):
         return _value_for(module, self.alpha_pattern, self.lora_alpha) / (sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str) -> bool:
-        """Return whether target_modules lists `module`; True if target_modules is not a list."""
-        names = self.target_modules
-        return not isinstance(names, list) or any(_matches(name, module) for name in names)
+        """Return whether target_modules lists `module`, or target_parameters its weight.
+
+        True if target_modules is a regular expression, or if neither is given.
+        """
+        names, parameters = self.target_modules, self.target_parameters or ()
+        if isinstance(names, str) or (names is None and not parameters):
+            return True
+        return any(_matches(name, module) for name in names or ()) or self.targets_parameter(f"{module}.weight")
+
+    def targets_parameter(self, parameter: str) -> bool:
+        """Return whether target_parameters lists `parameter`."""
+        return any(_matches(name, parameter) for name in self.target_parameters or ())
+
+    def unmet(self, changed: Collection[str]) -> list[str]:
+        """Return the listed target modules and parameters that match none of those in `changed`."""
+        modules = self.target_modules if isinstance(self.target_modules, list) else []
+        weights = [*changed, *(f"{module}.weight" for module in changed)]
+        named = {"target_modules": (modules, changed), "target_parameters": (self.target_parameters or (), weights)}
+        return [
+            f"{field} names {name}"
+            for field, (names, present) in named.items()
+            for name in names
+            if not any(_matches(name, each) for each in present)
+        ]
 
     def saves(self, module: str) -> bool:
         """Return whether modules_to_save lists `module`, or a module that contains it."""
         return any(_matches(name, module[:end]) for name in self.modules_to_save or () for end in _ends(module))
-
-    def unmet(self, modules: Iterable[str]) -> list[str]:
-        """Return the listed target modules that match none of `modules`."""
-        names, present = self.target_modules, list(modules)
-        if not isinstance(names, list):
-            return []
-        return [name for name in names if not any(_matches(name, module) for module in present)]
 
 
 def _value_for(module: str, pattern: Mapping[str, N] | None, default: N) -> N:
@@ -137,7 +154,7 @@ def _matches(key: str, module: str) -> bool:
 
     A key that begins with ^ must equal the whole name.
     """
-    name = key.replace("\\.", ".")
+    name = key.removeprefix(_ANYWHERE).replace("\\.", ".")
     return module == name.removeprefix("^") or (not name.startswith("^") and module.endswith("." + name))
 
 

@@ -7,8 +7,9 @@ on any thread.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from msgspec import Struct
@@ -24,13 +25,20 @@ from infd.weights.formats.plain import PlainReader
 from infd.weights.load import ALIGNMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
     from infd.adapters.fit import Change, Fitted, Target
     from infd.weights.load import Arena
     from infd.weights.stored import StoredTensor
+
+
+class _Part(NamedTuple):
+    """A module of each expert: its first output in the target, and the rank with which it is kept."""
+
+    output: int
+    rank: int
 
 
 class HostWeights(Struct, frozen=True, eq=False, weakref=True):
@@ -79,7 +87,7 @@ class AdapterReader:
         stamp: tuple[tuple[int, ...], ...],
     ) -> HostWeights:
         changes = fitted.changes
-        shapes = [shape for each in changes.values() for change in each for shape in (change.a.shape, change.b.shape)]
+        shapes = [shape for target, each in changes.items() for shape in _shapes(target, each)]
         own = [tensor for each in fitted.own.values() for tensor in (each.weight, each.bias) if tensor is not None]
         # An upper bound: stacked factors share one alignment, but the sum counts an alignment for each factor.
         size = sum(prod(shape) * self._dtype.itemsize + ALIGNMENT for shape in shapes)
@@ -88,7 +96,8 @@ class AdapterReader:
             raise AdapterTooLarge(size, room)
         arena, reader = self._arena(size), PlainReader(lambda _: None)
         held: dict[Target, LowRank | Replacement] = {
-            target: self._stack(target, each, arena, reader) for target, each in changes.items()
+            target: (self._stack_experts if target.experts else self._stack)(target, each, arena, reader)
+            for target, each in changes.items()
         }
         for target, layer in fitted.own.items():
             assert layer.weight is not None
@@ -118,6 +127,31 @@ class AdapterReader:
                 _require_finite(change.a, held)
         return LowRank(a, parts)
 
+    def _stack_experts(self, target: Target, changes: Sequence[Change], arena: Arena, reader: PlainReader) -> LowRank:
+        """Return the factors for all experts. Experts of lower rank, and those not changed, are padded with zeros."""
+        ranks = {part.output: part.rank for part in _parts(changes)}
+        firsts = dict(zip(ranks, accumulate(ranks.values(), initial=0), strict=False))
+        a = arena.take((target.experts, sum(ranks.values()), target.inputs), self._dtype).zero_()
+        outputs = _outputs(target, changes)
+        kept = {
+            output: arena.take((target.experts, outputs[output], rank), self._dtype).zero_()
+            for output, rank in ranks.items()
+        }
+        for change in changes:
+            exact_a, exact_b = (torch.empty(stored.shape, dtype=torch.float32) for stored in (change.a, change.b))
+            reader.read(change.a, exact_a)
+            reader.read(change.b, exact_b)
+            exact_b.mul_(change.scale)
+            b, first = kept[change.output], firsts[change.output]
+            if change.expert is not None:
+                a_part, b_part = a[change.expert, first : first + change.rank], b[change.expert, :, : change.rank]
+            else:
+                exact_a, exact_b = _by_expert(target, change, exact_a, exact_b)
+                a_part, b_part = a[:, first : first + change.rank], b
+            _require_finite(change.a, a_part.copy_(exact_a))
+            _require_finite(change.b, b_part.copy_(exact_b))
+        return LowRank(a, [LowRankPart(b, firsts[output], output) for output, b in kept.items()])
+
     def _scaled(self, change: Change, b: Tensor, reader: PlainReader) -> Tensor:
         exact = torch.empty(change.b.shape, dtype=torch.float32)
         reader.read(change.b, exact)
@@ -129,6 +163,45 @@ def _whole(stored: StoredTensor, arena: Arena, reader: PlainReader) -> Tensor:
     reader.read(stored, held)
     _require_finite(stored, held)
     return held
+
+
+def _parts(changes: Sequence[Change]) -> list[_Part]:
+    """Return the modules of an expert that are changed, with the largest of the experts' ranks, by ascending output."""
+    ranks: dict[int, int] = {}
+    for change in changes:
+        ranks[change.output] = max(change.rank, ranks.get(change.output, 0))
+    return [_Part(output, ranks[output]) for output in sorted(ranks)]
+
+
+def _outputs(target: Target, changes: Sequence[Change]) -> dict[int, int]:
+    """Return the number of outputs of an expert's modules, by their first output."""
+    if changes[0].expert is None:
+        return {0: sum(target.modules.values())}
+    sizes = list(target.modules.values())
+    return dict(zip(accumulate(sizes, initial=0), sizes, strict=False))
+
+
+def _shapes(target: Target, changes: Sequence[Change]) -> Iterator[tuple[int, ...]]:
+    """Yield the shapes in which the factors are kept."""
+    if not target.experts:
+        for change in changes:
+            yield from (change.a.shape, change.b.shape)
+        return
+    outputs = _outputs(target, changes)
+    for part in _parts(changes):
+        yield target.experts, part.rank, target.inputs
+        yield target.experts, outputs[part.output], part.rank
+
+
+def _by_expert(target: Target, change: Change, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors [E, rank, inputs] and [E, outputs, rank] of a change of all experts; see Change."""
+    first = a.view(target.experts, change.rank, -1)
+    second = b.view(b.shape[0], change.rank, target.experts).permute(2, 0, 1)
+    if change.turned:
+        first, second = second.transpose(1, 2), first.transpose(1, 2)
+    if target.alternating:
+        second = torch.cat((second[:, 0::2], second[:, 1::2]), 1)
+    return first, second
 
 
 def _finite(values: Tensor) -> bool:

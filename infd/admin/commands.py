@@ -174,6 +174,18 @@ async def ops(context: AdminContext, args: protocol.NoArguments) -> protocol.Ops
     )
 
 
+async def experts(context: AdminContext, args: protocol.NoArguments) -> protocol.Experts:
+    if not context.engine.loaded:
+        state = context.engine.lifecycle.state.value
+        raise Refused(409, "not_loaded", f"the model is not loaded; the daemon is {state}: try later")
+    loads = context.engine.core.scheduler.expert_loads
+    layers = [
+        protocol.ExpertLoad(load.layer, load.choices, round(load.ratio, 3), load.unused, list(load.counts))
+        for load in loads.layers()
+    ]
+    return protocol.Experts(loads.steps, layers)
+
+
 async def abort(context: AdminContext, args: protocol.Abort) -> protocol.Aborted:
     if not context.engine.abort(args.id):
         raise Refused(
@@ -362,6 +374,7 @@ VERBS = (
     Verb("status", "/v1/status", status),
     Verb("ps", "/v1/requests", requests),
     Verb("ops", "/v1/ops", ops),
+    Verb("experts", "/v1/experts", experts),
     Verb("abort", "/v1/requests/{id}/abort", abort, protocol.Abort, mutates=True),
     Verb("drain", "/v1/drain", drain, mutates=True),
     Verb("config", "/v1/config", config),

@@ -181,6 +181,30 @@ class Ops(Struct):
     stored: dict[str, int] = {}
 
 
+class ExpertLoad(Struct):
+    """The loads of one layer's experts, in sampled steps.
+
+    layer    index among the layers with experts
+    choices  choices counted; older ones count for less
+    ratio    load of the busiest expert, relative to the mean
+    unused   experts that no token chose
+    counts   choices of each expert
+    """
+
+    layer: int
+    choices: int
+    ratio: float
+    unused: int
+    counts: list[int]
+
+
+class Experts(Struct):
+    """The loads of the experts. steps: number of sampled steps; 0 if infd's code routes no experts of the model."""
+
+    steps: int
+    layers: list[ExpertLoad]
+
+
 class Abort(Struct, forbid_unknown_fields=True):
     """End the request with this `RequestRow.id`."""
 

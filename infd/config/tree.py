@@ -278,6 +278,14 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
             live=True,
         ),
     ] = 128 * 2**20
+    routed_experts_bytes: Annotated[
+        Count,
+        about(
+            "most bytes of the experts of prompt tokens in an answer (return_routed_experts): 2 x n x tokens"
+            " x layers with experts x experts chosen in each",
+            live=True,
+        ),
+    ] = 128 * 2**20
     pooled_bytes: Annotated[
         Count,
         about("largest answer of embeddings or scores, as 4 bytes x dimensions x inputs, or x tokens", live=True),

@@ -112,6 +112,7 @@ class Language(Struct, frozen=True):
             fingerprint=self.fingerprint,
             infill=Infill.choose(self.tokenizer),
             generates=capacity.generates and not pooling.tasks,
+            experts=capacity.experts,
             pools=tuple(task for task in capacity.pools if not pooling.tasks or task in pooling.tasks),
             pooling=pooling,
         )

@@ -11,7 +11,7 @@ from infd.engine.steps.loop import StepLoop
 from infd.engine.steps.record import StepRecord
 from infd.engine.streams.in_flight import InFlight
 from infd.errors import InvalidRequest, PromptTooLong, Unsupported
-from infd.request import Pool, pick
+from infd.request import Pool, Route, pick
 from infd.scheduler.layout import CacheLayout, Capacity
 from infd.scheduler.scheduler import Scheduler
 
@@ -118,6 +118,11 @@ class EngineCore:
             raise Unsupported("generation by this model, which only pools,")
         if pool is not None and pool.task not in self.capacity.pools:
             raise Unsupported(f"the task {pool.task} with this model")
+        if pick(Route, request.wants) is not None and self.capacity.experts is None:
+            raise Unsupported(
+                "return_routed_experts with this model, which has no experts that infd's own code routes,",
+                param="return_routed_experts",
+            )
         answered = pool is None
         tokens, most = len(request.prompt), self.capacity.max_model_len - answered
         if not tokens:

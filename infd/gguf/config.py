@@ -36,6 +36,18 @@ _ATTENTION: Final = {
 }
 _MLP: Final = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _FUSED_MLP: Final = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
+_EXPERTS: Final = {  # beneath the layer's feed-forward network; models/layers/experts.py APART
+    "ffn_gate_exps": "experts.gate_proj",
+    "ffn_up_exps": "experts.up_proj",
+    "ffn_down_exps": "experts.down_proj",
+}
+_SHARED_EXPERT: Final = {
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+_ROWS: Final = ("ffn_gate_inp_shexp",)  # matrices of one row, which some converters write as vectors
 _HEAD_NORMS: Final = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _GEMMA: Final = {
     **_ATTENTION,
@@ -53,6 +65,7 @@ class Architecture(Struct, frozen=True, kw_only=True):
     name         of the model's class in transformers
     type         `model_type` in config.json
     modules      transformers' names of a layer's modules, by their names in GGUF
+    parameters   transformers' names of a layer's tensors that belong to no module, by their modules' names in GGUF
     interleaved  whether rows of q and k are reordered: rows of each head's first and second half alternate
     norm_offset  number that GGUF's converter has added to the weights of norms
     settings     returns further settings of config.json
@@ -61,6 +74,7 @@ class Architecture(Struct, frozen=True, kw_only=True):
     name: str
     type: str
     modules: Mapping[str, str]
+    parameters: Mapping[str, str] = MappingProxyType({})
     interleaved: bool = False
     norm_offset: float = 0.0
     settings: Callable[[Keys], dict[str, Any]] = lambda keys: {}
@@ -179,7 +193,93 @@ def _gemma3(keys: Keys) -> dict[str, Any]:
     }
 
 
-# By general.architecture
+def _experts(router: str, network: str = "mlp") -> dict[str, str]:
+    """Return the names of a layer's modules, with experts. router, network: names of these modules."""
+    within = {**_EXPERTS, "ffn_gate_inp": router}
+    return {**_NORMS, **_ATTENTION, **{name: f"{network}.{module}" for name, module in within.items()}}
+
+
+def _inner(keys: Keys, name: str) -> int:
+    """Return the number of inputs of a layer's down projection. Files do not always state it elsewhere."""
+    if (found := keys.tensors.get(f"blk.0.{name}.weight")) is None:
+        raise keys.error("expert_count", f"experts in layer 0: the file lacks blk.0.{name}.weight", "none")
+    return found[1].shape[-1]
+
+
+def _mixture(count: str, size: str, **constants: Any) -> Callable[[Keys], dict[str, Any]]:
+    """Return the settings of a mixture of experts.
+
+    count      config.json's name of the number of experts
+    size       config.json's name of an expert's hidden size
+    constants  settings that llama.cpp assumes for the architecture
+    """
+
+    def settings(keys: Keys) -> dict[str, Any]:
+        return {
+            **_biases(keys),
+            count: keys.integer("expert_count"),
+            "num_experts_per_tok": keys.integer("expert_used_count"),
+            size: _inner(keys, "ffn_down_exps"),
+            **constants,
+        }
+
+    return settings
+
+
+def _qwen2_moe(keys: Keys) -> dict[str, Any]:
+    mixture = _mixture("num_experts", "moe_intermediate_size", norm_topk_prob=False)(keys)
+    return {**mixture, "shared_expert_intermediate_size": _inner(keys, "ffn_down_shexp")}
+
+
+def _gpt_oss(keys: Keys) -> dict[str, Any]:
+    found = {
+        **_mixture("num_local_experts", "intermediate_size")(keys),
+        "sliding_window": keys.integer("attention.sliding_window"),
+    }
+    if (scaling := _scaling(keys).get("rope_scaling")) is not None:
+        found["rope_scaling"] = {**scaling, "truncate": False}
+    return found
+
+
+# By general.architecture, of files with experts
+MIXTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
+    {
+        "gpt-oss": Architecture(
+            name="GptOssForCausalLM",
+            type="gpt_oss",
+            modules={**_experts("router"), "post_attention_norm": "post_attention_layernorm"},
+            parameters={"attn_sinks": "self_attn.sinks"},
+            settings=_gpt_oss,
+        ),
+        "llama": Architecture(
+            name="MixtralForCausalLM",
+            type="mixtral",
+            modules=_experts("gate", "block_sparse_moe"),
+            interleaved=True,
+            settings=_mixture("num_local_experts", "intermediate_size"),
+        ),
+        "olmoe": Architecture(
+            name="OlmoeForCausalLM",
+            type="olmoe",
+            modules={**_experts("gate"), **_HEAD_NORMS},
+            settings=_mixture("num_experts", "intermediate_size", norm_topk_prob=False),
+        ),
+        "qwen2moe": Architecture(
+            name="Qwen2MoeForCausalLM",
+            type="qwen2_moe",
+            modules={**_experts("gate"), **_SHARED_EXPERT},
+            settings=_qwen2_moe,
+        ),
+        "qwen3moe": Architecture(
+            name="Qwen3MoeForCausalLM",
+            type="qwen3_moe",
+            modules={**_experts("gate"), **_HEAD_NORMS},
+            settings=_mixture("num_experts", "moe_intermediate_size", norm_topk_prob=True),
+        ),
+    }
+)
+
+# By general.architecture, of other files
 ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
     {
         "gemma2": Architecture(
@@ -248,13 +348,18 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
 
 
 def architecture(file: Checkpoint) -> Architecture:
-    """Return the entry of ARCHITECTURES for a file. Raises CheckpointError."""
+    """Return the entry of MIXTURES or ARCHITECTURES for a file. Raises CheckpointError."""
     name = file.metadata.text("general.architecture")
-    if (found := ARCHITECTURES.get(name)) is None:
-        raise file.metadata.error("general.architecture", f"one of {', '.join(ARCHITECTURES)}", name)
-    if experts := file.metadata.integer(f"{name}.expert_count", 0):
-        raise file.metadata.error(f"{name}.expert_count", "0: infd serves no mixtures of experts from GGUF", experts)
-    return found
+    experts = file.metadata.integer(f"{name}.expert_count", 0)
+    table = MIXTURES if experts else ARCHITECTURES
+    if (found := table.get(name)) is not None:
+        return found
+    if name in ARCHITECTURES:
+        raise file.metadata.error(
+            f"{name}.expert_count", f"0: with experts infd serves {', '.join(MIXTURES)} from GGUF", experts
+        )
+    known = ", ".join(sorted({*ARCHITECTURES, *MIXTURES}))
+    raise file.metadata.error("general.architecture", f"one of {known}", name)
 
 
 def read_config(file: Checkpoint) -> dict[str, Any]:
@@ -327,11 +432,13 @@ class Renamed(Struct, frozen=True):
 
     head    rows of a head, if the rows of its two halves alternate; 0: the rows are in order
     offset  number that GGUF's converter has added to each weight
+    row     whether a vector is a matrix of one row
     """
 
     name: str
     head: int = 0
     offset: float = 0.0
+    row: bool = False
 
 
 def renamed(file: Checkpoint, config: Mapping[str, Any]) -> dict[str, Renamed]:
@@ -350,10 +457,13 @@ def _renamed(name: str, found: Architecture, head: int) -> Renamed:
     if module in _OUTSIDE:
         return Renamed(f"{_OUTSIDE[module]}.{ending}", offset=found.norm_offset if module == "output_norm" else 0.0)
     layer = _LAYER.fullmatch(name)
+    if layer is not None and layer[2] in found.parameters:
+        return Renamed(f"model.layers.{layer[1]}.{found.parameters[layer[2]]}")
     if layer is None or layer[2] not in found.modules:
         return Renamed(name)
     return Renamed(
         f"model.layers.{layer[1]}.{found.modules[layer[2]]}.{layer[3]}",
         head=head if found.interleaved and layer[2] in ("attn_q", "attn_k") else 0,
         offset=found.norm_offset if layer[2].endswith("norm") else 0.0,
+        row=layer[2] in _ROWS,
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from infd.engine.streams.stream import Choices, Consumer, Delta
     from infd.errors import RequestError
-    from infd.request import TokenLogprobs
+    from infd.request import RoutedExperts, TokenLogprobs
     from infd.text.markup import Aside
     from infd.text.reply import Reply
 
@@ -27,6 +27,7 @@ class ChoiceDelta(Struct):
     logprobs     one entry per token if requested, else empty
     stop_reason  the stop string, or the id among the request's stop_token_ids, that finished the choice
     end_id       the token id that finished the choice: one of stop_token_ids, or an end id of the model
+    routed       the experts of all tokens but the last, only in the last delta of a choice that reports them
     prompt       the prompt's report, only in the first delta of a choice that repeats its prompt
     aside        new thoughts and tool calls, which `text` does not contain
     error        the error of a failed choice, if other choices have not failed; `finish` is then ERROR
@@ -42,6 +43,7 @@ class ChoiceDelta(Struct):
     aside: Aside | None = None
     error: RequestError | None = None
     end_id: int | None = None
+    routed: RoutedExperts | None = None
 
     @property
     def matched(self) -> str | int | None:
@@ -169,7 +171,7 @@ class Answer:
         if stop_id is not None and self._include_stop_id:
             reply.feed([stop_id])
         delta = ChoiceDelta(index, reply.finish(), new.token_ids, new.logprobs, new.finish, stop_id)
-        delta.end_id = new.stop_id
+        delta.end_id, delta.routed = new.stop_id, new.routed
         if reply.stop_reason is not None:  # the end of the text completed a stop string
             delta.finish, delta.stop_reason = FinishReason.STOP, reply.stop_reason
         if reply.reading is not None:

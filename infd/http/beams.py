@@ -38,7 +38,10 @@ if TYPE_CHECKING:
     from infd.text.stops import StopSearch
 
 # Fields that depend on the tokens generated so far, or draw lots, which a step of the search cannot.
-_UNSUPPORTED: Final = ("presence_penalty", "frequency_penalty", "bad_words", "logprob_token_ids", "logprobs_mode")
+_UNSUPPORTED: Final = (
+    *("presence_penalty", "frequency_penalty", "bad_words", "logprob_token_ids", "logprobs_mode"),
+    "return_routed_experts",
+)
 
 
 class Search(Struct, frozen=True):

@@ -6,7 +6,7 @@ JSON.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from infd.errors import RequestError
     from infd.http.answer import PromptReport
     from infd.http.pieces import Pieces
-    from infd.request import FinishReason, TokenLogprobs
+    from infd.request import FinishReason, RoutedExperts, TokenLogprobs
     from infd.text.markup import Aside
+
+
+# Experts of so many bytes take about as long to encode as the log-probabilities of a token.
+ROUTED_BYTES: Final = 2**15
 
 
 class WholeChoice(Struct):
@@ -57,8 +61,8 @@ class Gathering:
 
     @property
     def unencoded_tokens(self) -> int:
-        """The number of tokens whose log-probabilities `finish` would encode."""
-        return sum(len(choice.token_ids_waiting) for choice in self._choices)
+        """The number of tokens whose log-probabilities `finish` would encode; experts count too, by ROUTED_BYTES."""
+        return sum(len(choice.token_ids_waiting) + choice.routed_bytes // ROUTED_BYTES for choice in self._choices)
 
     def add(self, deltas: Sequence[ChoiceDelta]) -> None:
         for delta in deltas:
@@ -98,6 +102,7 @@ class _Choice:
         self._end_id: int | None = None
         self._error: RequestError | None = None
         self._prompt: PromptReport | None = None
+        self._routed: RoutedExperts | None = None
         self._encoded_logprobs: dict[str, Pieces] = {}
         self._logprobs_sum = 0.0
         self._logprobs_count = 0
@@ -110,7 +115,7 @@ class _Choice:
         self._token_ids += delta.token_ids
         self._asides.append(delta.aside)
         self._finish, self._error = delta.finish, delta.error
-        self._stop_reason, self._end_id = delta.stop_reason, delta.end_id
+        self._stop_reason, self._end_id, self._routed = delta.stop_reason, delta.end_id, delta.routed
         if delta.prompt is not None:
             self._prompt = self._prompt_waiting = delta.prompt
         if delta.logprobs:
@@ -119,6 +124,10 @@ class _Choice:
             for token in delta.logprobs:
                 self._logprobs_sum += token.chosen
             self._logprobs_count += len(delta.logprobs)
+
+    @property
+    def routed_bytes(self) -> int:
+        return 0 if self._routed is None else len(self._routed.values)
 
     def encode_logprobs(self, encode_logprobs: Callable[[ChoiceDelta], dict[str, Pieces]]) -> None:
         waiting = ChoiceDelta(self._index, "", self.token_ids_waiting, self._logprobs_waiting)
@@ -144,5 +153,6 @@ class _Choice:
             joined(self._asides, self._texts),
             self._error,
             self._end_id,
+            self._routed,
         )
         return WholeChoice(delta, self._encoded_logprobs)

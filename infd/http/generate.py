@@ -18,10 +18,10 @@ from infd.http import beams, samplers, sampling
 from infd.http.answer import Answer, PromptReport
 from infd.http.ending import ending
 from infd.http.formats.base import ENTRY_BYTES, Accepted
-from infd.http.gathering import Gathering
+from infd.http.gathering import ROUTED_BYTES, Gathering
 from infd.http.generation import Conversation
 from infd.http.prompt import bad_word_ids, predicted_ids, read_prompts, text_of
-from infd.request import AfterThought, Calls, Continuation, Generate, Headed, Request, Score
+from infd.request import AfterThought, Calls, Continuation, Generate, Headed, Request, Route, Score
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
 
@@ -223,12 +223,17 @@ class _Body:
 
 
 def _count_logprobs(deltas: list[ChoiceDelta]) -> int:
-    """Return the number of tokens with log-probabilities in these deltas, prompt tokens included."""
+    """Return the number of tokens with log-probabilities in these deltas, prompt tokens included.
+
+    Encoding experts counts as encoding the log-probabilities of a token for each ROUTED_BYTES.
+    """
     scored_tokens = 0
     for delta in deltas:
         scored_tokens += len(delta.logprobs)
         if delta.prompt is not None:
             scored_tokens += len(delta.prompt.scores)
+        if delta.routed is not None:
+            scored_tokens += len(delta.routed.values) // ROUTED_BYTES
     return scored_tokens
 
 
@@ -243,6 +248,8 @@ async def _queue(
     """Queue one request for each prompt, and return the answer to read. Raises RequestError."""
     fields = generation.fields
     _check_prompt_logprobs(generation, prompts, backend.config.limits)
+    if generation.routed:
+        _check_routed(generation, prompts, served, backend.config.limits)
     scored = bool(generation.prompt_logprobs)
     skip_special = fields.skip_special_tokens is not False
     if fields.spaces_between_special_tokens is False and not skip_special:
@@ -364,6 +371,8 @@ def _wants(
         wants.append(Generate(params, ends if generation.fields.ignore_eos else ends | prompt.end_ids))
     if generation.prompt_logprobs:
         wants.append(Score(max(generation.prompt_logprobs.values())))
+    if generation.routed:
+        wants.append(Route())
     return tuple(wants)
 
 
@@ -464,6 +473,20 @@ def _with_all_alternatives(generation: Generation, served: ServedModel, limits: 
         field: sampling.alternatives(k, served, limits, field) or 0 for field, k in generation.prompt_logprobs.items()
     }
     return replace(generation, prompt_logprobs=found)
+
+
+def _check_routed(generation: Generation, prompts: Sequence[Prompt], served: ServedModel, limits: LimitsConfig) -> None:
+    """Raise InvalidRequest if the experts of the prompts' tokens exceed limits.routed_experts_bytes."""
+    if served.experts is None:
+        return  # the engine refuses the request
+    tokens = generation.returned * sum(len(prompt.ids) for prompt in prompts)
+    size = 2 * tokens * served.experts.layers * served.experts.chosen
+    if size > limits.routed_experts_bytes:
+        raise InvalidRequest(
+            f"the experts of {tokens} prompt tokens are {size} bytes; at most {limits.routed_experts_bytes} are sent"
+            " (limits.routed_experts_bytes): lower n, or send fewer or shorter prompts",
+            param="return_routed_experts",
+        )
 
 
 def _check_prompt_logprobs(generation: Generation, prompts: Sequence[Prompt], limits: LimitsConfig) -> None:

@@ -71,6 +71,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     max_tokens_param    request field of max_tokens, for error messages
     logprobs            see SamplingParams
     prompt_logprobs     number of likeliest tokens at each prompt position, by the request field that sets the number
+    routed              whether each choice reports the experts that its tokens chose
     prompt_repeats      number of a prompt's choices that repeat the prompt's log-probabilities
     constrained         the constraint of the answers' content; None: any text
     search              the beam search that finds the answers; None: they are sampled
@@ -90,6 +91,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     stop_strings: Sequence[str] = ()
     logprobs: int | None = None
     prompt_logprobs: Mapping[str, int] = {}
+    routed: bool = False
     prompt_repeats: int = 1
     constrained: Constrained | None = None
     search: Search | None = None

@@ -14,7 +14,7 @@ from infd.text.syntax import Syntax
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from infd.request import PoolTask
+    from infd.request import ExpertSizes, PoolTask
     from infd.text.chat import ChatTemplate
     from infd.text.infill import Infill
     from infd.text.tokenizer import Tokenizer
@@ -70,6 +70,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     fingerprint    changes with the weights and with infd's version
     infill         writer of prompts with gaps; None: the vocabulary has no tokens for filling in the middle
     generates      whether the model samples tokens; an encoder does not
+    experts        of the model's layers with experts; None: the model has none, or does not report their choices
     pools          what the model reduces prompts to; empty: it only generates
     pooling        how, and the prompts, labels and dimensions of the numbers
     """
@@ -86,6 +87,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     fingerprint: str = ""
     infill: Infill | None = None
     generates: bool = True
+    experts: ExpertSizes | None = None
     pools: tuple[PoolTask, ...] = ()
     pooling: PoolingSettings = PoolingSettings()
 

@@ -154,7 +154,11 @@ class SharedRecipe(NamedTuple):
 
 
 class ExpertsRecipe(Struct, frozen=True, kw_only=True):
-    """Experts, plus optional shared experts. gate_up: an expert's matrices of gate and up, stacked."""
+    """Experts, plus optional shared experts.
+
+    number   of the layer, among those with experts
+    gate_up  an expert's matrices of gate and up, stacked
+    """
 
     router: RouterRecipe
     gate_up: StackRecipe
@@ -162,6 +166,7 @@ class ExpertsRecipe(Struct, frozen=True, kw_only=True):
     down: StackRecipe
     shared: SharedRecipe | None = None
     output_transform: OutputTransform = None
+    number: int = 0
 
 
 class LayerRecipe(Struct, frozen=True, kw_only=True):

@@ -11,10 +11,11 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
 
+    from infd.kernels.families.adapters import LowRank
     from infd.kernels.families.attention import AttentionPlan, KeyValuePages
     from infd.kernels.families.span_attention import SpanPlan
     from infd.models.parameter import Parameter, Target
-    from infd.request import PoolTask
+    from infd.request import ExpertSizes, PoolTask
     from infd.scheduler.layout import CacheLayout
 
 
@@ -42,6 +43,9 @@ class PassAdapters(Protocol):
         x  [T, inputs] float32
         """
 
+    def groups(self, target: Target) -> Sequence[tuple[Tensor, LowRank]]:
+        """Return the rows [n] int64, ascending, of each adapter that changes `target`, and its factors."""
+
 
 def _unwatched() -> None:
     """No-op, for a pass whose progress is not counted."""
@@ -66,6 +70,9 @@ class Batch(Struct, kw_only=True):
     offsets: Sequence[int] = ()  # [S + 1]: span i is tokens offsets[i]:offsets[i + 1]; models without a cache read it
     spans: SpanPlan | None = None  # attention without a cache; set by the model
     types: Tensor | None = None  # [T] int64: 1 for tokens of a pair's second text, else 0; None: all 0
+    # [T, layers with experts, chosen] int16: the pass writes the experts that each token chooses. None: it does not.
+    # If `sampled` is set, the last layer writes those of the sampled tokens, to the first rows.
+    routes: Tensor | None = None
 
 
 class SampledBatch(Struct):
@@ -114,6 +121,10 @@ class Model(Protocol):
     least_rows: int
     skips_unsampled: bool
     logits_dtype: torch.dtype
+
+    @property
+    def experts(self) -> ExpertSizes | None:
+        """The sizes of the layers with experts; None: the model does not write Batch.routes."""
 
     @property
     def parameters(self) -> Sequence[Parameter]:

@@ -54,6 +54,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     parameters  declared so far, in order
     targets     declared so far, in order
     ropes       declared so far, in order
+    mixtures    of the layers with experts declared so far, in order: experts, and how many a token chooses
     """
 
     ops: Ops
@@ -65,6 +66,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     parameters: list[Parameter] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
     ropes: list[Rope] = field(default_factory=list)
+    mixtures: list[tuple[int, int]] = field(default_factory=list)
 
     def least_rows(self) -> int:
         """Return the number of rows from which on a product's rows are bitwise independent of the number of rows."""
@@ -184,6 +186,14 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     def replaceable(self, module: str, outputs: int, inputs: int, *, bias: bool) -> Target:
         """Declare a layer for which adapters may have a weight and a bias of their own; see Target."""
         target = Target({module: outputs}, inputs, whole=True, bias=bias)
+        self.targets.append(target)
+        return target
+
+    def adaptable_experts(
+        self, experts: int, modules: Mapping[str, int], inputs: int, stacked: tuple[str, ...], *, alternating: bool
+    ) -> Target:
+        """Declare a matrix of each expert, which adapters may change; see Target for the arguments."""
+        target = Target(modules, inputs, experts=experts, stacked=stacked, alternating=alternating)
         self.targets.append(target)
         return target
 

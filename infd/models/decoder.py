@@ -23,6 +23,7 @@ from infd.models.layers.attention import LayerIndex, extent, page_groups
 from infd.models.layers.embedding import Embedding, Head
 from infd.models.layers.norm import LayerNorm, RMSNorm
 from infd.models.layers.rope import by_prompt, lay_out
+from infd.request import ExpertSizes
 from infd.scheduler.layout import CacheLayout, Chunk
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ class Block(Struct, frozen=True, kw_only=True):
     """One layer: attention, then the feed-forward network, each preceded by a norm and added to the residual stream."""
 
     input_norm: RMSNorm | LayerNorm | NoNorm
-    attention: Sublayer[AttentionRecipe, Batch]
+    attention: Sublayer[AttentionRecipe]
     post_norm: RMSNorm | LayerNorm | NoNorm
-    mlp: Sublayer[GatedRecipe | ExpertsRecipe, PassAdapters | None]
+    mlp: Sublayer[GatedRecipe | ExpertsRecipe]
 
     def recipe(self) -> LayerRecipe | None:
         """Return the layer as a LayerRecipe, or None if a recipe cannot express it."""
@@ -74,11 +75,11 @@ class Block(Struct, frozen=True, kw_only=True):
         If `batch.sampled` is set (last layer only), both results are [W, hidden]: the sampled rows.
         """
         x, residual = self.input_norm.add(x, residual)
-        x, adapters = self.attention(x, batch), batch.adapters
+        x = self.attention(x, batch)
         if (sampled := batch.sampled) is not None:
-            residual, adapters = residual[sampled.tokens], sampled.adapters
+            residual, batch = residual[sampled.tokens], replace(batch, adapters=sampled.adapters)
         x, residual = self.post_norm.add(x, residual)
-        return self.mlp(x, adapters), residual
+        return self.mlp(x, batch), residual
 
 
 class DecoderConstants(NamedTuple):
@@ -157,6 +158,7 @@ class Decoder:
             block(f"{root}layers.{layer}", LayerIndex(layer, group_of[layer], self._reach(layer)))
             for layer in range(dims.layers)
         ]
+        self.experts = _expert_sizes(blueprint.mixtures)
         self._norm: RMSNorm | LayerNorm = (
             LayerNorm(blueprint, f"{root}norm", dims.hidden, dims.norm_eps)
             if constants.layer_norm
@@ -240,6 +242,11 @@ class Decoder:
 
     def pooling_head(self, task: PoolTask) -> PoolingHead | None:
         return None if task == "token_embed" else self._pooling_head
+
+
+def _expert_sizes(mixtures: Sequence[tuple[int, int]]) -> ExpertSizes | None:
+    assert len(set(mixtures)) < 2, "layers have different numbers of experts"
+    return ExpertSizes(len(mixtures), *mixtures[0]) if mixtures else None
 
 
 def _pooling_head(

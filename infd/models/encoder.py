@@ -115,6 +115,7 @@ class Encoder:
 
     generates = False
     skips_unsampled = False
+    experts = None
     logits_dtype = torch.float32
 
     def __init__(

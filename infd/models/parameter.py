@@ -256,6 +256,10 @@ class Target(Struct, frozen=True, eq=False):
     table    whether this is the embedding table, whose rows are looked up by token
     whole    whether this is a layer after pooling, for which an adapter may have a weight and a bias of its own
     bias     whether such a layer has a bias
+    experts  number of experts, each of which has such a matrix: in names of modules {} stands for an expert's index;
+             0: this is one matrix
+    stacked  of experts, the names of the parameter that stacks all matrices, in checkpoints and in transformers
+    alternating  whether the rows of two modules alternate in that parameter
     """
 
     modules: Mapping[str, int]
@@ -263,3 +267,6 @@ class Target(Struct, frozen=True, eq=False):
     table: bool = False
     whole: bool = False
     bias: bool = False
+    experts: int = 0
+    stacked: tuple[str, ...] = ()
+    alternating: bool = False

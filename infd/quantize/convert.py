@@ -16,7 +16,7 @@ from infd.kernels.select import insisting, quantized, select
 from infd.models import registry
 from infd.models.config import architecture
 from infd.models.decoder import ROOTS
-from infd.models.parameter import Matrix
+from infd.models.parameter import Matrix, MatrixStack
 from infd.pooling import read as read_pooling
 from infd.pooling import weight_files
 from infd.quantize.files import Entry, SafetensorsWriter, new_directory, require_absent
@@ -178,8 +178,14 @@ def linear(checkpoint: Checkpoint) -> set[str]:
     except CheckpointError as error:
         raise CheckpointError(f"{directory}: {error}") from error
     check(model, checkpoint)
-    parameters = [each for each in model.parameters if isinstance(each, Matrix)]
-    return {source.name for each in parameters if isinstance(each.form, QuantizedMatrix) for source in each.sources}
+    parameters = [each for each in model.parameters if isinstance(each, Matrix | MatrixStack)]
+    found = {source.name for each in parameters if isinstance(each.form, QuantizedMatrix) for source in each.sources}
+    if stacked := sorted(name for name in found if len(checkpoint.tensors[name].shape) > 2):
+        raise CheckpointError(
+            f"{directory}: {stacked[0]} stacks the matrices of all experts, for which compressed-tensors has no format;"
+            " serve the checkpoint with --quantization instead"
+        )
+    return found
 
 
 def _require_groups(checkpoint: Checkpoint, matrices: set[str], scheme: Scheme, name: str) -> None:

@@ -105,7 +105,12 @@ class DeviceSlots:
         Returns a generation number, which increases when graphs captured earlier become invalid.
         """
         if self._changed and self._captured is not None:
-            targets = {target: None for changes in self._loaded.values() for target in changes if not target.whole}
+            targets = {
+                target: None
+                for changes in self._loaded.values()
+                for target in changes
+                if not target.whole and not target.experts
+            }
             replaced = {}
             for target in self.weights | targets:
                 loaded = [_low(self._loaded.get(slot, {}).get(target)) for slot in self._slots]
@@ -151,11 +156,11 @@ class AdaptedRows:
         return self._loaded.adapted(self._slots[rows])
 
     def add(self, y: Tensor, x: Tensor, target: Target) -> None:
-        if groups := self._groups_of(target):
+        if groups := self.groups(target):
             self._lora.add(y, x, groups, self._loaded.staging.up)
 
     def add_rows(self, y: Tensor, tokens: Tensor, target: Target) -> None:
-        if groups := self._groups_of(target):
+        if groups := self.groups(target):
             self._lora.add_rows(y, tokens, groups, self._loaded.staging.up)
 
     def replace(self, y: Tensor, x: Tensor, target: Target) -> None:
@@ -163,7 +168,7 @@ class AdaptedRows:
             if isinstance(own := changes.get(target), Replacement):
                 y[rows] = functional.linear(x[rows], own.weight, own.bias)
 
-    def _groups_of(self, target: Target) -> list[tuple[Tensor, LowRank]]:
+    def groups(self, target: Target) -> list[tuple[Tensor, LowRank]]:
         found = [(rows, _low(changes.get(target))) for rows, changes in self._groups]
         return [(rows, low) for rows, low in found if low is not None]
 
@@ -190,6 +195,10 @@ class CapturedRows:
     def replace(self, y: Tensor, x: Tensor, target: Target) -> None:
         """No-op: captured steps decode, and layers after pooling are not part of them."""
 
+    def groups(self, target: Target) -> list[tuple[Tensor, LowRank]]:
+        """Refuse: which rows have an adapter is not known when a step is captured, so none with experts is captured."""
+        raise NotImplementedError
+
 
 def _low(change: LowRank | Replacement | None) -> LowRank | None:
     return change if isinstance(change, LowRank) else None
@@ -199,10 +208,10 @@ def _copied(changes: Changes, upload: Upload) -> Changes:
     """Copy an adapter to the device by `upload`: a copy from pageable memory would synchronize with the device."""
 
     def copied(matrix: Tensor) -> Tensor:
-        rows, columns = matrix.shape
+        *rows, columns = matrix.shape
         padded = functional.pad(matrix, (0, -columns % ALIGNED)).contiguous()
         numbers = padded.view(-1).view(torch.uint8).numpy()
-        return upload(numbers).view(matrix.dtype).view(rows, -1)[:, :columns]
+        return upload(numbers).view(matrix.dtype).view(*rows, -1)[..., :columns]
 
     def whole(matrix: Tensor) -> Tensor:
         return upload(matrix.contiguous().numpy())

@@ -13,8 +13,10 @@ from msgspec import Struct
 
 from infd.runner.batch import gather
 from infd.runner.cuda_graphs.decoding import decoding
+from infd.runner.expert_loads import LoadSampler
 from infd.runner.faults import diagnose
 from infd.runner.readouts.pooling import Pooling, TokenPooling
+from infd.runner.readouts.routing import Routing
 from infd.runner.readouts.sampling import Sampling
 from infd.runner.readouts.scoring import Scoring
 from infd.runner.sampler import Sampler
@@ -77,6 +79,7 @@ class Runner:
         if graphs is not None and instance.model.generates:
             self.decoding = decoding(graphs, instance, sampler.likeliest)
         self._readouts = _readouts(instance, self._sampling)
+        self._loads = None if instance.model.experts is None else LoadSampler(instance.model.experts)
 
     @property
     def overlaps(self) -> bool:
@@ -105,12 +108,20 @@ class Runner:
         """Issue an uncaptured forward pass, and its readouts."""
         gathered = gather(plan.spans, self.instance, self._readouts)
         gathered.batch.beat = self._pulse.beat
-        hidden = self._model.forward(gathered.batch)
-        return [
-            readout.compute(plan.spans, selection, hidden)
+        reading = [
+            (readout, selection)
             for readout, selection in zip(self._readouts, gathered.selections, strict=True)
             if selection is not None
         ]
+        for readout, _ in reading:
+            readout.tap(gathered.batch)
+        counted = self._loads is not None and self._loads.tap(gathered.batch)
+        hidden = self._model.forward(gathered.batch)
+        readings = [readout.compute(plan.spans, selection, hidden) for readout, selection in reading]
+        if counted:
+            assert self._loads is not None
+            readings.append(self._loads.count(gathered.batch, plan.tokens))
+        return readings
 
     def sample(self, forwarded: Forwarded, mask: Array | None = None) -> PendingResult:
         """Issue the sampling, and the copies of the results to the host.
@@ -175,4 +186,8 @@ def _readouts(instance: Instance, sampling: Sampling) -> tuple[Readout, ...]:
     Sampling is last, because it skips spans for which another readout has recorded a failure.
     """
     pools = (TokenPooling(instance), Pooling(instance)) if instance.pooling.tasks else ()
-    return (*pools, Scoring(instance), sampling) if instance.model.generates else pools
+    if not instance.model.generates:
+        return pools
+    experts = instance.model.experts
+    routing = () if experts is None else (Routing(experts),)
+    return (*pools, *routing, Scoring(instance), sampling)

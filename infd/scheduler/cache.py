@@ -49,7 +49,7 @@ class Cache(Resource):
     def uses_prefix_cache(self, seq: Sequence) -> bool:
         """Return whether a waiting sequence may use cached pages.
 
-        A sequence whose output reads the hidden states of all its prompt tokens may not: pages do not contain them.
+        A sequence whose output reads hidden states or experts of all its tokens may not: pages do not contain them.
         """
         return self._prefix_caching and not seq.whole
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from infd.request import PoolTask
+from infd.request import ExpertSizes, PoolTask
 from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ class Capacity(Struct, frozen=True, kw_only=True):
     pools           what the model reduces a prompt to; empty: it only generates
     pools_last      whether one row of numbers depends on the hidden state of the prompt's last token alone, so that
                     cached pages may be read
+    experts         of the model's layers with experts; None: the model has none, or does not report their choices
     """
 
     layout: CacheLayout
@@ -158,3 +159,4 @@ class Capacity(Struct, frozen=True, kw_only=True):
     generates: bool = True
     pools: tuple[PoolTask, ...] = ()
     pools_last: bool = False
+    experts: ExpertSizes | None = None

@@ -10,14 +10,14 @@ from __future__ import annotations
 from msgspec import Struct
 
 from infd.errors import Fault
-from infd.request import Adapter, Pooled, TokenLogprobs, Want
+from infd.request import Adapter, Pooled, RoutedExperts, TokenLogprobs, Want
 
 
 class Join(Struct):
     """A sequence joins the persistent batch: the state of its row before the first span.
 
     tokens  all known tokens, prompt and generated
-    wants   the request's wants: Generate, Score or both; or Pool
+    wants   the request's wants: Generate, Score or both, and Route beside these; or Pool
     tables  page ids per group, by page index; 0 if the page is behind the attention window
     seed    seed of the sampling noise: the request's seed plus the choice's index
     slot    the adapter's slot; 0: no adapter
@@ -70,6 +70,7 @@ class Span(Struct, gc=False):
              sample is kept, and each further sample if the draft before it equals the sample that it anticipated
     scores   number of prompt tokens to score: those that directly follow each of the span's first `scores` tokens
     pools    number of the span's first tokens that pooling reads; the span with the prompt's last token ends it
+    routes   number of the span's first tokens whose experts are reported
     """
 
     row: int
@@ -78,6 +79,7 @@ class Span(Struct, gc=False):
     samples: int
     scores: int = 0
     pools: int = 0
+    routes: int = 0
 
     @property
     def drafts(self) -> int:
@@ -110,6 +112,9 @@ class StepResult(Struct):
     pooled           by span index: the numbers of a prompt that ends in the span; of tasks by token, a row for each
                      token that the span pools, except the tokens that the request skips
     mu               by span index: mirostat's state after the sampled token
+    routed           by span index: the experts of the span's first `routes` tokens
+    expert_loads     number of tokens that chose each expert, in a sampled step: [layers, experts] int32, little-endian;
+                     empty in other steps
     failed           by span index: the fault, if only the span's sequence failed (staging, non-finite logits, sampling)
     """
 
@@ -119,4 +124,6 @@ class StepResult(Struct):
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     pooled: dict[int, Pooled] = {}
     mu: dict[int, float] = {}
+    routed: dict[int, RoutedExperts] = {}
+    expert_loads: bytes = b""
     failed: dict[int, Fault] = {}

@@ -25,6 +25,7 @@ from infd.scheduler.policy import Policy, by_place, split_decoding
 from infd.scheduler.resources import RowPool
 from infd.scheduler.speculation import Speculation
 from infd.scheduler.token_budget import TokenBudget
+from infd.telemetry.expert_loads import ExpertLoads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
@@ -104,6 +105,7 @@ class Scheduler:
         self.undone = 0  # steps rolled back
         self.prefix_queries = 0  # prompt tokens looked up in the cache
         self.prefix_hits = 0  # prompt tokens found in the cache
+        self.expert_loads = ExpertLoads(0 if capacity.experts is None else capacity.experts.experts)
         self._policy = Policy(priority_patience)
         self._number = 0  # number of the next plan
         self._held: set[Sequence] = set()
@@ -209,6 +211,8 @@ class Scheduler:
                 outcomes.append(outcome)
         for resource in self.resources:
             resource.settle(plan)
+        if result.expert_loads:
+            self.expert_loads.add(result.expert_loads)
         return outcomes
 
     def rollback(self, steps: Iterable[Scheduled]) -> None:
@@ -327,7 +331,8 @@ class Scheduler:
             samples = 1 + drafts
             end, count, cost = end + drafts, count + drafts, cost + drafts
             seq.in_flight += samples
-        plan.spans.append(Span(seq.row, seq.computed, count, samples, scores, pools))
+        routes = 0 if seq.routing is None else count
+        plan.spans.append(Span(seq.row, seq.computed, count, samples, scores, pools, routes))
         step.sequences.append(seq)
         seq.computed = end
         seq.last_step = plan.number
@@ -437,6 +442,8 @@ class Scheduler:
             seq.score(span.start, result.prompt_logprobs[number])
         if seq.pooling is not None:
             seq.pooling.add(span.start, span.start + span.count, result.pooled.get(number))
+        if seq.routing is not None:
+            seq.routing.add(span.start, result.routed[number])
         if tokens:
             seq.mu = result.mu.get(number, seq.mu)
             appended = self._append(seq, tokens, step)

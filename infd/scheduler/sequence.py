@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from infd.drafting.drafter import NO_DRAFTS
-from infd.request import Generate, Pool, Score
+from infd.request import Generate, Pool, Route, Score
 from infd.scheduler.pooling import Pooling
+from infd.scheduler.routing import Routing
 
 if TYPE_CHECKING:
     from infd.drafting.drafter import Drafter
@@ -62,6 +63,7 @@ class Sequence:
         "regime",
         "regime_limit",
         "request",
+        "routing",
         "row",
         "scoring",
         "seed",
@@ -100,6 +102,7 @@ class Sequence:
         self.end_ids: frozenset[int] = frozenset()
         self.scoring = False
         self.pooling: Pooling | None = None  # the numbers that the prompt is reduced to; None: it is not
+        self.routing: Routing | None = None  # the experts of the computed tokens; None: they are not reported
         self.uncomputed = 1  # tokens at the limit that are not computed
         for want in request.wants:
             match want:
@@ -116,8 +119,10 @@ class Sequence:
                 case Pool():
                     self.pooling, self.uncomputed = Pooling(want, self.prompt_tokens), 0
                     self.drafter = NO_DRAFTS
-        # Whether the output reads the hidden states of all prompt tokens, which pages do not contain.
-        self.whole = self.scoring or self.pooling is not None
+                case Route():  # with drafts the host would not know which positions a span computes
+                    self.routing, self.drafter = Routing(self.prompt_tokens), NO_DRAFTS
+        # Whether the output reads what the pass computes of all tokens known now, and pages do not contain.
+        self.whole = self.scoring or self.pooling is not None or self.routing is not None
         self.prompt_logprobs: list[TokenLogprobs] = []  # known log-probabilities not yet in an outcome
         self.mu: float | None = None  # mirostat's state after the known tokens; None: no token is generated
         self.token_cost = 1  # tokens of the step's budget that a computed token costs
@@ -188,7 +193,7 @@ class Sequence:
         assert start <= len(self.prompt_logprobs), "part of the prompt was not scored"
         self.prompt_logprobs += logprobs[len(self.prompt_logprobs) - start :]
         if len(self.prompt_logprobs) == self.prompt_tokens - 1:
-            self.scoring = self.whole = False
+            self.scoring, self.whole = False, self.routing is not None
             self.token_cost = 1
 
     def __repr__(self) -> str:

@@ -171,6 +171,20 @@ class _Scrape:
         yield _gauge("infd_grammar_cache_bytes", "Memory of compiled constraints.", [({}, metrics.grammar_cache_bytes)])
         yield _gauge("infd_connections", "Connections to the endpoint.", [({}, metrics.connections)])
         yield _counter("infd_connections_dropped", "Connections ended by the server.", _by("reason", metrics.dropped))
+        loads = metrics.expert_loads.layers()
+        yield _gauge(
+            "infd_expert_load_ratio",
+            "Load of the busiest expert of a layer, relative to the mean; sampled.",
+            [({**model, "layer": str(load.layer)}, load.ratio) for load in loads],
+        )
+        yield _gauge(
+            "infd_expert_load_unused",
+            "Experts of a layer that no sampled token chose.",
+            [({**model, "layer": str(load.layer)}, load.unused) for load in loads],
+        )
+        yield _counter(
+            "infd_expert_load_steps", "Steps in which loads were sampled.", [(model, metrics.expert_loads.steps)]
+        )
         yield from self._usage()
         yield from self._accepted("infd_draft_tokens_accepted", model)
         yield from self._http("infd_http")

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from infd.telemetry.expert_loads import ExpertLoads
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -159,6 +161,7 @@ class Metrics:
         self.accepted_drafts: tuple[int, ...] = ()  # drafts kept, by their place behind the last known token
         self.prefix_queries = 0  # prompt tokens looked up
         self.prefix_hits = 0  # looked-up prompt tokens that were in the cache
+        self.expert_loads = ExpertLoads()
         self.terminal = dict.fromkeys(("stop", "length", "abort", "error", "disconnect", "slow_reader"), 0)
         self.rejected: dict[str, int] = {}
         self.turned_away: dict[str, int] = {}  # refusals because of load or state; a retry may succeed

@@ -10,9 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from infd.errors import CheckpointError
-from infd.gguf.config import ARCHITECTURES
+from infd.gguf.config import ARCHITECTURES, MIXTURES
 from infd.kernels.select import CANDIDATES, EXACT, select
 from infd.models.config import stored_dtype
+from infd.models.parameter import MatrixStack
 from infd.weights.checkpoint import Checkpoint as Weights
 from infd.weights.checkpoint import read_config
 from infd.weights.encodings.rows import rows_of
@@ -31,13 +32,19 @@ if TYPE_CHECKING:
 
 GEMMA = {"query_pre_attn_scalar": 16}  # the head's size, which llama.cpp assumes for all but the 27B models
 # Settings that GGUF files do not state: windows of Mistral and Qwen, and dynamic rope.
-UNSTATED = {"gemma3-seeing", "llama-rope-dynamic", "mistral-window", "qwen2-windows", "qwen3-windows"}
-READ = {each.type for each in ARCHITECTURES.values()}
+UNSTATED = {"gemma3-seeing", "llama-rope-dynamic", "mistral-window", "mixtral", "qwen2-windows", "qwen3-windows"}
+UNSTATED |= {"olmoe-norm", "qwen2-moe-norm", "qwen3-moe"}  # llama.cpp normalizes weights of qwen3moe alone
+READ = {each.type for each in (*ARCHITECTURES.values(), *MIXTURES.values())}
+ASSUMED = {
+    **dict.fromkeys(("gemma2", "gemma2-no-caps", "gemma3"), GEMMA),
+    "gpt-oss": {"swiglu_limit": 7.0},
+    "qwen2-moe": {"mlp_only_layers": []},
+}
 STATED = sorted(variant for variant in VARIANTS if variant not in UNSTATED and VARIANTS[variant][0] in READ)
 
 
 def made(variant: str, directory: Path, **overrides: Any) -> Path:
-    return make(variant, directory, **{**(GEMMA if variant.startswith("gemma") else {}), **overrides})
+    return make(variant, directory, **{**ASSUMED.get(variant, {}), **overrides})
 
 
 def logits(path: Path, tokens: list[int]) -> Tensor:
@@ -116,16 +123,50 @@ def test_the_dtype_follows_the_matrices(tmp_path: Path) -> None:
         assert stored_dtype(read_config(path)) == dtype
 
 
-def test_a_mixture_of_experts_and_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
-    checkpoint = made("llama", tmp_path / "checkpoint", num_hidden_layers=1)
-    mixture = write(checkpoint, tmp_path / "mixture.gguf", keys={"llama.expert_count": 8})
-    with pytest.raises(CheckpointError, match=r"mixture\.gguf: llama\.expert_count: expected 0"):
+def test_other_mixtures_of_experts_and_architectures_are_refused_by_name(tmp_path: Path) -> None:
+    checkpoint = made("qwen3", tmp_path / "checkpoint", num_hidden_layers=1)
+    mixture = write(checkpoint, tmp_path / "mixture.gguf", keys={"qwen3.expert_count": 8})
+    with pytest.raises(CheckpointError, match=r"mixture\.gguf: qwen3\.expert_count: expected 0: with .*qwen3moe"):
         read_config(mixture)
     other = tmp_path / "other.gguf"
     text_of_five = b"\5" + bytes(7)
-    other.write_bytes(mixture.read_bytes().replace(text_of_five + b"llama", text_of_five + b"mamba", 1))
+    other.write_bytes(mixture.read_bytes().replace(text_of_five + b"qwen3", text_of_five + b"mamba", 1))
     with pytest.raises(CheckpointError, match=r"general\.architecture: expected one of gemma2, .*, found 'mamba'"):
         read_config(other)
+
+
+def test_a_mixture_whose_file_lacks_experts_is_refused_by_name(tmp_path: Path) -> None:
+    checkpoint = made("llama", tmp_path / "checkpoint", num_hidden_layers=1)
+    keys: dict[str, int | float | str] = {"llama.expert_count": 8, "llama.expert_used_count": 2}
+    with pytest.raises(CheckpointError, match=r"the file lacks blk\.0\.ffn_down_exps\.weight"):
+        read_config(write(checkpoint, tmp_path / "mixture.gguf", keys=keys))
+
+
+@pytest.mark.parametrize(
+    ("variant", "kind"), [("qwen3-moe-norm", TYPES.Q8_0), ("mixtral-one", TYPES.Q4_K), ("gpt-oss", TYPES.MXFP4)]
+)
+def test_quantized_experts_are_kept_and_equal_their_decoded_numbers(variant: str, kind: TYPES, tmp_path: Path) -> None:
+    wide = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 1}
+    checkpoint = made(variant, tmp_path / "checkpoint", **wide)
+    path = write(checkpoint, tmp_path / "model.gguf", kind)
+    with Weights(path) as file:
+        found = {name: each for name, each in file.tensors.items() if ".experts." in name and "bias" not in name}
+        assert {each.encoding.label for each in found.values() if isinstance(each, EncodedTensor)} == {kind.name}
+        assert {len(each.shape) for each in found.values()} == {3}
+    ops = select(CPU, torch.float32, CANDIDATES)
+    kept = load_model(path, ops=ops)
+    assert all(stack.kept for stack in kept.parameters if isinstance(stack, MatrixStack))
+    decoded = select(CPU, torch.float32, {**CANDIDATES, **EXACT}).replace(packed=Unpacked())
+    drivers = Driver(kept, ops=ops), Driver(load_model(path, ops=decoded), ops=decoded)
+    ours, theirs = (each.step((each.start(text(1)), len(text(1))))[0] for each in drivers)
+    assert (ours - theirs).norm() < 0.05 * theirs.norm()  # products quantize activations
+
+
+class Unpacked:
+    """The family packed without forms, so that matrices are decoded."""
+
+    def form(self, outputs: int, inputs: int, dtype: torch.dtype, groups: object) -> str:
+        return "decoded in this test"
 
 
 def test_a_tensor_that_the_model_does_not_have_is_refused_by_name(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,18 @@ if TYPE_CHECKING:
     Vocabulary = Callable[[gguf.GGUFWriter], None]
 
 # GGUF's architecture by model_type
-ARCHITECTURES = MappingProxyType({"gemma3_text": "gemma3", "mistral": "llama"})
+ARCHITECTURES = MappingProxyType(
+    {
+        "gemma3_text": "gemma3",
+        "gpt_oss": "gpt-oss",
+        "mistral": "llama",
+        "mixtral": "llama",
+        "qwen2_moe": "qwen2moe",
+        "qwen3_moe": "qwen3moe",
+    }
+)
+# Parts of an expert's network, by their names in Mixtral
+MIXTRAL = MappingProxyType({"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"})
 TYPES = gguf.GGMLQuantizationType
 # The places of a block's float16 scales
 SCALES = MappingProxyType(
@@ -97,11 +109,11 @@ def stored(
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     found = {}
-    for key, weight in weights.items():
+    for key, weight in merged(weights).items():
         target = names.get_name(key, try_suffixes=(".weight", ".bias"))
         assert target is not None, key
         module = key.split(".")[-2]
-        kind = others.get(module, default)
+        kind = others.get(module, default) if key.endswith(".weight") and ".router." not in key else TYPES.F32
         if name in ("llama", "granite") and module in heads:
             found[target] = quantized(interleaved(weight, heads[module]), kind)
         elif name.startswith("gemma") and key.endswith("norm.weight"):
@@ -116,6 +128,25 @@ def stored(
             factors = np.array(rope[f"{length}_factor"], dtype=np.float32)
             found[f"rope_factors_{length}.weight"] = factors, TYPES.F32
     return found
+
+
+def merged(weights: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights with those of experts as llama.cpp's converter stacks them: gate, up and down apart."""
+    found: dict[str, Any] = {}
+    for key, weight in weights.items():
+        if single := re.fullmatch(r"(.*)\.(?:mlp|block_sparse_moe)\.experts\.\d+\.(\w+)\.weight", key):
+            module = MIXTRAL.get(single[2], single[2])
+            found.setdefault(f"{single[1]}.mlp.experts.{module}.weight", []).append(weight)
+        elif stacked := re.fullmatch(r"(.*\.mlp\.experts)\.(gate_up|down)_proj(_bias)?", key):  # gpt-oss
+            rows = weight if stacked[3] else weight.swapaxes(1, 2)
+            ending = "bias" if stacked[3] else "weight"
+            parts = {"gate": rows[:, 0::2], "up": rows[:, 1::2]} if stacked[2] == "gate_up" else {"down": rows}
+            found |= {f"{stacked[1]}.{part}_proj.{ending}": each for part, each in parts.items()}
+        elif key.endswith(".sinks"):
+            found[f"{key}.weight"] = weight
+        else:
+            found[key] = weight
+    return {key: np.stack(each) if isinstance(each, list) else each for key, each in found.items()}
 
 
 def interleaved(tensor: Array, heads: int) -> Array:
@@ -177,6 +208,13 @@ def describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_dimension_count(int(head * rope.get("partial_rotary_factor", 1.0)))
     writer.add_key_length(head)
     writer.add_value_length(head)
+    if count := config.get("num_local_experts") or config.get("num_experts"):
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if size := config.get("moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(size)
+    if size := config.get("shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(size)
     match rope.get("rope_type"):
         case "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)

@@ -72,6 +72,13 @@ tokens check the fields of sampling, and do not use them.
 With `use_beam_search` the likeliest texts are searched and none is drawn: `temperature`, `top_p`, `top_k`, `min_p` and
 `seed` have no effect.
 
+With `return_routed_experts` a choice has `routed_experts`, in a stream the choice's last event: `{"dtype": "int16",
+"shape": [tokens, layers, chosen], "data": "..."}`. `data` is base64 of little-endian numbers: for each token of
+prompt and answer but the last, which is not computed, and for each layer with experts, the experts in the order in
+which the router chose them. A choice that is cut by a stop string or a limit, or that was preempted, has those of its
+own tokens. The prompt is computed without cached pages, for each choice. A model without experts, or whose experts
+transformers' code computes, answers 400; `limits.routed_experts_bytes` bounds the part of the prompt.
+
 """
 POOLED_HEAD = """
 ## Embeddings, labels and scores

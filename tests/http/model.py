@@ -17,7 +17,7 @@ from infd.request import PoolTask
 from infd.text.chat import ChatTemplate
 from infd.text.infill import Family, Infill
 from infd.text.tokenizer import Tokenizer
-from tests.fakes import VOCAB, continuation
+from tests.fakes import EXPERTS, VOCAB, continuation
 
 MODEL = "org/fake-model"
 FAMILY = Family(prefix="!", suffix='"', middle="#", file="$")  # of models that fill gaps
@@ -81,6 +81,7 @@ def served(max_model_len: int, **defaults: float) -> ServedModel:
         template=template(),
         defaults=SamplingDefaults(**defaults),
         infill=Infill(FAMILY, tokenizer()),
+        experts=EXPERTS,
         pools=tasks,
         pooling=PoolingSettings(tasks=tasks, dimensions=1, labels=("likely",), prompts=PROMPTS, pairs=True),
     )

@@ -219,13 +219,13 @@ class ForgetsGroups(Experts):
 
 
 class SwapsExperts(Experts):
-    def compute(self, x, routes, layer):
-        return super().compute(x, routes._replace(experts=routes.experts.flip(1)), layer)
+    def compute(self, x, routes, layer, changes=None):
+        return super().compute(x, routes._replace(experts=routes.experts.flip(1)), layer, changes)
 
 
 class ForgetsLimits(Experts):
-    def compute(self, x, routes, layer):
-        return super().compute(x, routes, replace(layer, gating=replace(layer.gating, limit=float("inf"))))
+    def compute(self, x, routes, layer, changes=None):
+        return super().compute(x, routes, replace(layer, gating=replace(layer.gating, limit=float("inf"))), changes)
 
 
 class ForgetsEps(Norm):

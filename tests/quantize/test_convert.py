@@ -327,3 +327,29 @@ def test_a_stopped_run_leaves_nothing(plain: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         convert(plain, tmp_path / "out", "int4", stop)
     assert not list(tmp_path.iterdir())
+
+
+@EACH
+def test_experts_are_quantized_one_by_one_and_read_back_to_the_bit(built: None, scheme: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "mlp_only_layers": [0], "head_dim": 16}
+    checkpoint = make("qwen2-moe", tmp_path / "plain", **sizes, shared_expert_intermediate_size=32)
+    written = convert(checkpoint, tmp_path / "out", scheme)
+    found = names(tmp_path / "out")
+    experts = {
+        f"model.layers.1.mlp.experts.{n}.{part}_proj.weight" for n in range(8) for part in ("gate", "up", "down")
+    }
+    assert found >= experts
+    assert len(found) == written.matrices == 2 * 4 + 3 + len(experts) + 4
+    ours = logits(tmp_path / "out", "native", "none", "none", torch.float32)
+    assert ours.equal(logits(checkpoint, "native", scheme, "none", torch.float32))
+    assert not ours.equal(logits(checkpoint, "native", "none", "none", torch.float32))
+    if scheme == "int8":
+        config = json.loads((tmp_path / "out" / "config.json").read_text())
+        assert config["quantization_config"]["ignore"] == ["lm_head", "model.layers.1.mlp.gate"]
+
+
+@pytest.mark.parametrize("variant", ["gpt-oss", "granite-moe"])
+def test_stacked_experts_are_refused_by_name(variant: str, tmp_path: Path) -> None:
+    checkpoint = make(variant, tmp_path / "plain", num_hidden_layers=1)
+    with pytest.raises(CheckpointError, match=r"stacks the matrices of all experts.*--quantization"):
+        convert(checkpoint, tmp_path / "out", "int8")

@@ -138,11 +138,16 @@ async def generate(
 
     drafters  one for each request; None: no drafts
     """
-    scheduler = Scheduler(capacity, max_drafts=max_drafts)
     sequences = [
         Sequence(each, drafter=drafter)
         for each, drafter in zip(requests, drafters or [NO_DRAFTS] * len(requests), strict=True)
     ]
+    await finish(runs, Scheduler(capacity, max_drafts=max_drafts), sequences, depth=depth)
+    return [seq.tokens[seq.prompt_tokens :] for seq in sequences]
+
+
+async def finish(runs: Executor, scheduler: Scheduler, sequences: list[Sequence], *, depth: int = 1) -> None:
+    """Run sequences to their ends, with `depth` steps in flight."""
     for seq in sequences:
         scheduler.add(seq)
     in_flight: deque[tuple[Scheduled, object]] = deque()
@@ -150,7 +155,7 @@ async def generate(
         while len(in_flight) < depth and (step := scheduler.plan()) is not None:
             in_flight.append((step, runs.forward(step.plan).sample()))
         if not in_flight:
-            return [seq.tokens[seq.prompt_tokens :] for seq in sequences]
+            return
         step, result = in_flight.popleft()
         scheduler.commit(step, await result)  # type: ignore[misc]
         scheduler.verify()

@@ -78,6 +78,7 @@ class FakeModel:
     vocab_size = VOCAB
     least_rows = LEAST_ROWS
     generates = True
+    experts = None
     skips_unsampled = True
     logits_dtype = torch.float32
     parameters: Sequence[object] = ()

@@ -9,10 +9,10 @@ import msgspec
 
 from infd.drafting.drafter import NO_DRAFTS
 from infd.errors import Fault, RequestFailed
-from infd.request import FinishReason, Generate, Pool, Request, SamplingParams, Score, Want, pick
+from infd.request import FinishReason, Generate, Pool, Request, Route, SamplingParams, Score, Want, pick
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
-from tests.fakes import FULL, FakeDevice, capacity, continuation, pooled, prompt_likelihoods
+from tests.fakes import FULL, FakeDevice, capacity, continuation, pooled, prompt_likelihoods, routed
 
 if TYPE_CHECKING:
     from infd.drafting.drafter import Drafter
@@ -35,6 +35,7 @@ def sequence(
     root: bytes = b"",
     scored: int | None = None,
     pool: Pool | None = None,
+    route: bool = False,
     end_ids: frozenset[int] = frozenset(),
     adapter: Adapter | None = None,
     first: Sequence | None = None,
@@ -50,6 +51,8 @@ def sequence(
         wants.append(Generate(SamplingParams(max_tokens=max_tokens, seed=seed), end_ids))
     if scored is not None:
         wants.append(Score(scored))
+    if route:
+        wants.append(Route())
     request = Request(id="r", prompt=tuple(tokens), wants=tuple(wants), priority=priority, tenant=tenant, share=share)
     return Sequence(request, prefix_root=root + repr(adapter).encode(), adapter=adapter, first=first, drafter=drafter)
 
@@ -205,6 +208,7 @@ class Driver:
             want = continuation(prompt, len(got), seed=seq.seed, layout=layout, adapter=seq.adapter)
             assert got == want, f"{seq}: {got} != {want}"
             self._check_scores(seq)
+            self._check_routes(seq)
             if (pool := pick(Pool, seq.request.wants)) is not None:
                 assert (seq in self.pooled) == (seq.finish is FinishReason.STOP)
                 assert self.pooled.get(seq) in (None, pooled(pool, prompt, self.capacity, seq.adapter))
@@ -222,6 +226,15 @@ class Driver:
             prompt, layout = list(seq.request.prompt), self.capacity.layout
             want = prompt_likelihoods(prompt, score.top, layout=layout, adapter=seq.adapter)
             assert self.scored.get(seq, []) == want
+
+    def _check_routes(self, seq: Sequence) -> None:
+        """Assert that the experts of all tokens but the last are known once a sequence has a token."""
+        assert (seq.routing is None) == (pick(Route, seq.request.wants) is None)
+        if seq.routing is not None and seq.generated:
+            reported = seq.routing.report(seq.generated)
+            assert reported is not None
+            layout = self.capacity.layout
+            assert reported.values == routed(seq.tokens[:-1], seq.prompt_tokens, layout=layout, adapter=seq.adapter)
 
 
 def carried(message: T) -> T:

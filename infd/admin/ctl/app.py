@@ -217,6 +217,15 @@ def ops(client: AdminClient, as_json: bool) -> None:
 @cli.command()
 @json_option
 @click.pass_obj
+def experts(client: AdminClient, as_json: bool) -> None:
+    """Show how evenly tokens choose the experts of each layer."""
+    answer = client.get("/v1/experts", protocol.Experts)
+    show.as_json(answer) if as_json else show.experts(answer)
+
+
+@cli.command()
+@json_option
+@click.pass_obj
 def dump(client: AdminClient, as_json: bool) -> None:
     """Print the stacks of the daemon's tasks and threads."""
     answer = client.get("/v1/dump", protocol.Dump)

@@ -183,6 +183,26 @@ def ops(answer: protocol.Ops) -> None:
     )
 
 
+def experts(answer: protocol.Experts) -> None:
+    if not answer.layers:
+        click.echo("no loads: no step with experts was sampled yet, or infd's own code routes no experts of this model")
+        return
+    click.echo(f"{answer.steps} sampled steps; layers count those with experts")
+    table(
+        ("LAYER", "CHOICES", "BUSIEST/MEAN", "UNUSED", "BUSIEST EXPERTS"),
+        (
+            (str(load.layer), str(load.choices), f"{load.ratio:.2f}", str(load.unused), _busiest(load))
+            for load in answer.layers
+        ),
+        right=("LAYER", "CHOICES", "BUSIEST/MEAN", "UNUSED"),
+    )
+
+
+def _busiest(load: protocol.ExpertLoad) -> str:
+    order = sorted(range(len(load.counts)), key=lambda expert: -load.counts[expert])[:4]
+    return ", ".join(f"{expert} ({load.counts[expert] / max(1, load.choices):.1%})" for expert in order)
+
+
 def dump(answer: protocol.Dump) -> None:
     for kind, stacks in (("task", answer.tasks), ("thread", answer.threads)):
         for stack in stacks:

@@ -124,6 +124,7 @@ class InFlight:
         number         of the request among the ticket's
         prompt_tokens  0 for later choices of the same prompt
         """
+        stream.routing = seq.routing
         choice = ChoiceState(seq, stream, ticket.admitted, self._now(), prompt_tokens)
         self._scheduler.add(seq, place, number=number)
         if seq.adapter is not None:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Many
 
-    from infd.request import Pooled, TokenLogprobs
+    from infd.request import Pooled, RoutedExperts, TokenLogprobs
+    from infd.scheduler.routing import Routing
 
 
 # A caller is paused if its choices have more unread bytes. Steps in flight at the pause add further bytes, and the
@@ -62,6 +63,7 @@ class Delta(Struct):
     prompt_logprobs  log-probabilities of all prompt tokens but the first, if requested; in the first delta of
                      a request's first choice
     pooled           the numbers of the prompt, if requested; in the choice's only delta
+    routed           the experts of all tokens but the last, if requested; in the last delta only
     """
 
     token_ids: list[int]
@@ -71,16 +73,21 @@ class Delta(Struct):
     error: Exception | None = None
     prompt_logprobs: Many[TokenLogprobs] = ()
     pooled: Pooled | None = None
+    routed: RoutedExperts | None = None
 
 
 class Stream:
-    """The buffer of one choice."""
+    """The buffer of one choice.
 
-    __slots__ = ("_bytes", "_pending", "delivered", "finish", "inbox", "index", "watcher")
+    routing  the experts of the choice's tokens, which the scheduler gathers; None: not requested
+    """
+
+    __slots__ = ("_bytes", "_pending", "delivered", "finish", "inbox", "index", "routing", "watcher")
 
     def __init__(self, inbox: Inbox, index: int, watcher: Watcher | None) -> None:
         self.index = index
         self.watcher = watcher
+        self.routing: Routing | None = None
         self.finish: FinishReason | None = None
         self.delivered = 0  # tokens delivered so far
         self.inbox = inbox
@@ -149,16 +156,19 @@ class Stream:
             added += sum(LOGPROB_BYTES + TOP_LOGPROB_BYTES * len(token.top) for token in (*prompt_logprobs, *logprobs))
         if pooled is not None:
             added += len(pooled.values)
+        routed = self.routing.report(self.delivered) if self.routing is not None and finish is not None else None
+        if routed is not None:
+            added += len(routed.values)
         self._bytes += added
         self.inbox.pending_bytes += added
         pending = self._pending
         if pending is None:
-            self._pending = Delta(token_ids, logprobs, finish, stop_id, error, prompt_logprobs, pooled)
+            self._pending = Delta(token_ids, logprobs, finish, stop_id, error, prompt_logprobs, pooled, routed)
             self.inbox.announce(self.index)
         else:
             pending.token_ids = pending.token_ids + token_ids
             pending.logprobs = pending.logprobs + logprobs
-            pending.finish, pending.stop_id, pending.error = finish, stop_id, error
+            pending.finish, pending.stop_id, pending.error, pending.routed = finish, stop_id, error, routed
 
 
 class Inbox:

@@ -55,6 +55,7 @@ def generation(request: ChatRequest, body_bytes: int, config: Config) -> Generat
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prediction=None if request.prediction is None else _predicted(request.prediction),
         prompt_logprobs={} if request.prompt_logprobs is None else {"prompt_logprobs": request.prompt_logprobs},
+        routed=bool(request.return_routed_experts),
     )
 
 

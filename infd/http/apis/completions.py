@@ -51,6 +51,7 @@ def generation(request: CompletionRequest, body_bytes: int, config: Config) -> G
         stop_strings=sampling.stop_strings(request),
         logprobs=0 if request.logprobs is None and choices > returned else request.logprobs,
         prompt_logprobs={field: k for field, k in prompt_logprobs.items() if k is not None},
+        routed=bool(request.return_routed_experts),
         prompt_repeats=returned,
         echo=bool(request.echo),
     )

@@ -27,6 +27,8 @@ def generation(request: InfillRequest, body_bytes: int, config: Config) -> Gener
         raise InvalidRequest("/infill gives one answer", param="n")
     if request.prompt_logprobs is not None:
         raise Unsupported("prompt_logprobs of /infill", param="prompt_logprobs")
+    if request.return_routed_experts:
+        raise Unsupported("return_routed_experts of /infill", param="return_routed_experts")
     files = tuple(File(file.filename, file.text) for file in request.input_extra or ())
     gap = Gap(request.input_prefix, request.input_suffix, request.prompt or "", files, "input_suffix")
     return Generation(

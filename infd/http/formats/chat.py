@@ -33,6 +33,7 @@ from infd.http.schema.chat import (
     ChatResponse,
     ReplyMessage,
 )
+from infd.http.schema.routing import routed_experts
 from infd.http.schema.tools import (
     CustomDelta,
     CustomTool,
@@ -151,6 +152,7 @@ class ChatFormat(OpenAIErrors):
             matched_stop=delta.matched,
             token_ids=delta.token_ids if self._show_ids else UNSET,
             error=UNSET if delta.error is None else detail(delta.error),
+            routed_experts=routed_experts(delta.routed),
         )
         return substitute(choice, arrays(whole.encoded_logprobs))
 
@@ -182,6 +184,7 @@ class ChatFormat(OpenAIErrors):
             choice.finish_reason = self._finish_reason(delta)
             choice.stop_reason, choice.matched_stop = delta.stop_reason, delta.matched
             choice.error = UNSET if delta.error is None else detail(delta.error)
+            choice.routed_experts = routed_experts(delta.routed)
         return framed(substitute(self._chunk(choice), arrays(encoded)))
 
     def _split_chunks(self, delta: ChatDelta, choices: int) -> list[list[bytes]]:

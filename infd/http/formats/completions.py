@@ -24,6 +24,7 @@ from infd.http.formats.openai import DONE, OpenAIErrors, detail
 from infd.http.formats.timings import timings
 from infd.http.pieces import PIECE_TOKENS, Pieces, add, array, arrays, batched, extend, placeholder, substitute
 from infd.http.schema.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
+from infd.http.schema.routing import routed_experts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -155,6 +156,7 @@ class CompletionFormat(OpenAIErrors):
             choice.finish_reason = delta.finish.value
             choice.stop_reason, choice.matched_stop = delta.stop_reason, delta.matched
             choice.error = UNSET if delta.error is None else detail(delta.error)
+            choice.routed_experts = routed_experts(delta.routed)
         return choice
 
     def _encoded_report(self, prompt: int, report: PromptReport) -> EncodedReport:

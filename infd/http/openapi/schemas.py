@@ -57,6 +57,8 @@ class Components:
                 found: Schema = {"type": "string", **_present(minLength=least, maxLength=most)}
                 # Python's \Z is the end of the text; JSON schema's dialect writes it as $.
                 return found if pattern is None else {**found, "pattern": pattern.replace(r"\Z", "$")}
+            case inspect.BytesType():
+                return {"type": "string", "contentEncoding": "base64"}
             case inspect.LiteralType(values=values):
                 return {"enum": list(values)}
             case inspect.ListType(item_type=item, min_length=least, max_length=most):

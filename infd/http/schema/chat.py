@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from infd.http.schema.error import ErrorDetail
 from infd.http.schema.logprobs import PromptLogprobs, TokenLogprob
 from infd.http.schema.openai import OpenAIRequest
+from infd.http.schema.routing import RoutedExperts
 from infd.http.schema.thinking import Budget, Effort, ReasoningOptions, TemplateKwargs, ThinkingOptions, Verbosity
 from infd.http.schema.tools import (
     CALLS,
@@ -156,9 +157,10 @@ class ChatLogprobs(Struct, kw_only=True):
 class ChatChoice(Struct, kw_only=True):
     """One choice.
 
-    stop_reason   the stop string or token id that finished the choice
-    matched_stop  SGLang's field: as stop_reason, or if that is null, the model's end id that finished the choice
-    error         the error of a failed choice; finish_reason is then "error"
+    stop_reason     the stop string or token id that finished the choice
+    matched_stop    SGLang's field: as stop_reason, or if that is null, the model's end id that finished the choice
+    error           the error of a failed choice; finish_reason is then "error"
+    routed_experts  with return_routed_experts; of a stream, in the choice's last event
     """
 
     index: int
@@ -169,6 +171,7 @@ class ChatChoice(Struct, kw_only=True):
     matched_stop: str | int | None
     token_ids: list[int] | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
+    routed_experts: RoutedExperts | UnsetType = UNSET
 
 
 class ChatResponse(Struct, kw_only=True):
@@ -209,6 +212,7 @@ class ChatChunkChoice(Struct, kw_only=True):
     matched_stop: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
+    routed_experts: RoutedExperts | UnsetType = UNSET
 
 
 class ChatChunk(Struct, kw_only=True):

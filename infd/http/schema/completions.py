@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from infd.http.schema.error import ErrorDetail
 from infd.http.schema.logprobs import PromptLogprobs
 from infd.http.schema.openai import OpenAIRequest
+from infd.http.schema.routing import RoutedExperts
 from infd.http.schema.sampling import TokenId
 from infd.http.schema.unsupported import ABSENT, UnsupportedField
 from infd.http.schema.usage import Timings, Usage
@@ -43,9 +44,10 @@ class CompletionLogprobs(Struct, kw_only=True):
 class CompletionChoice(Struct, kw_only=True):
     """One choice, or its new part.
 
-    stop_reason   the stop string or token id that finished the choice
-    matched_stop  SGLang's field: as stop_reason, or if that is null, the model's end id that finished the choice
-    error         the error of a failed choice; finish_reason is then "error"
+    stop_reason     the stop string or token id that finished the choice
+    matched_stop    SGLang's field: as stop_reason, or if that is null, the model's end id that finished the choice
+    error           the error of a failed choice; finish_reason is then "error"
+    routed_experts  with return_routed_experts; of a stream, in the choice's last event
     """
 
     index: int
@@ -58,6 +60,7 @@ class CompletionChoice(Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
+    routed_experts: RoutedExperts | UnsetType = UNSET
 
 
 class CompletionResponse(Struct, kw_only=True):

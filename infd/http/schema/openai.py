@@ -33,6 +33,7 @@ class OpenAIRequest(PeerFields, kw_only=True):
     length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None
     early_stopping: bool | Literal["never"] | None = None
     return_tokens_as_token_ids: bool | None = None  # logprobs name tokens "token_id:5", not by their text
+    return_routed_experts: bool | None = None  # each choice reports the experts that its tokens chose
 
     # Read and ignored, see IGNORED.
     user: str | None = None

@@ -42,7 +42,6 @@ class PeerFields(GenerationFields, kw_only=True):
     ngram_corpus_id: UnsupportedField = ABSENT
     return_cached_tokens_details: UnsupportedField = ABSENT
     return_hidden_states: UnsupportedField = ABSENT
-    return_routed_experts: UnsupportedField = ABSENT
     routed_dp_rank: UnsupportedField = ABSENT
     routed_experts_start_len: UnsupportedField = ABSENT
     separate_reasoning: UnsupportedField = ABSENT
@@ -81,7 +80,6 @@ class PeerFields(GenerationFields, kw_only=True):
         "images_config": ({},),
         "return_cached_tokens_details": (False,),
         "return_hidden_states": (False,),
-        "return_routed_experts": (False,),
         "routed_experts_start_len": (0,),
         "separate_reasoning": (True,),
         "session_params": ({},),

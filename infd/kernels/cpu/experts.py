@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
+from infd.kernels.cpu.lora import Group, structure
 from infd.kernels.cpu.product import Addressable, Product
 from infd.kernels.families.experts import Routes
 from infd.kernels.reference import experts as reference
@@ -19,6 +20,7 @@ from infd.rounding import ceil_div
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from infd.kernels.families.experts import ExpertChanges
     from infd.kernels.recipe import ExpertsRecipe, RouterRecipe, StackRecipe
 
 SCORES: Final = ("softmax", "chosen", "sigmoid", "margin")  # in the order of Scores in native/experts.cpp
@@ -55,6 +57,7 @@ class Layer(ctypes.Structure):
     """The C structure Experts of `native/experts.h`."""
 
     _fields_ = (
+        ("number", INT),
         ("router", Router),
         ("gate_up", ExpertProducts),
         ("down", ExpertProducts),
@@ -65,13 +68,24 @@ class Layer(ctypes.Structure):
     )
 
 
+class Changes(ctypes.Structure):
+    """The C structure ExpertChanges of `native/experts.h`."""
+
+    _fields_ = (
+        ("gate_up", ctypes.POINTER(Group)),
+        ("down", ctypes.POINTER(Group)),
+        ("gate_up_count", INT),
+        ("down_count", INT),
+    )
+
+
 class Experts:
     """Implements families.experts.Experts for bfloat16 and float32."""
 
     def __init__(self, library: Library | None = None) -> None:
         library = library or Library()
         self._route = library.kernel("route", INT, POINTER, POINTER, INT, POINTER, POINTER)
-        self._compute = library.kernel("experts", INT, POINTER, POINTER, INT, POINTER, POINTER, POINTER)
+        self._compute = library.kernel("experts", INT, POINTER, POINTER, INT, POINTER, POINTER, POINTER, POINTER)
         self._add = library.kernel("add_shared", INT, POINTER, POINTER, POINTER, INT, INT)
         self._reference = reference.Experts()
 
@@ -90,10 +104,11 @@ class Experts:
         )
         return routes
 
-    def compute(self, x: Tensor, routes: Routes, layer: ExpertsRecipe) -> Tensor:
+    def compute(self, x: Tensor, routes: Routes, layer: ExpertsRecipe, changes: ExpertChanges | None = None) -> Tensor:
         described = layer_of(layer)
         if described is None:
-            return self._reference.compute(x, routes, layer)
+            return self._reference.compute(x, routes, layer, changes)
+        low = None if changes is None else _changes(changes)
         x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
         experts, weights = routes.experts.contiguous(), routes.weights.contiguous()
         self._compute(
@@ -103,6 +118,7 @@ class Experts:
             len(x),
             experts.data_ptr(),
             weights.data_ptr(),
+            None if low is None else ctypes.addressof(low),
             out.data_ptr(),
         )
         return out
@@ -146,6 +162,7 @@ def layer_of(recipe: ExpertsRecipe) -> Layer | None:
         return None
     gating = recipe.gating
     return Layer(
+        number=recipe.number,
         router=router_of(recipe.router),
         gate_up=gate_up,
         down=down,
@@ -154,6 +171,13 @@ def layer_of(recipe: ExpertsRecipe) -> Layer | None:
         limit=gating.limit,
         offset=gating.offset,
     )
+
+
+def _changes(changes: ExpertChanges) -> Changes:
+    gate_up, down = (
+        (Group * len(groups))(*(structure(rows, low, low.a.shape[1]) for rows, low in groups)) for groups in changes
+    )
+    return Changes(gate_up, down, len(gate_up), len(down))
 
 
 def _products(stack: StackRecipe) -> ExpertProducts | None:

@@ -10,21 +10,19 @@ import torch
 from infd.kernels.cpu.library import INT, POINTER, Library
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
-    from infd.kernels.families.adapters import LowRank
+    from infd.kernels.families.adapters import Groups, LowRank
     from infd.kernels.families.host import Upload
-
-    Groups = Sequence[tuple[Tensor, LowRank]]
 
 
 class _Part(ctypes.Structure):
     _fields_ = [("b", POINTER), ("ranks", INT), ("rank", INT), ("outputs", INT), ("output", INT)]
 
 
-class _Group(ctypes.Structure):
+class Group(ctypes.Structure):
+    """The C structure LoraGroup of `native/lora.h`."""
+
     _fields_ = [
         ("rows", POINTER),
         ("count", INT),
@@ -44,14 +42,14 @@ class Lora:
         )
 
     def add(self, y: Tensor, x: Tensor, groups: Groups, upload: Upload | None = None) -> None:
-        structures = (_Group * len(groups))(*(_structure(rows, low, low.a.shape[0]) for rows, low in groups))
+        structures = (Group * len(groups))(*(structure(rows, low, low.a.shape[0]) for rows, low in groups))
         x = x if x.stride(1) == 1 else x.contiguous()
         half = x.dtype is torch.bfloat16
         addresses = (y.data_ptr(), y.stride(0), x.data_ptr(), x.stride(0), x.shape[1])
         self._add(half, y.dtype is torch.float32, *addresses, None, structures, len(groups))
 
     def add_rows(self, y: Tensor, tokens: Tensor, groups: Groups, upload: Upload | None = None) -> None:
-        structures = (_Group * len(groups))(*(_structure(rows, low, low.a.shape[1]) for rows, low in groups))
+        structures = (Group * len(groups))(*(structure(rows, low, low.a.shape[1]) for rows, low in groups))
         half = groups[0][1].a.dtype is torch.bfloat16
         addresses = (y.data_ptr(), y.stride(0), None, 0, 0)
         self._add(half, y.dtype is torch.float32, *addresses, tokens.data_ptr(), structures, len(groups))
@@ -60,9 +58,12 @@ class Lora:
         """Return None: steps on a CPU are never captured."""
 
 
-def _structure(rows: Tensor, low: LowRank, ranks: int) -> _Group:
-    """Return the C structure for one adapter and its rows; `rows` and `low`'s tensors must outlive the structure."""
+def structure(rows: Tensor, low: LowRank, ranks: int) -> Group:
+    """Return the C structure for one adapter and its rows; `rows` and `low`'s tensors must outlive the structure.
+
+    The matrices of experts must be contiguous.
+    """
     parts = (_Part * len(low.parts))(
-        *(_Part(part.b.data_ptr(), part.b.shape[1], part.rank, part.b.shape[0], part.output) for part in low.parts)
+        *(_Part(part.b.data_ptr(), part.b.shape[-1], part.rank, part.b.shape[-2], part.output) for part in low.parts)
     )
-    return _Group(rows.data_ptr(), len(rows), low.a.data_ptr(), ranks, parts, len(low.parts))
+    return Group(rows.data_ptr(), len(rows), low.a.data_ptr(), ranks, parts, len(low.parts))

@@ -86,6 +86,8 @@ class StackStep(ctypes.Structure):
         ("sampled", INT),
         ("sampled_tokens", POINTER),
         ("sampled_attention", ctypes.POINTER(Step)),
+        ("routes", POINTER),
+        ("routing_layers", INT),
     )
 
 
@@ -123,6 +125,8 @@ class Stacked:
             groups=(ctypes.POINTER(Step) * len(plans))(*(ctypes.pointer(plan.step) for plan in plans)),
             slots=(POINTER * len(plans))(*(plan.slots.data_ptr() for plan in plans)),
         )
+        if (routes := batch.routes) is not None:
+            step.routes, step.routing_layers = routes.data_ptr(), routes.shape[1]
         rest = slice(None)
         if (sampled := batch.sampled) is not None:
             step.sampled, step.sampled_tokens = len(sampled.tokens), sampled.tokens.data_ptr()

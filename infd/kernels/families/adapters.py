@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,8 @@ class LowRank(NamedTuple):
 
     a      [R, in]: the ranks of all parts, stacked; for an embedding table [vocab, R]
     parts  one for each of the product's modules that the adapter changes
+
+    If each of E experts has such a product, A is [E, R, in], and B of a part [E, out, r].
     """
 
     a: Tensor
@@ -47,6 +49,9 @@ class Replacement(NamedTuple):
 
     weight: Tensor
     bias: Tensor | None
+
+
+Groups: TypeAlias = "Sequence[tuple[Tensor, LowRank]]"  # see Lora
 
 
 class Lora(Protocol):

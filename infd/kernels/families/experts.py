@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from infd.kernels.families.adapters import Groups
     from infd.kernels.recipe import ExpertsRecipe, RouterRecipe
 
 
@@ -21,16 +22,23 @@ class Routes(NamedTuple):
     weights: Tensor
 
 
+class ExpertChanges(NamedTuple):
+    """The low-rank changes of the experts' matrices, by adapter; see Lora."""
+
+    gate_up: Groups
+    down: Groups
+
+
 class Experts(Protocol):
     """Computes routers and experts. A token's results do not depend on the other tokens."""
 
     def route(self, x: Tensor, router: RouterRecipe) -> Routes:
         """Return the routes of tokens x [T, hidden]."""
 
-    def compute(self, x: Tensor, routes: Routes, layer: ExpertsRecipe) -> Tensor:
+    def compute(self, x: Tensor, routes: Routes, layer: ExpertsRecipe, changes: ExpertChanges | None = None) -> Tensor:
         """Return the weighted sums of the chosen experts' outputs, [T, hidden] in x's dtype.
 
-        The sums are float32, in the order of `routes`.
+        The sums are float32, in the order of `routes`. Rows without an adapter are bitwise unchanged by `changes`.
         """
 
     def add_shared(self, y: Tensor, shared: Tensor, gate: Tensor | None) -> Tensor:

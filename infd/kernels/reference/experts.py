@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
+from infd.kernels.families.adapters import LowRank
 from infd.kernels.families.experts import Routes
 from infd.kernels.families.matrices import LEAST_ROWS
+from infd.kernels.reference.lora import Lora
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from infd.kernels.families.adapters import Groups
+    from infd.kernels.families.experts import ExpertChanges
     from infd.kernels.recipe import ExpertsRecipe, Gating, Router, RouterRecipe, StackRecipe
 
 
@@ -24,7 +28,7 @@ class Experts:
         logits = F.linear(_padded(x).float(), router.weight, router.bias)[: len(x)]
         return choose(logits, router.design, router.correction)
 
-    def compute(self, x: Tensor, routes: Routes, layer: ExpertsRecipe) -> Tensor:
+    def compute(self, x: Tensor, routes: Routes, layer: ExpertsRecipe, changes: ExpertChanges | None = None) -> Tensor:
         count, chosen = routes.experts.shape
         on_input = layer.router.design.on_input
         expert_of = routes.experts.flatten()
@@ -34,11 +38,19 @@ class Experts:
         for expert, places in enumerate(by_expert.split(counts)):
             if len(places) == 0:
                 continue
-            rows = x[places // chosen]
+            tokens = places // chosen
+            rows = x[tokens]
             if on_input:
                 rows = (rows * routes.weights.flatten()[places, None]).to(x.dtype)
-            hidden = gate(_multiply(layer.gate_up, expert, _padded(rows)), layer.gating)
-            outputs[places] = _multiply(layer.down, expert, hidden, wide=True)[: len(rows)].float()
+            rows = _padded(rows)
+            both = _multiply(layer.gate_up, expert, rows)
+            if changes is not None:
+                _change(both, rows, expert, tokens, changes.gate_up)
+            hidden = gate(both, layer.gating)
+            output = _multiply(layer.down, expert, hidden, wide=True)
+            if changes is not None:
+                _change(output, hidden, expert, tokens, changes.down)
+            outputs[places] = output[: len(tokens)].float()
         weighted = outputs.view(count, chosen, -1)
         if not on_input:
             weighted = weighted * routes.weights[..., None]
@@ -107,6 +119,17 @@ def gate(gate_up: Tensor, gating: Gating) -> Tensor:
     else:
         activated = F.gelu(gated, approximate="tanh")
     return activated * (up + gating.offset if gating.offset else up)
+
+
+def _change(y: Tensor, x: Tensor, expert: int, tokens: Tensor, groups: Groups) -> None:
+    """Add the low-rank products of an expert's rows x, which are those of `tokens`, to y, in place."""
+    found = []
+    for members, low in groups:
+        rows = torch.isin(tokens, members).nonzero().flatten()
+        if len(rows):
+            parts = [part._replace(b=part.b[expert]) for part in low.parts]
+            found.append((rows, LowRank(low.a[expert], parts)))
+    Lora().add(y, x, found)
 
 
 def _multiply(stack: StackRecipe, expert: int, x: Tensor, *, wide: bool = False) -> Tensor:

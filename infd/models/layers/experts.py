@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from msgspec import Struct
 
+from infd.kernels.families.experts import ExpertChanges
 from infd.kernels.recipe import ExpertsRecipe, Gating, RouterRecipe, SharedRecipe, StackRecipe
 from infd.models.parameter import Source, View
 
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.recipe import Router
-    from infd.models.base import PassAdapters
+    from infd.models.base import Batch
     from infd.models.blueprint import Blueprint
     from infd.models.layers.linear import Linear
     from infd.models.layers.mlp import GatedMLP
-    from infd.models.parameter import MatrixStack, Parameter
+    from infd.models.parameter import MatrixStack, Parameter, Target
 
 
 class DiskLayout(NamedTuple):
@@ -31,16 +32,24 @@ class DiskLayout(NamedTuple):
     down         name of the down projection, likewise
     turned       whether stacked matrices are transposed; encoded matrices never are
     alternating  whether the rows of gate and up alternate
+    biases       names of the stacked biases, as of the matrices
     """
 
     gate_up: tuple[str, ...]
     down: str
     turned: bool = False
     alternating: bool = False
+    biases: tuple[tuple[str, ...], str] = (("experts.gate_up_proj_bias",), "experts.down_proj_bias")
 
 
 ONE_BY_ONE = DiskLayout(("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"), "experts.{}.down_proj.weight")
 STACKED = DiskLayout(("experts.gate_up_proj",), "experts.down_proj")
+# Of every family in GGUF, under the names that infd/gguf gives
+APART = DiskLayout(
+    ("experts.gate_proj.weight", "experts.up_proj.weight"),
+    "experts.down_proj.weight",
+    biases=(("experts.gate_proj.bias", "experts.up_proj.bias"), "experts.down_proj.bias"),
+)
 
 
 class ExpertsDesign(NamedTuple):
@@ -48,11 +57,11 @@ class ExpertsDesign(NamedTuple):
 
     router      see families.experts.Router
     inner       an expert's hidden size
-    layouts     the layouts that checkpoints of the family have, the usual one first
+    layouts     the layouts that checkpoints of the family have beside APART, the usual one first
     gate        name of the router's module
     correction  name of the router's correction bias, [E] or [1, E]; "": none
     gate_bias   whether the router has a bias
-    bias        whether the experts have biases: `gate_up_proj_bias`, `down_proj_bias`
+    bias        whether the experts have biases
     """
 
     router: Router
@@ -81,6 +90,8 @@ class Experts:
         """Declare the router and the experts' matrices. name: prefix of the checkpoint's names."""
         router = design.router
         self._family, self._design, self._shared = blueprint.ops.experts, design, shared
+        self._number = len(blueprint.mixtures)
+        blueprint.mixtures.append((router.experts, router.chosen))
         gate = f"{name}.{design.gate}"
         self._gate = blueprint.declare({f"{gate}.weight": router.experts}, (hidden,), torch.float32)
         self._gate_bias = (
@@ -89,17 +100,17 @@ class Experts:
         self._correction = (
             _correction(blueprint, f"{name}.{design.correction}", router.experts) if design.correction else None
         )
-        layout = next(
-            (each for each in design.layouts if f"{name}.{each.down.format(0)}" in blueprint.stored), design.layouts[0]
-        )
+        layouts = (*design.layouts, APART)
+        layout = next((each for each in layouts if f"{name}.{each.down.format(0)}" in blueprint.stored), layouts[0])
         both, stored = 2 * design.inner, _Stored(blueprint, name, layout, router.experts)
         self._gate_up = blueprint.matrices(router.experts, both, hidden, stored.gate_up(design.inner, (hidden,)))
         self._down = blueprint.matrices(router.experts, hidden, design.inner, stored.down(hidden, (design.inner,)))
+        self._targets = _adaptable(blueprint, name, hidden, design, alternating=layout.alternating)
         self._gate_up_bias = self._down_bias = None
         if design.bias:
-            biases = _Stored(
-                blueprint, name, layout._replace(gate_up=BIASES[:1], down=BIASES[1], turned=False), router.experts
-            )
+            gate_up, down = layout.biases
+            unturned = layout._replace(gate_up=gate_up, down=down, turned=False)
+            biases = _Stored(blueprint, name, unturned, router.experts)
             self._gate_up_bias = blueprint.fill(
                 (router.experts * both,), blueprint.dtype, biases.gate_up(design.inner, ())
             )
@@ -119,6 +130,7 @@ class Experts:
                 None if self._gate_bias is None else self._gate_bias.tensor,
                 None if self._correction is None else self._correction.tensor.view(-1),
             ),
+            number=self._number,
             gate_up=stack(self._gate_up, None if self._gate_up_bias is None else self._gate_up_bias.tensor),
             gating=self._design.gating,
             down=stack(self._down, None if self._down_bias is None else self._down_bias.tensor),
@@ -127,17 +139,48 @@ class Experts:
             else SharedRecipe(shared.mlp.recipe(), None if shared.gate is None else shared.gate.recipe()),
         )
 
-    def __call__(self, x: Tensor, adapters: PassAdapters | None) -> Tensor:
+    def _changes(self, batch: Batch) -> ExpertChanges | None:
+        """Return what the adapters of a pass change of the experts' matrices; None: nothing."""
+        if batch.adapters is None:
+            return None
+        gate_up, down = (batch.adapters.groups(target) for target in self._targets)
+        return ExpertChanges(gate_up, down) if gate_up or down else None
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """Return the output [T, hidden] of the layer's experts for x [T, hidden]."""
         recipe = self.recipe()
-        y = self._family.compute(x, self._family.route(x, recipe.router), recipe)
+        routes = self._family.route(x, recipe.router)
+        if batch.routes is not None:
+            batch.routes[: len(x), self._number] = routes.experts
+        y = self._family.compute(x, routes, recipe, self._changes(batch))
         if self._shared is None:
             return y
-        gate = None if self._shared.gate is None else self._shared.gate(x, adapters)
-        return self._family.add_shared(y, self._shared.mlp(x, adapters), gate)
+        gate = None if self._shared.gate is None else self._shared.gate(x, batch.adapters)
+        return self._family.add_shared(y, self._shared.mlp(x, batch), gate)
 
 
-BIASES = ("experts.gate_up_proj_bias", "experts.down_proj_bias")
+def _adaptable(
+    blueprint: Blueprint, name: str, hidden: int, design: ExpertsDesign, *, alternating: bool
+) -> tuple[Target, Target]:
+    """Declare the experts' matrices that adapters may change: gate and up, and down.
+
+    PEFT writes changes of each expert's modules, named as in checkpoints with a tensor for each expert, or of the
+    parameters that stack the experts in transformers, which from version 5 on are beneath `mlp` in Mixtral too.
+    """
+    count, inner = design.router.experts, design.inner
+    numbered = next((layout for layout in design.layouts if "{}" in layout.down), ONE_BY_ONE)
+    *gates, down = (f"{name}.{part.removesuffix('.weight')}" for part in (*numbered.gate_up, numbered.down))
+    places = (name, name.replace("block_sparse_moe", "mlp"))
+
+    def stacked(parameter: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(f"{place}.experts.{parameter}" for place in places))
+
+    return (
+        blueprint.adaptable_experts(
+            count, dict.fromkeys(gates, inner), hidden, stacked("gate_up_proj"), alternating=alternating
+        ),
+        blueprint.adaptable_experts(count, {down: hidden}, inner, stacked("down_proj"), alternating=False),
+    )
 
 
 class _Stored(Struct, frozen=True):

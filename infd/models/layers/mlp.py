@@ -10,7 +10,7 @@ from infd.models.layers.linear import Linear
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.models.base import PassAdapters
+    from infd.models.base import Batch
     from infd.models.blueprint import Blueprint
     from infd.models.dimensions import Dimensions
 
@@ -47,6 +47,6 @@ class GatedMLP:
     def recipe(self) -> GatedRecipe:
         return GatedRecipe(gate_up=self._gate_up.recipe(), activation=self._activated, down=self._down.recipe())
 
-    def __call__(self, x: Tensor, adapters: PassAdapters | None) -> Tensor:
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """Return the output [T, hidden] of the network for x [T, hidden]."""
-        return self._down(self._activation(self._gate_up(x, adapters)), adapters)
+        return self._down(self._activation(self._gate_up(x, batch.adapters)), batch.adapters)

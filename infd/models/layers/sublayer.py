@@ -10,16 +10,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.recipe import AttentionRecipe, ExpertsRecipe, GatedRecipe, NormRecipe
-    from infd.models.base import Batch, PassAdapters
+    from infd.models.base import Batch
 
 R_co = TypeVar("R_co", bound="AttentionRecipe | GatedRecipe | ExpertsRecipe", covariant=True)
-Read_contra = TypeVar("Read_contra", bound="Batch | PassAdapters | None", contravariant=True)
 
 
-class Sublayer(Protocol[R_co, Read_contra]):
-    """Attention or the feed-forward network. `read` is the Batch for attention, else the pass's adapters."""
+class Sublayer(Protocol[R_co]):
+    """Attention or the feed-forward network."""
 
-    def __call__(self, x: Tensor, read: Read_contra, /) -> Tensor: ...
+    def __call__(self, x: Tensor, batch: Batch, /) -> Tensor: ...
 
     def recipe(self) -> R_co | None:
         """Return the sublayer as a recipe, or None if a recipe cannot express the sublayer."""
@@ -33,15 +32,15 @@ class OutputTransform(Protocol):
     def recipe(self) -> NormRecipe | float: ...
 
 
-class Transformed(Generic[R_co, Read_contra]):
+class Transformed(Generic[R_co]):
     """A sublayer followed by an output transform."""
 
-    def __init__(self, sublayer: Sublayer[R_co, Read_contra], transform: OutputTransform) -> None:
-        self._sublayer: Sublayer[R_co, Read_contra] = sublayer
+    def __init__(self, sublayer: Sublayer[R_co], transform: OutputTransform) -> None:
+        self._sublayer: Sublayer[R_co] = sublayer
         self._transform = transform
 
-    def __call__(self, x: Tensor, read: Read_contra, /) -> Tensor:
-        return self._transform(self._sublayer(x, read))
+    def __call__(self, x: Tensor, batch: Batch, /) -> Tensor:
+        return self._transform(self._sublayer(x, batch))
 
     def recipe(self) -> R_co | None:
         recipe = self._sublayer.recipe()

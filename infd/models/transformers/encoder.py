@@ -50,6 +50,7 @@ class TransformersEncoder:
 
     generates = False
     skips_unsampled = False
+    experts = None
     logits_dtype = torch.float32
     least_rows = 1  # of a step: each text is a call of its own
 

@@ -38,6 +38,7 @@ class TransformersModel:
     """A decoder of transformers. Implements `base.Model`."""
 
     skips_unsampled = False  # transformers' last layer cannot drop tokens after attention
+    experts = None  # transformers' code does not report its choices
 
     def __init__(self, config: Mapping[str, Any], blueprint: Blueprint) -> None:
         """Build the model that config.json describes, and survey it. Raises CheckpointError if infd cannot run it."""

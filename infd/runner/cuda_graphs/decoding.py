@@ -81,9 +81,12 @@ class Decoding:
         self._uncaptured = [plain[0], *plain[:0:-1]]
 
     def forward(self, spans: Sequence[Span]) -> Computed | None:
-        """Issue a step. Returns None if a span does not decode, or has an adapter that cannot be captured."""
+        """Issue a step.
+
+        Returns None if a span does not decode or reports experts, or has an adapter that cannot be captured.
+        """
         for span in spans:
-            if span.count != 1 or span.scores or span.samples != 1:
+            if span.count != 1 or span.scores or span.routes or span.samples != 1:
                 return None
         row_ids = np.array([span.row for span in spans])
         adapted = self._rows.slots[row_ids].any()

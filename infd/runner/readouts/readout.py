@@ -1,7 +1,7 @@
 """Readouts: the outputs that a step computes from hidden states, one class per member of `request.Want`.
 
-The runner iterates over a tuple of readouts. A new readout, for example of routed experts, needs a member of
-`request.Want`, a field of `Span`, a field of `StepResult`, a class in this package, and an entry in the runner's tuple.
+The runner iterates over a tuple of readouts. A new readout needs a member of `request.Want`, a field of `Span`, a field
+of `StepResult`, a class in this package, and an entry in the runner's tuple.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from infd.models.base import Batch
     from infd.runner.adapters import AdaptedRows
     from infd.runner.staging import Staging
     from infd.scheduler.plan import Join, Span, StepResult
@@ -61,6 +62,10 @@ class Readout(Protocol):
 
     def select(self, spans: Sequence[Span], offsets: Sequence[int]) -> list[int]:
         """Return the tokens to read, as ascending indices into the packed step; span i begins at offsets[i]."""
+
+    def tap(self, batch: Batch) -> None:
+        """Make the pass write what the readout reads beside hidden states. Called only if `select` returned tokens."""
+        return  # not abstract: most readouts read hidden states alone
 
     def compute(self, spans: Sequence[Span], selection: Selection, hidden: Tensor) -> Reading:
         """Issue the work that does not depend on the step's mask. Called only if `select` returned tokens.

@@ -120,6 +120,7 @@ def assemble(runners: Runners, bank: Bank, weights: Arena, source: WeightsSource
             generates=setup.model.generates,
             pools=setup.pooling.tasks,
             pools_last=setup.pooling.pooling == "lasttoken",
+            experts=setup.model.experts,
         ),
         depth=config.device.depth or DEPTH[kind],
         residence=Residence(setup.model, bank, arenas, source, runners.pulse.beat),

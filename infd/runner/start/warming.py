@@ -186,7 +186,8 @@ def adapted_steps(
 
 
 def _changes(targets: Sequence[Target], rank: int, dtype: torch.dtype) -> Iterator[tuple[Target, LowRank]]:
-    for target in (each for each in targets if not each.whole):
+    # No kernel of a GPU computes adapters of experts.
+    for target in (each for each in targets if not each.whole and not each.experts):
         outputs = next(iter(target.modules.values()))
         a = torch.zeros((target.inputs, rank) if target.table else (rank, target.inputs), dtype=dtype)
         yield target, LowRank(a, [LowRankPart(torch.zeros(outputs, rank, dtype=dtype), 0, 0)])

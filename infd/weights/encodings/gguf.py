@@ -69,7 +69,7 @@ class Blocks(Struct, frozen=True):
 
     def packed(self) -> Groups | str:
         """See `Packing` in stored.py."""
-        if len(self.shape) != 2:
+        if len(self.shape) not in (2, 3):  # 3: the matrices of all experts, stacked
             return "it is no matrix"
         return GROUPS.get(self.stored.dtype, f"its numbers are {self.stored.dtype}")
 
@@ -96,7 +96,8 @@ def contents(file: Checkpoint) -> tuple[dict[str, Any], list[StoredTensor | Enco
 
 
 def _tensor(part: Part, tensor: Tensor, renamed: Renamed) -> StoredTensor | EncodedTensor:
-    stored = StoredTensor(renamed.name, tensor.kind.name, tensor.shape, tensor.offset, tensor.bytes, part)
+    shape = (1, *tensor.shape) if renamed.row and len(tensor.shape) == 1 else tensor.shape
+    stored = StoredTensor(renamed.name, tensor.kind.name, shape, tensor.offset, tensor.bytes, part)
     if tensor.kind.name in PLAIN and not renamed.head and not renamed.offset:
         return stored
     if renamed.head and (tensor.shape[0] % renamed.head or renamed.head % 2):

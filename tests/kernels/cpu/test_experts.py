@@ -12,6 +12,8 @@ from infd.kernels.cpu.experts import Experts, layer_of
 from infd.kernels.cpu.groups import Int4, Kept, QuantizedMXFP4
 from infd.kernels.cpu.linear import Int8, Matrices
 from infd.kernels.cpu.packed import QuantizedFloat8
+from infd.kernels.families.adapters import LowRank, LowRankPart
+from infd.kernels.families.experts import ExpertChanges
 from infd.kernels.recipe import ExpertsRecipe, Gating, Router, RouterRecipe, StackRecipe
 from infd.kernels.reference import experts as reference
 from tests.kernels.cpu.placed import draw
@@ -171,3 +173,56 @@ def test_shared_experts_are_added(library, size):
         each = gate if gated else None
         expected = reference.Experts().add_shared(y.clone(), shared, each)
         torch.testing.assert_close(Experts(library).add_shared(y.clone(), shared, each), expected)
+
+
+def low_rank(tokens, inputs, outputs, ranks, seed, dtype):
+    """Return an adapter of tokens, whose products have a part for each pair (rank, first output) of `ranks`."""
+    a = (0.3 * draw(COUNT * sum(rank for rank, _ in ranks), inputs, seed=seed, dtype=dtype)).view(COUNT, -1, inputs)
+    parts, first = [], 0
+    for rank, output in ranks:
+        b = draw(COUNT * (outputs - output) * rank, 1, seed=seed + 1, dtype=dtype).view(COUNT, outputs - output, rank)
+        parts.append(LowRankPart((0.3 * b).contiguous(), first, output))
+        first += rank
+    return torch.tensor(tokens), LowRank(a, parts)
+
+
+@pytest.mark.parametrize("tokens", [7, 2800])
+def test_changes_by_adapters_are_those_of_the_reference(library, tokens):
+    """2800 tokens are computed in two passes. Tokens of no adapter keep their bits."""
+    recipe = layer(Int4(library), 64, 32, dtype=torch.float32)
+    own, other = [0, 3, tokens - 1], list(range(4, tokens - 2))
+    changes = ExpertChanges(
+        [
+            low_rank(own, 64, 64, [(3, 0), (2, 32)], 300, torch.float32),
+            low_rank(other, 64, 64, [(5, 0)], 310, torch.float32),
+        ],
+        [low_rank(own, 32, 64, [(4, 0)], 320, torch.float32)],
+    )
+    native, plain = Experts(library), reference.Experts()
+    x = draw(tokens, 64, seed=4, dtype=torch.float32)
+    routes = plain.route(x, recipe.router)
+    found, unchanged = native.compute(x, routes, recipe, changes), native.compute(x, routes, recipe)
+    torch.testing.assert_close(found, plain.compute(x, routes, recipe, changes), atol=1e-3, rtol=1e-3)
+    free = [token for token in range(tokens) if token not in {*own, *other}]
+    assert found[free].equal(unchanged[free])
+    for changed in (own, other):
+        assert (found[changed] - unchanged[changed]).abs().amax(1).min() > 0.05
+    alone = native.compute(
+        x[:1], routes._replace(experts=routes.experts[:1], weights=routes.weights[:1]), recipe, _first(changes)
+    )
+    assert alone[0].equal(found[0])
+
+
+def _first(changes):
+    """Return the changes of the first token alone."""
+    return ExpertChanges(*([(rows[:1], low) for rows, low in each if rows[0] == 0] for each in changes))
+
+
+def test_changes_in_bfloat16_are_those_of_the_reference(library):
+    recipe = layer(Matrices(library), 64, 32)
+    changes = ExpertChanges([], [low_rank([1, 2], 32, 64, [(4, 0)], 320, torch.bfloat16)])
+    native, plain = Experts(library), reference.Experts()
+    x = draw(5, 64, seed=4)
+    routes = plain.route(x, recipe.router)
+    expected = plain.compute(x, routes, recipe, changes).float()
+    torch.testing.assert_close(native.compute(x, routes, recipe, changes).float(), expected, atol=0.06, rtol=0.06)

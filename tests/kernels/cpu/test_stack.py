@@ -107,6 +107,37 @@ def test_weights_in_a_form_of_torch_are_left_to_the_layers(built, tiny):
     assert load_model(tiny("llama"), ops=ops, dtype=torch.bfloat16).stacked is None
 
 
+class Routing(Driver):
+    """Keeps the experts that the tokens of each step choose, in ascending order."""
+
+    def _batch(self, spans):
+        batch = super()._batch(spans)
+        if len(batch.tokens) > 4:  # not that of the sampled tokens alone
+            sizes = self.model.experts
+            batch.routes = torch.full((len(batch.tokens), sizes.layers, sizes.chosen), -1, dtype=torch.int16)
+            self.routes = batch.routes
+        return batch
+
+
+@pytest.mark.parametrize("variant", ["qwen2-moe", "granite-moe"])
+def test_a_stack_reports_the_experts_that_its_layers_report(built, tiny, variant):
+    found = []
+    for ops in (select(CPU, torch.bfloat16), one_by_one(select(CPU, torch.bfloat16))):
+        model = load_model(tiny(variant), ops=ops, dtype=torch.bfloat16)
+        driver = Routing(model, ops=ops, seed=3)
+        driver.step((driver.start(text(1)), 20), (driver.start(text(2)), 5))
+        whole = driver.routes
+        driver.step((driver.start(text(3)), 20), (driver.start(text(4)), 5), last=True)
+        found.append((whole, driver.routes))
+    (whole, last), (whole_by_layers, last_by_layers) = found
+    assert whole.equal(whole_by_layers)
+    assert whole.min() >= 0
+    assert whole.max() < model.experts.experts
+    assert last.equal(last_by_layers)
+    assert (last[2:, -1] == -1).all(), "the last layer routes sampled tokens alone"
+    assert last[:, :-1].min() >= 0
+
+
 class Careless(Stacked):
     """Rotates by the wrong positions."""
 

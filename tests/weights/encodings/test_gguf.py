@@ -113,10 +113,10 @@ def test_a_form_keeps_blocks_to_the_bit(library: Library, name: str, heads: int,
     encoding.stored.file.close()
 
 
-def test_matrices_that_are_not_quantized_and_stacks_are_decoded(tmp_path: Path):
+def test_matrices_that_are_not_quantized_are_decoded_and_stacks_of_quantized_ones_kept(tmp_path: Path):
     half = blocks(tmp_path / "half", TYPES.F16, np.zeros((4, 64), np.float16), (4, 64), head=2)
     stack = blocks(tmp_path / "stack", TYPES.Q8_0, np.zeros((2, 4, 68), np.uint8), (2, 4, 64))
     assert half.packed() == "its numbers are F16"
-    assert stack.packed() == "it is no matrix"
+    assert stack.packed() == GROUPS["Q8_0"]
     half.stored.file.close()
     stack.stored.file.close()

@@ -185,6 +185,44 @@ void multiply_each(const ExpertProducts& products, const Sorted& sorted, const N
   }
 }
 
+// Add to y, sorted as x, the low-rank products of the tokens' adapters with each expert's rows.
+//
+// owners: the token of each sorted row, counted from the step's token `from`; tokens: number of tokens of the pass
+template <class Number, class Result>
+void change_each(const LoraGroup* groups, int64_t count, const Sorted& sorted, const int64_t* owners, int64_t from,
+                 int64_t tokens, const Number* x, int64_t inputs, Result* y, int64_t outputs) {
+  static thread_local Scratch members;
+  const int64_t rows = sorted.offsets[sorted.experts];
+  for (const LoraGroup* group = groups; group < groups + count; group++) {
+    Carver sizes(nullptr);
+    sizes.take<bool>(tokens), sizes.take<int64_t>(rows);
+    Carver carver(members.at_least(sizes.used));
+    bool* member = carver.take<bool>(tokens);
+    int64_t* chosen = carver.take<int64_t>(rows);  // the adapter's rows of each expert, at the expert's offset
+    memset(member, 0, tokens);
+    for (int64_t i = 0; i < group->count; i++)
+      if (group->rows[i] >= from && group->rows[i] < from + tokens) member[group->rows[i] - from] = true;
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t e = 0; e < sorted.experts; e++) {
+      static thread_local Scratch parts_of_expert;
+      LoraGroup part = *group;
+      part.rows = chosen + sorted.offsets[e], part.count = 0;
+      for (int64_t row = sorted.offsets[e]; row < sorted.offsets[e + 1]; row++)
+        if (member[owners[row]]) chosen[sorted.offsets[e] + part.count++] = row;
+      if (part.count == 0) continue;
+      LoraPart* parts = reinterpret_cast<LoraPart*>(parts_of_expert.at_least(part.part_count * sizeof(LoraPart)));
+      part.a = static_cast<const Number*>(group->a) + e * group->ranks * inputs;
+      for (int64_t i = 0; i < part.part_count; i++) {
+        parts[i] = group->parts[i];
+        parts[i].b = static_cast<const Number*>(parts[i].b) + e * parts[i].outputs * parts[i].ranks;
+      }
+      part.parts = parts;
+      const bool half = sizeof(Number) != sizeof(float), wide = sizeof(Result) == sizeof(float);
+      INFD_HERE(lora)(half, wide, y, outputs, x, inputs, inputs, nullptr, &part, 1);
+    }
+  }
+}
+
 // out = activation(gated) * (up + offset), with limits.
 template <class Number>
 void gate_row(const Experts& layer, const Number* gated, const Number* up, Number* out, int64_t size) {
@@ -211,6 +249,7 @@ struct Pass {
   Number *rows, *gate_up, *gated;
   float* outputs;
   int64_t *place, *offsets;  // the sorted row of each choice; see Sorted
+  int64_t* owners;           // the token of each sorted row
 
   Pass(Carver& carver, const Experts& layer, int64_t tokens) {
     const int64_t count = tokens * layer.router.chosen;
@@ -220,12 +259,13 @@ struct Pass {
     outputs = carver.take<float>(count * layer.router.hidden);
     place = carver.take<int64_t>(count);
     offsets = carver.take<int64_t>(layer.router.experts + 1);
+    owners = carver.take<int64_t>(count);
   }
 };
 
 template <class Number>
-void compute(const Experts& layer, const Pass<Number>& pass, const Number* x, int64_t tokens, const int64_t* experts,
-             const float* weights, Number* out) {
+void compute(const Experts& layer, const Pass<Number>& pass, const Number* x, int64_t from, int64_t tokens,
+             const int64_t* experts, const float* weights, const ExpertChanges* changes, Number* out) {
   const Router& router = layer.router;
   const int64_t chosen = router.chosen, size = router.hidden, count = tokens * chosen;
   memset(pass.offsets, 0, (router.experts + 1) * sizeof(int64_t));
@@ -240,9 +280,13 @@ void compute(const Experts& layer, const Pass<Number>& pass, const Number* x, in
   for (int64_t i = 0; i < count; i++) {
     Number* row = pass.rows + pass.place[i] * size;
     memcpy(row, x + i / chosen * size, size * sizeof(Number));
+    pass.owners[pass.place[i]] = i / chosen;
     if (router.on_input) scale(row, weights[i], size);
   }
   multiply_each(layer.gate_up, sorted, pass.rows, pass.gate_up);
+  if (changes)
+    change_each(changes->gate_up, changes->gate_up_count, sorted, pass.owners, from, tokens, pass.rows, size, pass.gate_up,
+                layer.gate_up.first.outputs);
   const int64_t inner = layer.down.first.inputs;
 #pragma omp parallel for if (count * inner > ENOUGH)
   for (int64_t i = 0; i < count; i++) {
@@ -250,6 +294,9 @@ void compute(const Experts& layer, const Pass<Number>& pass, const Number* x, in
     gate_row(layer, gated, gated + inner, pass.gated + i * inner, inner);
   }
   multiply_each(layer.down, sorted, pass.gated, pass.outputs);
+  if (changes)
+    change_each(changes->down, changes->down_count, sorted, pass.owners, from, tokens, pass.gated, inner, pass.outputs,
+                size);
 #pragma omp parallel for if (count * size > ENOUGH)
   for (int64_t t = 0; t < tokens; t++) {
     const auto add = [&](int64_t at, auto load_at, auto put) {
@@ -307,7 +354,7 @@ void route_all(const Router& router, const Number* x, int64_t tokens, int64_t* e
 
 template <class Number>
 void compute_all(const Experts& layer, const Number* x, int64_t tokens, const int64_t* chosen, const float* weights,
-                 Number* out) {
+                 const ExpertChanges* changes, Number* out) {
   const int64_t k = layer.router.chosen, size = layer.router.hidden, most = MOST_ROWS / k;
   const int64_t passes = (tokens + most - 1) / most;
   for (int64_t i = 0; i < passes; i++) {
@@ -315,8 +362,8 @@ void compute_all(const Experts& layer, const Number* x, int64_t tokens, const in
     Carver sizes(nullptr);
     Pass<Number>(sizes, layer, count);
     Carver carver(scratch.at_least(sizes.used));
-    compute(layer, Pass<Number>(carver, layer, count), x + from * size, count, chosen + from * k, weights + from * k,
-            out + from * size);
+    compute(layer, Pass<Number>(carver, layer, count), x + from * size, from, count, chosen + from * k, weights + from * k,
+            changes, out + from * size);
   }
 }
 
@@ -346,13 +393,14 @@ INFD_KERNEL(route)
 }
 
 // out [tokens, hidden] = the weighted sums of the outputs of the experts chosen [tokens, k] for x [tokens, hidden].
+// changes: of the experts' matrices by adapters, or null.
 INFD_KERNEL(experts)
 (int64_t half, const Experts* layer, const void* x, int64_t tokens, const int64_t* chosen, const float* weights,
- void* out) {
+ const ExpertChanges* changes, void* out) {
   if (half)
-    compute_all(*layer, typed<bf16>(x), tokens, chosen, weights, typed<bf16>(out));
+    compute_all(*layer, typed<bf16>(x), tokens, chosen, weights, changes, typed<bf16>(out));
   else
-    compute_all(*layer, typed<float>(x), tokens, chosen, weights, typed<float>(out));
+    compute_all(*layer, typed<float>(x), tokens, chosen, weights, changes, typed<float>(out));
 }
 
 // y += shared * sigmoid(gate); y and shared [tokens, size], gate [tokens], or null: y += shared.

@@ -7,6 +7,7 @@
 
 #include <stdint.h>
 
+#include "lora.h"
 #include "product.h"
 
 // See Router in recipe.py.
@@ -27,8 +28,16 @@ struct ExpertProducts {
 };
 
 struct Experts {
+  int64_t number;  // of the layer, among those with experts
   Router router;
   ExpertProducts gate_up, down;
   int64_t gelu;  // see Gating in recipe.py
   float alpha, limit, offset;
+};
+
+// The low-rank changes of the experts' matrices by adapter: groups with the rows of tokens and the matrices of the first
+// expert, which those of the other experts follow.
+struct ExpertChanges {
+  const LoraGroup *gate_up, *down;
+  int64_t gate_up_count, down_count;
 };

@@ -17,3 +17,6 @@
 
 // INFD_KERNEL(softmax)(const float* x, int64_t n) { ... }   defines infd_avx2_softmax, infd_avx512_softmax, ...
 #define INFD_KERNEL(name) extern "C" __attribute__((visibility("default"))) void INFD_JOIN(INFD_ISA, name)
+
+// INFD_HERE(softmax)(x, n): call the kernel that is compiled for the same instructions as the caller.
+#define INFD_HERE(name) INFD_JOIN(INFD_ISA, name)

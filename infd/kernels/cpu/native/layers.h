@@ -10,8 +10,6 @@ INFD_KERNEL(attention)(const AttentionStep* step, const AttentionLayer* layer);
 INFD_KERNEL(round_inputs)
 (int64_t half, const void* x, int64_t stride, void* out, int64_t rows, int64_t inputs, const InputRounding* rounding);
 
-#define INFD_HERE(name) INFD_JOIN(INFD_ISA, name)
-
 namespace {
 
 constexpr int64_t ENOUGH = 1 << 14;  // with more elements than this, waking other threads saves time

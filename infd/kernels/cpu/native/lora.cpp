@@ -3,6 +3,8 @@
 // Each result is accumulated in float, along the inputs and then along the ranks, and rounded once. It depends neither
 // on other rows nor on the number of threads.
 
+#include "lora.h"
+
 #include "scratch.h"
 #include "vector.h"
 
@@ -10,22 +12,6 @@ namespace {
 
 constexpr int64_t ENOUGH = 1 << 16;  // with more multiplications than this, waking other threads saves time
 constexpr int TILE = 4;              // rows of x, and rows of A, that are multiplied at a time
-
-// One module of a product: b [outputs, ranks], the index of its first rank in a, and of its first output in y.
-struct Part {
-  const void* b;
-  int64_t ranks, rank, outputs, output;
-};
-
-// The rows of one adapter, and its low-rank matrices.
-struct Group {
-  const int64_t* rows;
-  int64_t count;
-  const void* a;  // [ranks, inputs]; for an embedding table [vocabulary, ranks]
-  int64_t ranks;
-  const Part* parts;
-  int64_t part_count;
-};
 
 // The dot product of each of ROWS rows of x with each of RANKS rows of a.
 template <int ROWS, int RANKS, class Number>
@@ -74,7 +60,7 @@ Vec product(const Number* b, const float* shrunk, int64_t ranks) {
 
 // Add outputs [first, end) of a part to the group's rows.
 template <class Number, class Out>
-void expand(const Group& group, const Part& part, const float* shrunk, Out* y, int64_t y_stride, int64_t first,
+void expand(const LoraGroup& group, const LoraPart& part, const float* shrunk, Out* y, int64_t y_stride, int64_t first,
             int64_t end) {
   const Number* b = static_cast<const Number*>(part.b);
   int64_t o = first;
@@ -102,7 +88,7 @@ void expand(const Group& group, const Part& part, const float* shrunk, Out* y, i
 }
 
 template <class Number, class Out>
-void add(const Group& group, const Number* x, int64_t x_stride, int64_t inputs, const int64_t* tokens, Out* y,
+void add(const LoraGroup& group, const Number* x, int64_t x_stride, int64_t inputs, const int64_t* tokens, Out* y,
          int64_t y_stride) {
   static thread_local Scratch scratch;
   float* shrunk = reinterpret_cast<float*>(scratch.at_least(group.count * group.ranks * int64_t{sizeof(float)}));
@@ -127,7 +113,7 @@ void add(const Group& group, const Number* x, int64_t x_stride, int64_t inputs, 
       for (int64_t i = 0; i < rows; i++) shrink_rows<1>(from + i, a, group.ranks, inputs, to + i);
   }
   for (int64_t p = 0; p < group.part_count; p++) {
-    const Part& part = group.parts[p];
+    const LoraPart& part = group.parts[p];
     const int64_t block = 16 * WIDTH, blocks = (part.outputs + block - 1) / block;
 #pragma omp parallel for if (group.count * part.ranks * part.outputs > ENOUGH)
     for (int64_t i = 0; i < blocks; i++) {
@@ -139,11 +125,9 @@ void add(const Group& group, const Number* x, int64_t x_stride, int64_t inputs, 
 
 }  // namespace
 
-// Add each group's x A^T B^T to y [T, outputs], for x [T, inputs]; if `tokens` [T] is not null, A[token] B^T. y_stride
-// and x_stride are strides between rows. half: x, A and B are bfloat16, else float. wide: y is float, else of x's type.
 INFD_KERNEL(lora)
 (int64_t half, int64_t wide, void* y, int64_t y_stride, const void* x, int64_t x_stride, int64_t inputs,
- const int64_t* tokens, const Group* groups, int64_t count) {
+ const int64_t* tokens, const LoraGroup* groups, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
     if (!half)
       add(groups[i], static_cast<const float*>(x), x_stride, inputs, tokens, static_cast<float*>(y), y_stride);

@@ -24,7 +24,7 @@ INFD_KERNEL(route)
 (int64_t half, const Router* router, const void* x, int64_t tokens, int64_t* experts, float* weights);
 INFD_KERNEL(experts)
 (int64_t half, const Experts* layer, const void* x, int64_t tokens, const int64_t* chosen, const float* weights,
- void* out);
+ const ExpertChanges* changes, void* out);
 INFD_KERNEL(add_shared)
 (int64_t half, void* y, const void* shared, const void* gate, int64_t tokens, int64_t size);
 
@@ -144,11 +144,20 @@ void feed(const StackLayer& layer, const Number* input, Number* out, const Works
   multiply(layer.down, space.gated, space.gated, out, step.tokens);
 }
 
+void report_routes(const Experts& layer, const int64_t* chosen, const StackStep& step) {
+  const int64_t count = layer.router.chosen;
+  for (int64_t t = 0; t < step.tokens; t++) {
+    int16_t* row = step.routes + (t * step.routing_layers + layer.number) * count;
+    for (int64_t slot = 0; slot < count; slot++) row[slot] = static_cast<int16_t>(chosen[t * count + slot]);
+  }
+}
+
 template <class Number>
 void mix(const StackLayer& layer, const Number* input, Number* out, const Workspace<Number>& space,
          const StackStep& step) {
   INFD_HERE(route)(HALF<Number>, &layer.experts->router, input, step.tokens, space.chosen, space.weights);
-  INFD_HERE(experts)(HALF<Number>, layer.experts, input, step.tokens, space.chosen, space.weights, out);
+  if (step.routes) report_routes(*layer.experts, space.chosen, step);
+  INFD_HERE(experts)(HALF<Number>, layer.experts, input, step.tokens, space.chosen, space.weights, nullptr, out);
   if (layer.gate_up.multiply == nullptr) return;
   feed(layer, input, space.shared, space, step);
   const bool gated = layer.shared_gate.multiply != nullptr;

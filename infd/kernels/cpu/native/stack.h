@@ -46,4 +46,6 @@ struct StackStep {
   int64_t sampled;                       // number of sampled tokens, see models/base.py; 0: the last layer computes all
   const int64_t* sampled_tokens;         // [sampled], ascending; the last may be repeated as padding
   const AttentionStep* sampled_attention;  // of the last layer's page group, one span per sampled token
+  int16_t* routes;                       // [tokens, layers with experts, chosen]: the experts that are chosen, or null
+  int64_t routing_layers;                // number of layers with experts
 };
