@@ -40,7 +40,7 @@ SCHEMA: dict[str, Any] = {
 }
 PATTERN = r"(north|south) [0-9]{1,3} km"
 OPTIONS = ["circle", "circle of fire", "square"]
-LARK = 'start: "go" (" " step)+\nstep: ("left" | "right") " " /[0-9]/\n'
+LARK = 'start: "go" (" " step)~1..3\nstep: ("left" | "right") " " /[0-9]/\n'
 TAG = {
     "format": {
         "type": "sequence",
@@ -52,7 +52,7 @@ TAG = {
     }
 }
 UNKNOWN_TAG = {"format": {"type": "any_text"}}
-RULES = 'root ::= "go" (" " step)+\nstep ::= ("left" | "right") " " [0-9]\n'
+RULES = 'root ::= "go" (" " step){1,3}\nstep ::= ("left" | "right") " " [0-9]\n'
 UNSATISFIABLE = {"type": "object", "minProperties": 3, "maxProperties": 2}
 LONG = {"guided_regex": "[a-z ]{300}", "max_tokens": 1000}
 
