@@ -35,6 +35,15 @@ class Group(click.Group):
             raise click.UsageError(f"No such command {args[0]!r}: {told}.", ctx)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:  # click's parser and callbacks do not say of which command
+            if error.ctx is None and (name := ctx.invoked_subcommand) is not None:
+                command = self.get_command(ctx, name)
+                error.ctx = None if command is None else click.Context(command, ctx, name)
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
         rows = [(name, command.get_short_help_str(limit=1000)) for name, command in commands if command is not None]

@@ -73,3 +73,18 @@ async def test_an_unknown_level_is_refused(backend: AdminEngine) -> None:
 
     assert (status, body["code"]) == (400, "bad_request")
     assert "last, since, level, follow" in body["detail"]
+
+
+async def test_records_since_a_time_are_shown_without_older_ones(backend: AdminEngine) -> None:
+    old = record(logging.INFO, "old")
+    old.created -= 600
+    backend.logs.handle(old)
+    backend.logs.handle(record(logging.INFO, "new"))
+    shown = {since: (await infdctl("--socket", backend.socket, "logs", "--since", since))[1] for since in ("5m", "1h")}
+
+    assert [line.split()[-1] for line in shown["5m"].splitlines()] == ["new"]
+    assert [line.split()[-1] for line in shown["1h"].splitlines()] == ["old", "new"]
+    code, _, told = await infdctl("--socket", backend.socket, "logs", "--since", "5 weeks")
+    assert (code, "90s, 5m, 2h or 1d" in told, "infdctl logs --help" in told) == (2, True, True)
+    _, _, told = await infdctl("bench", "--compare", "a.json")
+    assert "See `infdctl bench --help`" in told

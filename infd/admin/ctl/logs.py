@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import time
 import urllib.parse
-from typing import TYPE_CHECKING, get_args
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, get_args
 
 import click
 
@@ -13,6 +16,25 @@ from infd.admin.items import Level, LogRecord
 
 if TYPE_CHECKING:
     from infd.admin.ctl.client import AdminClient
+
+
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Since(click.ParamType):  # type: ignore[type-arg]
+    """A record's number, as int, or how long ago, as timedelta."""
+
+    name = "since"
+
+    def convert(self, value: str, parameter: click.Parameter | None, context: click.Context | None) -> int | timedelta:
+        found = re.fullmatch(r"(\d{1,9})([smhd])", value, re.ASCII)
+        if found is not None and int(found[1]) * _SECONDS[found[2]] < 10**10:
+            return timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
+        if value.isdecimal() and int(value) <= 2**62:
+            return int(value)
+        return self.fail(
+            f"{value!r} is neither a record's number nor a time such as 90s, 5m, 2h or 1d", parameter, context
+        )
 
 
 @click.command()
@@ -29,9 +51,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--since",
-    type=click.IntRange(min=0, max=2**62),
-    metavar="N",
-    help="Begin after record N instead; with all, if the restarted daemon has not reached N.",
+    type=Since(),
+    metavar="N|TIME",
+    help="Begin after record N instead; with all, if the restarted daemon has not reached N. With a unit, as in 90s,"
+    " 5m, 2h or 1d, begin that long ago.",
 )
 @click.option(
     "--level",
@@ -42,14 +65,21 @@ if TYPE_CHECKING:
 )
 @json_option
 @click.pass_obj
-def logs(client: AdminClient, follow: bool, last: int, since: int | None, level: str, as_json: bool) -> None:
+def logs(
+    client: AdminClient, follow: bool, last: int, since: int | timedelta | None, level: str, as_json: bool
+) -> None:
     """Show the daemon's recent log, wherever it is written to, as plain text.
 
     The daemon keeps about 2,000 records in memory. With --json each record is a line. The daemon disconnects a
     follower that does not read; --since N continues after record N.
     """
     query = {"follow": str(follow).lower(), "last": last, "level": level}
-    if since is not None:
+    begin = 0.0
+    if isinstance(since, timedelta):
+        begin, query["since"] = time.time() - since.total_seconds(), 0
+    elif since is not None:
         query["since"] = since
     for record in client.read(f"/v1/logs?{urllib.parse.urlencode(query)}", LogRecord):
+        if record.time < begin:
+            continue
         show.as_line(record) if as_json else show.log_record(record)
