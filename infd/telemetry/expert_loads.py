@@ -37,10 +37,6 @@ class LayerLoad(Struct, frozen=True):
         """Number of experts that no token chose."""
         return self.counts.count(0)
 
-    def busiest(self, count: int) -> list[int]:
-        """Return the experts with the largest loads, the largest first."""
-        return sorted(range(len(self.counts)), key=lambda expert: -self.counts[expert])[:count]
-
 
 class ExpertLoads:
     """Counts of the latest sampled steps. Another thread may read while `add` counts.
