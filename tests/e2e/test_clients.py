@@ -124,7 +124,7 @@ def test_instructor_reads_partial_answers(client: openai.OpenAI):
 )
 def test_langchain(url: str, method: str, schema: Any):
     langchain = pytest.importorskip("langchain_openai")
-    question = "Answer in JSON: draw a circle."
+    question = "Draw a circle of size 3."
     with openai.DefaultHttpxClient() as http_client:
         model = langchain.ChatOpenAI(
             model="embedded", base_url=url, api_key="none", max_retries=0, http_client=http_client, **SAMPLING
