@@ -55,6 +55,8 @@ class Target(Protocol):
     table    whether the target is an embedding table
     whole    whether an adapter may have the target's weight, and if `bias` its bias, as a whole
     experts  number of experts with such a matrix; 0: one matrix
+    stacked  of experts, the names of the parameter that stacks their matrices
+    alternating  whether the rows of two modules alternate in that parameter
     """
 
     @property
@@ -286,15 +288,21 @@ def _faults(config: PeftConfig, module: str, a: StoredTensor, b: StoredTensor, p
             shape = [size if size else "rank" for size in expected]
             yield f"{tensor.name}: expected {shape}, found {list(tensor.shape)}"
             return
+    yield from _common_faults(config, module, a, b, rank)
+    if not config.targets(module):
+        yield f"{module}: left over, since target_modules does not name it"
+
+
+def _common_faults(config: PeftConfig, name: str, a: StoredTensor, b: StoredTensor, rank: int) -> Iterator[str]:
+    """Yield what is wrong with the numbers or the rank of factors of fitting shapes."""
+    for tensor in (a, b):
         if tensor.dtype not in DTYPES:
             yield f"{tensor.name}: expected one of {', '.join(DTYPES)}, found {tensor.dtype}"
             return
     if rank > MOST_RANK:
-        yield f"{module}: rank {rank}; infd computes ranks up to {MOST_RANK}"
-    elif rank != config.rank(module):
-        yield f"{module}: rank {rank}; the config says {config.rank(module)}"
-    if not config.targets(module):
-        yield f"{module}: left over, since target_modules does not name it"
+        yield f"{name}: rank {rank}; infd computes ranks up to {MOST_RANK}"
+    elif rank != config.rank(name):
+        yield f"{name}: rank {rank}; the config says {config.rank(name)}"
 
 
 def _stacked_change(
@@ -326,13 +334,7 @@ def _stacked_change(
 
 
 def _stack_faults(config: PeftConfig, name: str, a: StoredTensor, b: StoredTensor, rank: int) -> Iterator[str]:
-    for tensor in (a, b):
-        if tensor.dtype not in DTYPES:
-            yield f"{tensor.name}: expected one of {', '.join(DTYPES)}, found {tensor.dtype}"
-    if rank > MOST_RANK:
-        yield f"{name}: rank {rank}; infd computes ranks up to {MOST_RANK}"
-    if rank != config.rank(name):
-        yield f"{name}: rank {rank}; the config says {config.rank(name)}"
+    yield from _common_faults(config, name, a, b, rank)
     if not config.targets_parameter(name):
         yield f"{name}: left over, since target_parameters does not name it"
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from infd.errors import CheckpointError
 from infd.kernels.select import CANDIDATES, insisting, select
 from tests.adapters.making import make
-from tests.adapters.test_parity import CLOSE, LENGTH, Bench, expect, off, text
+from tests.adapters.test_parity import CLOSE, LENGTH, Bench, check_logits, expect, off, text
 from tests.tiny import oracle
 
 if TYPE_CHECKING:
@@ -61,17 +61,7 @@ def test_logits_are_those_of_peft(
     built: None, tiny: Callable[[str], Path], tmp_path: Path, case: str, kernels: str
 ) -> None:
     variant, settings = CASES[case]
-    theirs = make(tiny(variant), tmp_path, **settings)
-    infd = bench(tiny(variant), kernels)
-    infd.hold(1, tmp_path)
-    driver = infd.driver()
-    told = driver.start(text(1), slot=1)
-    chunks = [driver.step((told, count))[0] for count in (7, 1, LENGTH - 8)]
-
-    want = expect(theirs, text(1))
-    plain = driver.step((driver.start(text(1)), LENGTH))[0]
-    assert off(torch.cat(chunks), want) < CLOSE
-    assert off(plain, want) > 100 * CLOSE, "the adapter is so weak that the test would not miss it"
+    check_logits(bench(tiny(variant), kernels), tmp_path, make(tiny(variant), tmp_path, **settings))
 
 
 def numbered(

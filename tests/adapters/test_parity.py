@@ -116,12 +116,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_peft(tiny: Callable[[str], Path], tmp_path: Path, case: str, device: torch.device) -> None:
-    variant, settings = CASES[case]
-    theirs = make(tiny(variant), tmp_path, **settings)
-    bench = Bench(tiny(variant), device)
-    bench.hold(1, tmp_path)
+def check_logits(bench: Bench, adapter: Path, theirs: PreTrainedModel) -> None:
+    """Compare a text, chunked, with PEFT's logits. adapter: what made `theirs` of the bench's model."""
+    bench.hold(1, adapter)
     driver = bench.driver()
     told = driver.start(text(1), slot=1)
     chunks = [driver.step((told, count))[0] for count in (7, 1, LENGTH - 8)]
@@ -130,6 +127,12 @@ def test_logits_are_those_of_peft(tiny: Callable[[str], Path], tmp_path: Path, c
     plain = driver.step((driver.start(text(1)), LENGTH))[0]
     assert off(torch.cat(chunks), want) < CLOSE
     assert off(plain, want) > 100 * CLOSE, "the adapter is so weak that the test would not miss it"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_peft(tiny: Callable[[str], Path], tmp_path: Path, case: str, device: torch.device) -> None:
+    variant, settings = CASES[case]
+    check_logits(Bench(tiny(variant), device), tmp_path, make(tiny(variant), tmp_path, **settings))
 
 
 def test_the_merged_model_gives_the_same_logits(tiny: Callable[[str], Path], tmp_path: Path) -> None:
