@@ -77,7 +77,8 @@ With `return_routed_experts` a choice has `routed_experts`, in a stream the choi
 prompt and answer but the last, which is not computed, and for each layer with experts, the experts in the order in
 which the router chose them. A choice that is cut by a stop string or a limit, or that was preempted, has those of its
 own tokens. The prompt is computed without cached pages, for each choice. A model without experts, or whose experts
-transformers' code computes, answers 400; `limits.routed_experts_bytes` bounds the part of the prompt.
+transformers' code computes, answers 400, and so does /infill; `limits.routed_experts_bytes` bounds the part of the
+prompt.
 
 """
 POOLED_HEAD = """
