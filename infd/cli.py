@@ -129,7 +129,7 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
     name = setting.key.replace(".", "__")
     if setting.switch:
         return click.option(setting.flag, name, is_flag=True, help=f"Do not {setting.help}.")
-    text = setting.help[0].upper() + setting.help[1:] + "." + (" Repeatable." if setting.repeatable else "")
+    text = setting.sentence + (" Repeatable." if setting.repeatable else "")
     if setting.default_text:
         text += f"  [{setting.default_text}]"
     flags = [flag for flag in (setting.flag, setting.alias) if flag is not None]
@@ -374,8 +374,7 @@ def describe(keys: tuple[str, ...]) -> int:
         default = setting.default_text or ("{}" if setting.mapping else "null" if setting.default is None else '""')
         flags = ", ".join(flag for flag in (setting.flag, setting.alias) if flag)
         click.echo(f"{key} = {setting.values}")
-        text = f"{setting.help[0].upper()}{setting.help[1:]}."
-        click.echo(click.wrap_text(text, width=100, initial_indent="    ", subsequent_indent="    "))
+        click.echo(click.wrap_text(setting.sentence, width=100, initial_indent="    ", subsequent_indent="    "))
         facts = [f"default {default}", "live" if setting.live else "at a start", *filter(None, [flags])]
         click.echo(f"    ({'; '.join(facts)})")
     return os.EX_OK

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 from references import http_page, metrics_page, vllm_page
-from roff import UNBROKEN, escaped, sentence
+from roff import UNBROKEN, escaped
 
 from infd.admin.ctl import cli as infdctl
 from infd.cli import cli as infd
@@ -286,7 +286,7 @@ def settings_page() -> str:
         flags = " or ".join(flag for flag in (setting.flag, setting.alias) if flag)
         flag = f" Flag: {flags}." if flags else ""
         live = " Live." if setting.live else ""
-        lines.append(escaped(sentence(setting.help) + default + flag + live))
+        lines.append(escaped(setting.sentence + default + flag + live))
     return "\n".join(lines) + TOML_END
 
 

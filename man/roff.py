@@ -12,10 +12,6 @@ def escaped(text: str) -> str:
     return r"\&" + text if text.startswith((".", "'")) else text
 
 
-def sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + "."
-
-
 def start(name: str, section: int, summary: str) -> list[str]:
     """Return the first lines of a page: its title, and the section NAME."""
     return [

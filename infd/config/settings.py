@@ -37,6 +37,10 @@ class Setting(Struct, frozen=True):
     live: bool
 
     @property
+    def sentence(self) -> str:
+        return f"{self.help[0].upper()}{self.help[1:]}."
+
+    @property
     def repeatable(self) -> bool:
         """Whether the flag may be repeated: the setting is a list or a table."""
         return isinstance(self.default, (tuple, dict))
