@@ -1,4 +1,4 @@
-"""Text of man pages: escapes and sentences."""
+"""Text of man pages: escapes, and the first lines of a page."""
 
 from __future__ import annotations
 
