@@ -30,6 +30,7 @@ from infd.errors import (
 )
 from infd.memory import ALL
 from infd.telemetry.recent import RecentLogs
+from infd.telemetry.slowest import PERIOD_S, PERIODS
 from infd.version import __version__
 
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ class LiveSettings(Protocol):
     """The daemon's settings, and how they change while it runs."""
 
     def rows(self) -> list[protocol.SettingRow]: ...
+
+    def waiting(self) -> list[protocol.SettingChange]:
+        """Return the settings whose new value takes effect at the next start."""
 
     async def reload(self) -> protocol.Reloaded:
         """Read settings and API keys again. Raises ConfigError."""
@@ -137,7 +141,13 @@ async def status(context: AdminContext, args: protocol.NoArguments) -> protocol.
 
 def _status(context: AdminContext) -> protocol.Status:
     now = msgspec.structs.asdict(context.engine.status())
-    own = {"version": __version__, "pid": os.getpid(), "model": context.model, "apart": dict(context.apart)}
+    own = {
+        "version": __version__,
+        "pid": os.getpid(),
+        "model": context.model,
+        "apart": dict(context.apart),
+        "restart": context.settings.waiting(),
+    }
     facts = context.engine.describe()
     names = (
         "device",
@@ -157,6 +167,13 @@ def _status(context: AdminContext) -> protocol.Status:
 async def requests(context: AdminContext, args: protocol.NoArguments) -> protocol.Requests:
     rows = msgspec.convert(context.engine.requests(), list[protocol.RequestRow], from_attributes=True)
     return protocol.Requests(rows)
+
+
+async def slow(context: AdminContext, args: protocol.ReadSlow) -> protocol.SlowRequests:
+    ended = context.engine.slowest.read(args.by)
+    return protocol.SlowRequests(
+        PERIODS * PERIOD_S, msgspec.convert(ended, list[protocol.SlowRequest], from_attributes=True)
+    )
 
 
 async def ops(context: AdminContext, args: protocol.NoArguments) -> protocol.Ops:
@@ -289,7 +306,13 @@ async def reset_prefix_cache(context: AdminContext, args: protocol.ResetPrefixCa
 async def usage(context: AdminContext, args: protocol.NoArguments) -> protocol.UsageRows:
     metrics = context.engine.metrics
     rows = [protocol.UsageRow(key, **msgspec.structs.asdict(used)) for key, used in sorted(metrics.usage.items())]
-    return protocol.UsageRows(metrics.since, rows)
+    sums: dict[str, protocol.TenantUsage] = {}
+    for row in rows:
+        total = sums.setdefault(row.tenant, protocol.TenantUsage(row.tenant))
+        total.keys += bool(row.key)
+        for name in ("requests", "limited", "answered", "prompt", "cached", "generated"):
+            setattr(total, name, getattr(total, name) + getattr(row, name))
+    return protocol.UsageRows(metrics.since, rows, [sums[tenant] for tenant in sorted(sums)])
 
 
 async def loras(context: AdminContext, args: protocol.NoArguments) -> protocol.Loras:
@@ -373,6 +396,7 @@ VERBS = (
     Verb("version", "/version", version),
     Verb("status", "/v1/status", status),
     Verb("ps", "/v1/requests", requests),
+    Verb("slow", "/v1/slow", slow, protocol.ReadSlow),
     Verb("ops", "/v1/ops", ops),
     Verb("experts", "/v1/experts", experts),
     Verb("abort", "/v1/requests/{id}/abort", abort, protocol.Abort, mutates=True),

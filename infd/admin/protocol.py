@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from infd.memory import MemoryPart
 
@@ -72,6 +72,12 @@ class LargePages(Struct):
     ended: bool
 
 
+class SettingChange(Struct):
+    key: str
+    old: Any
+    new: Any
+
+
 class Status(Struct):
     """State, load and limits of the daemon.
 
@@ -97,6 +103,7 @@ class Status(Struct):
     graphs            captured decoding steps; None: decoding steps are not captured
     large_pages       None: weights are not moved into large pages
     apart             template and tokenizer components that run in the worker process, with reasons
+    restart           settings whose new value, found by the last reload, takes effect at the next start
     """
 
     version: str
@@ -136,12 +143,14 @@ class Status(Struct):
     graphs: Captured | None = None
     large_pages: LargePages | None = None
     apart: dict[str, str] = {}
+    restart: list[SettingChange] = []
 
 
 class RequestRow(Struct):
     """A request, from its admission until its answer is sent or its client leaves.
 
-    state  admitted (not queued yet), waiting, running, or done (the answer is not sent completely)
+    state   admitted (not queued yet), waiting, running, or done (the answer is not sent completely)
+    client  name of the API key
     """
 
     id: str
@@ -154,10 +163,56 @@ class RequestRow(Struct):
     generated_tokens: int
     age_s: float
     adapter: str | None = None
+    tenant: str = ""
 
 
 class Requests(Struct):
     requests: list[RequestRow]
+
+
+class ReadSlow(Struct, forbid_unknown_fields=True):
+    """List the slowest requests that ended within the last hours.
+
+    by  the time that is compared: of the whole answer, until the first token, or until the first step
+    """
+
+    by: Literal["total", "ttft", "queue"] = "total"
+
+
+class SlowRequest(Struct):
+    """A request that was queued and has ended.
+
+    id         as the log's `request_id`: the client's X-Request-Id if it sent one
+    client     name of the API key
+    model      served name of the model or adapter
+    time       Unix time of the end
+    queue_ms   from the arrival to the first step; null: no step computed the request
+    ttft_ms    from the arrival to the first token; null: there was none
+    prompt     prompt tokens; `cached` of them were found in the cache
+    generated  tokens delivered
+    cause      the stage that took longest, in words
+    """
+
+    id: str
+    client: str
+    tenant: str
+    model: str
+    time: float
+    queue_ms: float | None
+    ttft_ms: float | None
+    total_ms: float
+    prompt: int
+    cached: int
+    generated: int
+    finish: str
+    cause: str
+
+
+class SlowRequests(Struct):
+    """At most 20 requests, the slowest first, of those that ended in the last `within_s` seconds."""
+
+    within_s: float
+    requests: list[SlowRequest]
 
 
 class Selection(Struct):
@@ -267,14 +322,16 @@ class Wake(Struct, forbid_unknown_fields=True):
 class SettingRow(Struct):
     """A setting in force.
 
-    origin  where the value comes from: built-in, a file, a variable, a flag, or `infdctl config set`
-    live    whether it can change while the daemon runs
+    origin   where the value comes from: built-in, a file, a variable, a flag, or `infdctl config set`
+    live     whether it can change while the daemon runs
+    restart  the value of the next start, if the last reload found another one; absent if not
     """
 
     key: str
     value: Any
     origin: str
     live: bool
+    restart: Any | UnsetType = UNSET
 
 
 class Settings(Struct):
@@ -301,12 +358,6 @@ class SetSettings(Struct, forbid_unknown_fields=True):
     """
 
     values: Annotated[dict[str, str], Meta(min_length=1)]
-
-
-class SettingChange(Struct):
-    key: str
-    old: Any
-    new: Any
 
 
 class Reloaded(Struct):
@@ -448,11 +499,25 @@ class UsageRow(Struct):
     generated: int
 
 
+class TenantUsage(Struct):
+    """The sums over the API keys of one tenant. keys: their number; other fields as in `UsageRow`."""
+
+    tenant: str
+    keys: int = 0
+    requests: int = 0
+    limited: int = 0
+    answered: int = 0
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+
+
 class UsageRows(Struct):
-    """What each API key has used. `since`: the daemon's start, in Unix time."""
+    """What each API key and each tenant has used. `since`: the daemon's start, in Unix time."""
 
     since: float
     usage: list[UsageRow]
+    tenants: list[TenantUsage] = []
 
 
 class LoraChanged(Struct):

@@ -75,6 +75,7 @@ class Reloader:
         self._events = events
         self._apply = apply
         self._set: dict[str, Assignment] = {}
+        self._waiting: dict[str, Any] = {}  # values of the next start, as last read, where they differ from those now
         self._origins: Mapping[str, str] = {} if start is None else start.origins
         self._one_at_a_time = asyncio.Lock()
 
@@ -119,10 +120,17 @@ class Reloader:
 
     def rows(self) -> list[protocol.SettingRow]:
         """Return all settings with their values and origins."""
+        now, waiting = self._live.now, self._waiting
         return [
-            protocol.SettingRow(key, value_of(self._live.now, key), self._origins.get(key, ""), setting.live)
+            protocol.SettingRow(
+                key, value_of(now, key), self._origins.get(key, ""), setting.live, waiting.get(key, msgspec.UNSET)
+            )
             for key, setting in SETTINGS.items()
         ]
+
+    def waiting(self) -> list[protocol.SettingChange]:
+        """Return the settings whose new value, found when settings were last read, takes effect at the next start."""
+        return [protocol.SettingChange(key, value_of(self._live.now, key), new) for key, new in self._waiting.items()]
 
     async def _change(
         self, assigned: dict[str, Assignment], only: Collection[str] = SETTINGS.keys()
@@ -138,6 +146,8 @@ class Reloader:
         replacement = await self._offload(Replacement.read, config, self._environment)
         await self._apply(replacement)
         self._set = assigned
+        fixed = (key for key, setting in SETTINGS.items() if not setting.live)
+        self._waiting = {key: loaded.value(key) for key in fixed if loaded.value(key) != value_of(now, key)}
         self._origins = {**self._origins, **{key: loaded.origins[key] for key in only if SETTINGS[key].live}}
         changes = {key: protocol.SettingChange(key, value_of(now, key), loaded.value(key)) for key in changed}
         return protocol.Reloaded(

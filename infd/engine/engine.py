@@ -23,6 +23,7 @@ from infd.engine.telemetry import Telemetry
 from infd.errors import RequestFailed, ServerStopped
 from infd.request import ANYONE
 from infd.telemetry.events import Events
+from infd.telemetry.slowest import Slowest
 from infd.telemetry.window import Window
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Engine:
     metrics    counters and histograms
     events     recent events
     window     recent samples of the metrics
+    slowest    the slowest of the requests that ended lately
     lifecycle  the current state
     adapters   the served adapters, by name
     core       scheduler, step loop and choices in flight
@@ -75,6 +77,7 @@ class Engine:
         self.metrics = metrics
         self.events = Events()
         self.window = Window(metrics, clock)
+        self.slowest = Slowest()
         self.lifecycle = Lifecycle(self.events)
         self.executor = executor
         self.adapters = Adapters(
@@ -189,7 +192,7 @@ class Engine:
             self.admission.retire(ticket)
 
     @asynccontextmanager
-    async def admit_rounds(self) -> AsyncIterator[Ticket]:
+    async def admit_rounds(self, tenant: Tenant = ANYONE) -> AsyncIterator[Ticket]:
         """Admit a request that is computed in rounds, between which it waits for others, such as servers of tools.
 
         The ticket takes no place in the queue, but until it is left, a drain waits, and the engine is not idle. Each
@@ -197,7 +200,7 @@ class Engine:
 
         Raises and waits as `admit`.
         """
-        async with self.admit(0, 0) as ticket:
+        async with self.admit(0, 0, tenant=tenant) as ticket:
             ticket.in_rounds = True
             ticket.deadlines.started()
             yield ticket

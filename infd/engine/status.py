@@ -118,6 +118,7 @@ class RequestRow(Struct, kw_only=True):
     age_s: float
     priority: int
     adapter: str | None = None
+    tenant: str = ""
 
     @classmethod
     def of(cls, ticket: Ticket) -> Self:
@@ -132,6 +133,7 @@ class RequestRow(Struct, kw_only=True):
             age_s=ticket.age_s,
             priority=ticket.choices[0].seq.request.priority if ticket.choices else 0,
             adapter=ticket.adapter,
+            tenant=ticket.reservation.tenant.name,
         )
 
 

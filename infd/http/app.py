@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aiohttp import web
 
@@ -20,6 +20,7 @@ from infd.http.apis.tei import EMBED, EMBED_ALL, EMBED_SPARSE, PREDICT, SIMILARI
 from infd.http.connection import STALL_S, Connection
 from infd.http.connections import Connections
 from infd.http.formats.responses import RESPONSES_ERRORS
+from infd.http.handshakes import Handshakes, TlsListener
 from infd.http.routes import (
     conversations,
     description,
@@ -158,6 +159,10 @@ def application(service: Service) -> web.Application:
     return app
 
 
+class _Listener(Protocol):
+    def close(self) -> None: ...
+
+
 class HttpServer:
     """The HTTP endpoint. `start` may be called before a model is loaded; set `served` after loading."""
 
@@ -175,7 +180,8 @@ class HttpServer:
         self._runner = web.AppRunner(application(self.service), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
         self._connections = Connections(live, metrics)
         self._sockets: list[socket.socket] = []
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[_Listener] = []
+        self._handshakes = Handshakes(metrics)
         self._heart: asyncio.Task[None] | None = None
 
     @property
@@ -218,7 +224,7 @@ class HttpServer:
             await self._listen(tls)
 
     async def _listen(self, tls: ssl.SSLContext | None) -> None:
-        made: list[asyncio.Server] = []
+        made: list[_Listener] = []
         try:
             for bound in self._sockets:
                 made.append(await self._listen_at(bound, tls))  # noqa: PERF401 (those made are closed on an error)
@@ -230,19 +236,21 @@ class HttpServer:
         for listener in replaced:
             listener.close()
 
-    async def _listen_at(self, bound: socket.socket, tls: ssl.SSLContext | None) -> asyncio.Server:
+    async def _listen_at(self, bound: socket.socket, tls: ssl.SSLContext | None) -> _Listener:
         server, loop, service = self._runner.server, asyncio.get_running_loop(), self.service
         assert server is not None
 
         def accept() -> Connection:
             return Connection(server, self._connections, service.config.server, service.proxies, service.metrics, loop)
 
-        # A duplicate, because an asyncio server closes its socket, and another context takes another server.
+        # A duplicate, because a listener closes its socket, and another context takes another listener.
         if bound.family == socket.AF_UNIX:
             return await loop.create_unix_server(accept, sock=bound.dup(), backlog=BACKLOG)
-        handshake_s = None if tls is None else service.config.server.header_timeout_s
-        return await loop.create_server(
-            accept, sock=bound.dup(), backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_s
+        if tls is None:
+            return await loop.create_server(accept, sock=bound.dup(), backlog=BACKLOG)
+        handshake_s = service.config.server.header_timeout_s
+        return TlsListener(
+            bound.dup(), BACKLOG, lambda client, peer: self._handshakes.begin(client, peer, accept, tls, handshake_s)
         )
 
     def close_listeners(self) -> None:
@@ -270,6 +278,7 @@ class HttpServer:
             self._heart.cancel()
             await asyncio.wait([self._heart])
         await self.service.background.close()
+        await self._handshakes.close()
         await self._runner.cleanup()
         await self.service.tool_servers.close()
         await self.service.store.close()

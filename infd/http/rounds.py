@@ -106,7 +106,8 @@ class Asked(Struct, frozen=True, kw_only=True):
         if self.generation is not None:
             format_of = partial(ResponsesFormat, self.request, draft, NO_REMOTE_TOOLS)
             return await generate(self.generation, format_of, exchange, service, events, before_end=before_end)
-        async with service.engine.admit_rounds() as ticket, service.tool_servers.calls() as calls:
+        engine, tenant = service.engine, exchange.account.tenant
+        async with engine.admit_rounds(tenant) as ticket, service.tool_servers.calls() as calls:
             return await _Rounds(self, draft, exchange, service, events, before_end, ticket, calls).answer()
 
 

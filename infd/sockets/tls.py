@@ -100,6 +100,22 @@ def failed_handshake(error: ssl.SSLError) -> str:
     return f"no TLS ({reason}); does the server want http?"
 
 
+def refused_handshake(error: OSError) -> str:
+    """Return why a server's handshake with a client failed."""
+    if not isinstance(error, ssl.SSLError):
+        return str(error) or type(error).__name__  # a timeout
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the client's certificate is not trusted: {error.verify_message}"
+    reason = error.reason or ""
+    if reason in ("HTTP_REQUEST", "WRONG_VERSION_NUMBER"):
+        return "the client did not speak TLS, but, for example, plain HTTP"
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "the client showed no certificate, which server.tls_client_ca asks for"
+    if "ALERT_UNKNOWN_CA" in reason or "ALERT_BAD_CERTIFICATE" in reason or "ALERT_CERTIFICATE" in reason:
+        return f"the client does not trust this server's certificate ({_reason(error)})"
+    return _reason(error)
+
+
 def _no_password() -> str:
     raise ValueError("the key is encrypted; infd asks for no password: give it an unencrypted key")
 

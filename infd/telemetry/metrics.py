@@ -167,7 +167,7 @@ class Metrics:
         self.turned_away: dict[str, int] = {}  # refusals because of load or state; a retry may succeed
         self.adapter_requests: dict[str, int] = {}  # sequences that have ended, by adapter
         self.connections = 0  # open HTTP connections
-        self.dropped = dict.fromkeys(("slow_headers", "slow_reader", "crowded", "bad_proxy_header"), 0)
+        self.dropped = dict.fromkeys(("slow_headers", "slow_reader", "crowded", "bad_proxy_header", "bad_handshake"), 0)
 
         self.grammar_compiles = 0  # refused constraints included
         self.grammar_compile_s = 0.0

@@ -15,7 +15,9 @@ import pytest
 
 from infd.admin import protocol
 from infd.admin.ctl.client import AdminClient, TimedOut, Unreachable
+from infd.admin.ctl.show import left_out_of
 from infd.engine.lifecycle.state import State
+from infd.telemetry.slowest import Ended
 from infd.telemetry.usage import Usage
 from infd.version import __version__
 
@@ -70,6 +72,7 @@ async def test_json_and_table_of_every_reading_verb(backend: AdminEngine) -> Non
 READING: dict[str, type[msgspec.Struct]] = {
     "status": protocol.Status,
     "ps": protocol.Requests,
+    "slow": protocol.SlowRequests,
     "ops": protocol.Ops,
     "usage": protocol.UsageRows,
     "dump": protocol.Dump,
@@ -228,22 +231,90 @@ async def test_infdctl_starts_without_server_code() -> None:
     assert out.decode().strip() == "[]"
 
 
-async def test_usage_lists_what_each_key_has_used_by_name(backend: AdminEngine):
+async def test_usage_lists_what_each_key_and_each_tenant_has_used(backend: AdminEngine):
     used = {
         "ann": Usage(tenant="team", requests=5, limited=2, answered=3, prompt=40, cached=16, generated=9),
+        "bob": Usage(tenant="team", requests=2, limited=0, answered=2, prompt=10, cached=4, generated=1),
         "": Usage(requests=1, answered=1, prompt=4, generated=1),
     }
     backend.engine.metrics.usage.update(used)
 
     code, shown, _ = await infdctl("--socket", backend.socket, "usage")
-    head, nobody, ann = (line.split() for line in shown.splitlines())
+    keys, tenants = ([line.split() for line in part.splitlines()] for part in shown.split("\n\n"))
     assert code == 0
-    assert head == ["KEY", "TENANT", "REQUESTS", "LIMITED", "ANSWERED", "PROMPT", "CACHED", "GENERATED"]
-    assert nobody == ["-", "-", "1", "0", "1", "4", "0", "1"]
-    assert ann == ["ann", "team", "5", "2", "3", "40", "16", "9"]
+    assert keys == [
+        ["KEY", "TENANT", "REQUESTS", "LIMITED", "ANSWERED", "PROMPT", "CACHED", "GENERATED"],
+        ["-", "-", "1", "0", "1", "4", "0", "1"],
+        ["ann", "team", "5", "2", "3", "40", "16", "9"],
+        ["bob", "team", "2", "0", "2", "10", "4", "1"],
+    ]
+    assert tenants == [
+        ["TENANT", "KEYS", "REQUESTS", "LIMITED", "ANSWERED", "PROMPT", "CACHED", "GENERATED"],
+        ["-", "0", "1", "0", "1", "4", "0", "1"],
+        ["team", "2", "7", "2", "5", "50", "20", "10"],
+    ]
 
     _, shown, _ = await infdctl("--socket", backend.socket, "usage", "--json")
     answer = msgspec.json.decode(shown)
     assert answer["since"] <= time.time()
-    assert [row["key"] for row in answer["usage"]] == ["", "ann"]
+    assert [row["key"] for row in answer["usage"]] == ["", "ann", "bob"]
     assert answer["usage"][1]["generated"] == 9
+    assert [(row["tenant"], row["generated"]) for row in answer["tenants"]] == [("", 1), ("team", 10)]
+
+
+async def test_keys_that_share_no_tenant_are_not_listed_twice(backend: AdminEngine):
+    backend.engine.metrics.usage["ann"] = Usage(tenant="ann", requests=5)
+
+    _, shown, _ = await infdctl("--socket", backend.socket, "usage")
+    assert shown.count("ann") == 2
+    assert len(shown.splitlines()) == 2
+
+
+async def test_the_slowest_ended_requests_are_listed_by_the_time_asked_for(backend: AdminEngine):
+    for number, (total, ttft) in enumerate([(900.0, 300.0), (5000.0, 20.0), (70.0, None)]):
+        ended = Ended(
+            id=f"req-{number}",
+            client="ann",
+            tenant="team",
+            model="tiny",
+            time=1.7e9,
+            queue_ms=3.0,
+            ttft_ms=ttft,
+            total_ms=total,
+            prompt=7,
+            cached=4,
+            generated=11,
+            finish="stop",
+            cause="its answer was long",
+        )
+        backend.engine.slowest.note({"total": total, "ttft": ttft, "queue": 3.0}, lambda ended=ended: ended)  # type: ignore[misc]
+
+    code, shown, err = await infdctl("--socket", backend.socket, "slow", TZ="UTC")
+    head, first, *rest = shown.splitlines()
+    assert (code, err) == (
+        0,
+        "slowest requests that ended in the last 6 hours, by the time of the whole answer\n",
+    )
+    assert head.split()[:8] == ["ID", "CLIENT", "TENANT", "MODEL", "ENDED", "QUEUE", "TTFT", "TOTAL"]
+    assert first.split()[:6] == ["req-1", "ann", "team", "tiny", "22:13:20", "0.00s"]
+    assert first.split()[6:12] == ["0.02s", "5.00s", "7", "4", "11", "stop"]
+    assert first.endswith("its answer was long")
+    assert [line.split()[0] for line in rest] == ["req-0", "req-2"]
+
+    _, shown, _ = await infdctl("--socket", backend.socket, "slow", "--by", "ttft", "--json")
+    answer = msgspec.json.decode(shown)
+    assert [row["id"] for row in answer["requests"]] == ["req-0", "req-1"]
+    assert answer["within_s"] == 6 * 3600
+    code, _, err = await infdctl("--socket", backend.socket, "slow", "--by", "age")
+    assert code == 2
+    assert "'total', 'ttft', 'queue'" in err
+
+
+def test_a_narrow_terminal_goes_without_spare_columns_until_the_others_fit():
+    widths = {"ID": 24, "CLIENT": 6, "CAUSE": 50, "TOTAL": 6}
+
+    assert left_out_of(widths, ("CAUSE", "CLIENT"), 92) == []
+    assert left_out_of(widths, ("CAUSE", "CLIENT"), 91) == ["CAUSE"]
+    assert left_out_of(widths, ("CAUSE", "CLIENT"), 39) == ["CAUSE", "CLIENT"]
+    assert left_out_of(widths, ("CAUSE", "CLIENT"), 10) == ["CAUSE", "CLIENT"]
+    assert left_out_of({}, (), 80) == []

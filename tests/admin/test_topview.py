@@ -110,14 +110,22 @@ def test_a_narrow_terminal_shows_fewer_columns_and_a_wide_one_all() -> None:
     narrow, wide = (next(line for line in plain_text(view.draw(width)) if line.startswith("ID")) for width in (80, 200))
 
     assert narrow.split() == ["ID", "STATE", "CLIENT", "ADAPTER", "PROMPT", "CACHED", "GENERATED", "AGEv"]
-    assert set(wide.split()) - set(narrow.split()) == {"PRIO", "CHOICES"}
+    assert set(wide.split()) - set(narrow.split()) == {"TENANT", "PRIO", "CHOICES"}
     assert ID[2:] in plain_text(showing(row()).draw(80))[-1], "empty columns go before an id is cut"
+
+
+def test_tenants_that_keys_share_are_shown_before_whole_ids() -> None:
+    def head(*rows: RequestRow) -> list[str]:
+        return next(line for line in plain_text(showing(*rows).draw(80)) if line.startswith("ID")).split()
+
+    assert "TENANT" in head(row(1, client="ann", tenant="team"), row(2, client="bob", tenant="team"))
+    assert "TENANT" not in head(row(1, client="ann", tenant="ann"), row(2, client="bob", tenant="bob"))
 
 
 def test_keys_sort_by_each_column_and_reverse() -> None:
     view = showing(row(1, client="b"), row(2, client="a"), row(3, client="c", generated_tokens=9))
     orders = {}
-    for _ in range(10):
+    for _ in range(11):
         view.press("s")
         orders[plain_text(view.draw(200))[-4].split("v")[0].split("^")[0].split()[-1]] = [
             each.id[:2] for each in view.rows

@@ -6,6 +6,7 @@ import asyncio
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from infd.config import SETTINGS, Environment, LiveConfig, load
@@ -56,6 +57,28 @@ async def test_a_reload_changes_live_settings_and_names_those_that_want_a_restar
     assert [(change.key, change.old, change.new) for change in done.restart] == [("server.port", 8000, 9000)]
     assert server.live.now.server.idle_timeout_s == 5.0
     assert server.live.now.server.port == 8000
+
+
+async def test_what_waits_for_a_restart_stays_visible_until_a_reload_takes_it_back(server: Server) -> None:
+    def waiting() -> list[tuple[str, object, object]]:
+        shown = {row.key: row.restart for row in server.reloader.rows() if row.restart is not msgspec.UNSET}
+        changes = [(change.key, change.old, change.new) for change in server.reloader.waiting()]
+        assert shown == {key: new for key, _, new in changes}
+        return changes
+
+    assert waiting() == []
+    server.file.write_text("[server]\nport = 9000\n")
+    await server.reloader.reload()
+    assert waiting() == [("server.port", 8000, 9000)]
+    await server.reloader.set({"limits.choices": "3"})
+    assert waiting() == [("server.port", 8000, 9000)]
+    server.file.write_text("[server]\nport = 'x'\n")
+    with pytest.raises(ConfigError):
+        await server.reloader.reload()
+    assert waiting() == [("server.port", 8000, 9000)]
+    server.file.write_text("[server]\nport = 8000\n")
+    await server.reloader.reload()
+    assert waiting() == []
 
 
 async def test_a_reload_without_changes_changes_nothing(server: Server) -> None:

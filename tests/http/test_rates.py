@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import asynccontextmanager
 from fractions import Fraction
 from hashlib import sha256
@@ -270,3 +271,16 @@ async def test_a_slow_request_is_logged_with_its_stages_and_the_likely_cause(cap
     assert line["request_id"]
     assert line["cause"]
     assert line["levelname"] == "WARNING"
+
+
+async def test_each_ended_request_is_compared_with_the_slowest():
+    async with serving(Config(), keys=key_file("ann :team")) as endpoint:
+        await ask(endpoint, "ann")
+        slowest = endpoint.server.service.engine.slowest
+
+    (ended,) = slowest.read("total")
+    assert (ended.client, ended.tenant, ended.finish) == ("ann", "team", "length")
+    assert (ended.prompt, ended.cached, ended.generated) == (3, 0, 7)
+    assert 0 <= ended.queue_ms <= ended.ttft_ms <= ended.total_ms
+    assert time.time() - 60 < ended.time <= time.time()
+    assert slowest.read("ttft") == slowest.read("queue") == [ended]

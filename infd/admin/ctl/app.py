@@ -182,14 +182,34 @@ def ps(client: AdminClient, as_json: bool) -> None:
 
 
 @cli.command()
+@click.option(
+    "--by",
+    type=click.Choice(["total", "ttft", "queue"]),
+    default="total",
+    show_default=True,
+    help="total: the whole answer; ttft: until the first token; queue: until the first step.",
+)
+@json_option
+@click.pass_obj
+def slow(client: AdminClient, by: str, as_json: bool) -> None:
+    """List the slowest requests that have ended, with the times of their stages and the likely cause.
+
+    At most 20, of the last six hours of this daemon. Times begin at the request's arrival. `infdctl ps` lists the
+    requests that have not ended; log.slow_s makes the daemon log slow requests as they end.
+    """
+    answer = client.get(f"/v1/slow?by={by}", protocol.SlowRequests)
+    show.as_json(answer) if as_json else show.slow(answer, by)
+
+
+@cli.command()
 @json_option
 @click.pass_obj
 def usage(client: AdminClient, as_json: bool) -> None:
-    """List what each API key has used since the daemon started.
+    """List what each API key and each tenant has used since the daemon started: requests and tokens.
 
     Only inference requests count: for generated text, embeddings, labels and scores. LIMITED are those of REQUESTS that
-    were refused because a rate was used up. For a day or an hour, take the difference of two outputs, or the increase
-    of the metrics infd_key_*.
+    were refused because a rate was used up. A tenant's sums are those of its present keys. For a day or an hour, take
+    the difference of two outputs, or the increase of the metrics infd_key_*.
     """
     answer = client.get("/v1/usage", protocol.UsageRows)
     show.as_json(answer) if as_json else show.usage(answer)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+from msgspec import UNSET
 
 from infd.admin import protocol
 from infd.admin.ctl import show
@@ -55,8 +55,15 @@ def get(client: AdminClient, keys: tuple[str, ...], as_json: bool) -> None:
         return
     show.table(
         ("SETTING", "VALUE", "CHANGES", "FROM"),
-        ((row.key, _text(row.value), "live" if row.live else "at a start", row.origin) for row in rows),
+        ((row.key, show.value(row.value), _change(row), row.origin) for row in rows),
     )
+
+
+def _change(row: protocol.SettingRow) -> str:
+    """Return when the setting may change, with the value that waits for the next start."""
+    if row.restart is not UNSET:
+        return f"to {show.value(row.restart)} at the next start"
+    return "live" if row.live else "at a start"
 
 
 @config.command("set")
@@ -87,16 +94,12 @@ def _show_changes(done: protocol.Reloaded) -> None:
     undone = set(done.undone)
     for change in done.applied:
         note = "  (replaces a value of `infdctl config set`)" if change.key in undone else ""
-        click.echo(f"{change.key}: {_text(change.old)} -> {_text(change.new)}{note}")
+        click.echo(f"{change.key}: {show.value(change.old)} -> {show.value(change.new)}{note}")
     for change in done.restart:
-        click.echo(f"{change.key}: {_text(change.old)} -> {_text(change.new)}  (at the next start)")
+        click.echo(f"{change.key}: {show.value(change.old)} -> {show.value(change.new)}  (at the next start)")
     if not done.keys and any(change.key == "server.api_key_file" for change in done.applied):
         click.echo("infdctl: no API key is left: requests are served without a key now", err=True)
 
 
 def _selects(key: str, name: str) -> bool:
     return name == key or name.startswith(f"{key}.")
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 
     from infd.admin import items, protocol
 
+_TOKENS = ("PROMPT", "CACHED", "GENERATED")
+_SLOWEST = {
+    "total": "slowest requests that ended in the last {hours:.0f} hours, by the time of the whole answer",
+    "ttft": "slowest requests that ended in the last {hours:.0f} hours, by the time until the first token",
+    "queue": "slowest requests that ended in the last {hours:.0f} hours, by the time until the first step",
+}
 _PIPE_WIDTH = 10_000  # columns; wide enough that rich never folds output to a pipe
 
 
@@ -65,6 +72,7 @@ def status(now: protocol.Status) -> None:
         ("ended", ", ".join(f"{count} {reason}" for reason, count in now.terminal.items() if count) or "none yet"),
         ("limits", f"{now.max_model_len} tokens a sequence, {now.rows} sequences, {now.step_tokens} tokens a step"),
         ("steps", f"{now.steps}{'' if now.last_step_age_s is None else f', last {now.last_step_age_s:.1f} s ago'}"),
+        *(("next start", f"{each.key}: {value(each.old)} -> {value(each.new)}") for each in now.restart),
     ]
     table((), rows)
 
@@ -113,14 +121,20 @@ def _drafts(now: protocol.Status) -> str:
     return f"{1 + sum(kept) / now.drafts:.2f} tokens a step; kept by position: {places or 'none'}"
 
 
+def value(setting: Any) -> str:
+    """Return a setting's value as JSON on one line."""
+    return json.dumps(setting, ensure_ascii=False)
+
+
 def requests(rows: Iterable[protocol.RequestRow]) -> None:
     table(
-        ("ID", "STATE", "CLIENT", "ADAPTER", "PRIO", "CHOICES", "PROMPT", "CACHED", "GENERATED", "AGE"),
+        ("ID", "STATE", "CLIENT", "TENANT", "ADAPTER", "PRIO", "CHOICES", "PROMPT", "CACHED", "GENERATED", "AGE"),
         (
             (
                 row.id,
                 row.state,
                 row.client or "-",
+                row.tenant or "-",
                 row.adapter or "-",
                 str(row.priority),
                 str(row.choices),
@@ -132,23 +146,62 @@ def requests(rows: Iterable[protocol.RequestRow]) -> None:
             for row in rows
         ),
         right=("PRIO", "CHOICES", "PROMPT", "CACHED", "GENERATED", "AGE"),
+        spare=("PRIO", "CHOICES", "CACHED", "ADAPTER", "TENANT"),
     )
+
+
+def slow(answer: protocol.SlowRequests, by: str) -> None:
+    if not answer.requests:
+        click.echo(f"no request ended in the last {answer.within_s / 3600:.0f} hours", err=True)
+        return
+    click.echo(_SLOWEST[by].format(hours=answer.within_s / 3600), err=True)
+    table(
+        ("ID", "CLIENT", "TENANT", "MODEL", "ENDED", "QUEUE", "TTFT", "TOTAL", *_TOKENS, "FINISH", "CAUSE"),
+        (
+            (
+                row.id,
+                row.client or "-",
+                row.tenant or "-",
+                row.model,
+                f"{dt.datetime.fromtimestamp(row.time).astimezone():%H:%M:%S}",
+                *(
+                    "-" if time_ms is None else f"{time_ms / 1e3:.2f}s"
+                    for time_ms in (row.queue_ms, row.ttft_ms, row.total_ms)
+                ),
+                *map(str, (row.prompt, row.cached, row.generated)),
+                row.finish,
+                row.cause,
+            )
+            for row in answer.requests
+        ),
+        right=("QUEUE", "TTFT", "TOTAL", *_TOKENS),
+        spare=("CAUSE", "CACHED", "MODEL", "TENANT", "FINISH", "QUEUE"),
+    )
+
+
+def _seconds(time_ms: float | None) -> str:
+    return "-" if time_ms is None else f"{time_ms / 1e3:.2f}s"
 
 
 def usage(answer: protocol.UsageRows) -> None:
-    columns = ("REQUESTS", "LIMITED", "ANSWERED", "PROMPT", "CACHED", "GENERATED")
+    """Print a table of the keys and, if any key has a tenant other than itself, one of the tenants."""
+    columns = ("REQUESTS", "LIMITED", "ANSWERED", *_TOKENS)
     table(
         ("KEY", "TENANT", *columns),
-        (
-            (
-                row.key or "-",
-                row.tenant or "-",
-                *map(str, (row.requests, row.limited, row.answered, row.prompt, row.cached, row.generated)),
-            )
-            for row in answer.usage
-        ),
+        ((row.key or "-", row.tenant or "-", *_counts(row)) for row in answer.usage),
         right=columns,
     )
+    if any(row.tenant != row.key for row in answer.usage):
+        click.echo()
+        table(
+            ("TENANT", "KEYS", *columns),
+            ((row.tenant or "-", str(row.keys), *_counts(row)) for row in answer.tenants),
+            right=("KEYS", *columns),
+        )
+
+
+def _counts(row: protocol.UsageRow | protocol.TenantUsage) -> Iterable[str]:
+    return map(str, (row.requests, row.limited, row.answered, row.prompt, row.cached, row.generated))
 
 
 def loras(answer: protocol.Loras) -> None:
@@ -211,22 +264,44 @@ def dump(answer: protocol.Dump) -> None:
                 click.echo(f"    {frame}")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """Print rows in columns; columns named in `right` are right-aligned. Colors only on a terminal without NO_COLOR."""
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), spare: Sequence[str] = ()
+) -> None:
+    """Print rows in columns. Colors only on a terminal without NO_COLOR.
+
+    right  columns that are right-aligned
+    spare  columns left out on a terminal too narrow for all, the first of them first; standard error names them
+    """
     from rich.console import Console  # imported here, because importing rich takes longer than most commands
     from rich.table import Table
     from rich.text import Text
 
     body = [[Text(cell) for cell in row] for row in rows]  # rich would interpret markup in a str
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+    widths = {name: max(len(name), *(len(row[at]) for row in body)) for at, name in enumerate(head) if body}
+    left_out = left_out_of(widths, spare, console.width)
     grid = Table(box=None, pad_edge=False, show_header=bool(head))
-    for column in range(len(head) or max(map(len, body), default=0)):
-        name = head[column] if head else ""
-        first = "cyan" if column == 0 else ""
+    shown = [at for at in range(len(head) or max(map(len, body), default=0)) if not head or head[at] not in left_out]
+    for at in shown:
+        name = head[at] if head else ""
+        first = "cyan" if at == 0 else ""
         grid.add_column(name, justify="right" if name in right else "left", style=first, overflow="fold")
     for row in body:
-        grid.add_row(*row)
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+        grid.add_row(*(row[at] for at in shown))
     with console.capture() as drawn:
         console.print(grid)
     for line in drawn.get().splitlines():
         click.echo(line.rstrip())  # removes the padding of the last column
+    if left_out:
+        click.echo(f"without {', '.join(left_out)}, for want of room; a wider terminal or a pipe has all", err=True)
+
+
+def left_out_of(widths: dict[str, int], spare: Sequence[str], width: int) -> list[str]:
+    """Return the first of the `spare` columns, as many as must go until the others fit, or all."""
+    left_out: list[str] = []
+    for name in spare:
+        kept = [each for column, each in widths.items() if column not in left_out]
+        if sum(kept) + 2 * (len(kept) - 1) <= width:
+            break
+        left_out.append(name)
+    return left_out

@@ -62,6 +62,7 @@ COLUMNS = (
     _Column("ID", lambda row: row.id, 0),
     _Column("STATE", lambda row: row.state, 0),
     _Column("CLIENT", lambda row: row.client or "-", 1),
+    _Column("TENANT", lambda row: row.tenant or "-", 3),
     _Column("ADAPTER", lambda row: row.adapter or "-", 3),
     _Column("PRIO", lambda row: row.priority, 5, number=True),
     _Column("CHOICES", lambda row: row.choices, 4, number=True),
@@ -215,6 +216,8 @@ class View:
         heads = {column.name: self._heading(column) for column in COLUMNS}
         widths = {name: max(map(len, [heads[name], *each])) for name, each in cells.items()}
         empty = {name for name, each in cells.items() if set(each) <= {"-"}}
+        if cells["TENANT"] == cells["CLIENT"]:  # no key shares a tenant
+            empty.add("TENANT")
         columns = _fitting(widths, empty, width)
         head = Text("  ".join(_aligned(column, heads[column.name], widths) for column in columns), style="bold")
         first = 0
