@@ -80,7 +80,7 @@ def read(directory: Path) -> Tekken:
     path = directory / FILE
     try:
         return msgspec.json.decode(read_file(path, _LARGEST_BYTES), type=Tekken)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from error
 
 

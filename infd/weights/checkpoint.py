@@ -53,12 +53,15 @@ BITS = MappingProxyType({
 })  # fmt: skip
 
 
+_Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
 class _Entry(Struct):
     """A tensor's entry in a safetensors header."""
 
     dtype: str
-    shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=16)]
-    data_offsets: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]]
+    shape: Annotated[list[_Size], Meta(max_length=16)]
+    data_offsets: tuple[_Size, _Size]
 
 
 class TensorFile(WeightsFile):
@@ -94,7 +97,7 @@ class TensorFile(WeightsFile):
             described = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in entries.items()}
             if any(header.count(b'"%b"' % field.encode()) != len(described) for field in _Entry.__struct_fields__):
                 json.loads(header, object_pairs_hook=self._once)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: json, for very long integers
             raise CheckpointError(f"{self.path}: malformed header: {error}") from error
         tensors = [self._tensor(name, entry, first) for name, entry in described.items()]
         tensors.sort(key=lambda tensor: (tensor.offset, tensor.bytes))

@@ -390,3 +390,7 @@ def test_a_malformed_tekken_is_refused_by_name(tmp_path: Path, checkpoints: dict
         (tmp_path / "tekken.json").write_text(json.dumps(stored | wrong))
         with pytest.raises(CheckpointError, match="tekken"):
             Tokenizer.load(tmp_path)
+    for malformed in (b"", b'{"config": "\xff"}', b'{"a": ' + b"[" * 100_000):
+        (tmp_path / "tekken.json").write_bytes(malformed)
+        with pytest.raises(CheckpointError, match="tekken"):
+            Tokenizer.load(tmp_path)

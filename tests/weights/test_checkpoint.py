@@ -16,6 +16,7 @@ from tests.weights.checkpoints import raw, safetensors, write, write_sharded
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 EIGHT = bytes(8)
+DIGITS = b"9" * 5000  # Python converts no longer text to an integer
 
 
 @pytest.fixture
@@ -83,6 +84,11 @@ def test_shards_are_found_through_the_index(tmp_path):
         (raw(b'{"a": '), "malformed header"),
         (raw(b'{"\xff": 1}'), "malformed header"),
         (raw(b'{"a": ' + b"[" * 100_000), "malformed header"),
+        (raw(b'{"__metadata__": {"dtype": %b}}' % DIGITS), "malformed header"),
+        (
+            raw(b'{"a": {"dtype": "F32", "shape": [%b, %b], "data_offsets": [0, 8]}}' % ((DIGITS[:4000],) * 2), EIGHT),
+            "malformed header",
+        ),
         (raw({"a": {"dtype": "F32", "shape": [2]}}, EIGHT), "malformed header"),
         (raw({"a": {**F32, "shape": [-2]}}, EIGHT), "malformed header"),
         (raw({"a": {**F32, "shape": [2.0]}}, EIGHT), "malformed header"),
