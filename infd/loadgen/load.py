@@ -305,20 +305,20 @@ class _Run:
         measured.peak_in_flight = max(measured.peak_in_flight, self._in_flight)
         try:
             sample = await measure(self._session, job.url, job.body, self._headers, due, lines, reader=job.reader)
+            measured.samples.append(_judged(sample, job, due - begun, lines))
         except RequestFailed as failure:
             if failure.kind not in self._kinds:
                 self._kinds.add(failure.kind)
                 self._observer.tell(f"first failure of its kind: {failure}")
             e2e_s = time.perf_counter() - due
             measured.failures.append(Failure(kind=failure.kind, due_s=due - begun, e2e_s=e2e_s, model=job.model))
-        else:
-            measured.samples.append(_judged(sample, job, due - begun, lines))
         finally:
             self._in_flight -= 1
         measured.unfinished -= 1
 
 
 def _judged(sample: Sample, job: Job, due_s: float, lines: list[bytes] | None) -> Sample:
+    """Return the sample, with the job's model and the verdict on its answer. Raises RequestFailed."""
     sample.due_s, sample.model = due_s, job.model
     sample.input_tokens = sample.input_tokens if sample.counted else job.tokens
     if job.schema is not None and lines is not None:

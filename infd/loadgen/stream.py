@@ -190,8 +190,11 @@ async def read(
 
 
 def text_of(lines: list[bytes]) -> str:
-    """Return the text of an answer's lines, without its thoughts."""
-    choices = [choice for line in lines for choice in msgspec.json.decode(line, type=_Texts).choices]
+    """Return the text of an answer's lines, without its thoughts. Raises RequestFailed."""
+    try:
+        choices = [choice for line in lines for choice in msgspec.json.decode(line, type=_Texts).choices]
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RequestFailed("malformed event", str(error)) from None
     return "".join(choice.text or (choice.delta.content if choice.delta else None) or "" for choice in choices)
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from infd.loadgen.datasets.call import DatasetError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -16,7 +18,10 @@ CHECKED: Final = "schema" if find_spec("jsonschema") is not None else "json"
 
 
 def wanted(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the schema that a request's answer must fit, {} for any JSON; None: the answer is free."""
+    """Return the schema that a request's answer must fit, {} for any JSON; None: the answer is free.
+
+    Raises DatasetError for a schema by which no answer can be judged.
+    """
     form = body.get("response_format")
     if isinstance(form, dict) and form.get("type") == "json_object":
         return {}
@@ -27,8 +32,18 @@ def wanted(body: Mapping[str, Any]) -> dict[str, Any] | None:
         outputs = body.get("structured_outputs")
         found = outputs.get("json") if isinstance(outputs, dict) else None
     if isinstance(found, str):
-        found = msgspec.json.decode(found)
-    return found if isinstance(found, dict) else None
+        try:
+            found = msgspec.json.decode(found)
+        except msgspec.MsgspecError as error:
+            raise DatasetError(f"structured_outputs.json: not JSON: {error}") from None
+    if not isinstance(found, dict):
+        return None
+    if CHECKED == "schema":
+        try:
+            import_module("jsonschema.validators").validator_for(found).check_schema(found)
+        except import_module("jsonschema.exceptions").SchemaError as error:
+            raise DatasetError(f"a request's schema is not valid: {error.json_path}: {error.message}") from None
+    return found
 
 
 def fits(text: str, schema: Mapping[str, Any]) -> bool:

@@ -21,7 +21,8 @@ class FakeOpenAI:
     """Answers with `max_tokens` text chunks.
 
     fail  returns, for the number of a streamed request (from 0), how it ends: "" (normally), "refuse", "error", "cut",
-          "vanish", "short" (one token less), "reason" (with a finish reason, without [DONE]), "hang" (never)
+          "vanish", "short" (one token less), "reason" (with a finish reason, without [DONE]), "hang" (never),
+          "odd" (after an event that is not of OpenAI's shape)
     tokenize  returns the token ids of a text, to which a chat's template adds 7; None: no such route
     metrics   scrapes of /metrics, one after another; empty: no such route
     text      of every chunk
@@ -119,6 +120,8 @@ class FakeOpenAI:
                 text = self.text
                 await self.send(response, {"choices": [{"delta": {"content": text}} if chat else {"text": text}]})
                 await asyncio.sleep(self.pause_s)
+            if fate == "odd":
+                await self.send(response, {"choices": [{"text": "x"}, None]})
             if fate == "hang":
                 self.hanging.set()
                 await asyncio.Event().wait()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,10 +65,10 @@ def test_a_batch_keeps_its_bodies_and_endpoints(tmp_path: Path) -> None:
 def test_prompts_are_texts_messages_or_plain_lines(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "b"}]
     found = load(tmp_path, lines({"prompt": "a", "output_tokens": 7}, {"messages": messages}, "c"), count=3)
-    plain = load(tmp_path, "one\n\n  two\n", "data.txt", count=2)
+    plain = load(tmp_path, "[INST] one\n\n  two\n", "data.txt", count=2)
 
     assert [(call.prompt, call.output_tokens) for call in found] == [("a", 7), (messages, 128), ("c", 128)]
-    assert [call.prompt for call in plain] == ["one", "two"]
+    assert [call.prompt for call in plain] == ["[INST] one", "two"]
 
 
 def test_prompts_of_a_mooncake_trace_share_the_blocks_of_equal_hashes(tmp_path: Path) -> None:
@@ -114,6 +115,12 @@ def test_files_are_repeated_and_shuffled_by_the_seed(tmp_path: Path) -> None:
         (lines({**MOONCAKE[0], "input_length": 0}), None, "line 1: not of the shape mooncake"),
         ("Timestamp,Model\n1,x\n", None, "line 1: a BurstGPT trace has a column 'Request tokens'"),
         (BURSTGPT + "x,y,z,w,1,2\n", None, "line 5: .* must be numbers"),
+        ("[" * 100_000, None, "not read: maximum recursion depth"),
+        ('{"prompt": %s}' % ("9" * 5000), None, "line 1: not read: .* digits"),
+        ("[1,\n", None, "line 2: not JSON"),
+        (BURSTGPT.replace("5,ChatGPT,472,18", "NaN,ChatGPT,472,18"), None, "a request's time is not finite"),
+        (BURSTGPT + "1" * 200_000 + "\n", None, "not CSV: field larger"),
+        (lines({**MOONCAKE[0], "timestamp": math.inf}), None, "a request's time is not finite"),
         (lines(SHAREGPT), "mooncake", "line 1: not of the shape mooncake"),
     ],
 )

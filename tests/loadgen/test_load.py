@@ -10,6 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
+from infd.loadgen.datasets.call import DatasetError
 from infd.loadgen.datasets.spec import File, Synthetic
 from infd.loadgen.load import Silent, connect, offer
 from infd.loadgen.prompts import WordCost
@@ -247,6 +248,29 @@ async def test_answers_that_had_to_fit_a_schema_are_judged() -> None:
         (0, 2),
     ]
     assert [report.structured.cut for report in reports if report.structured] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"structured_outputs": {"json": "{bad"}}, "structured_outputs.json: not JSON"),
+        ({"structured_outputs": {"json": {"type": "text"}}}, r"a request's schema is not valid: \$.type: 'text'"),
+    ],
+)
+async def test_a_schema_that_judges_no_answer_is_refused_before_the_run(body: dict[str, Any], told: str) -> None:
+    async with FakeOpenAI().serving() as server:
+        with pytest.raises(DatasetError, match=told):
+            await offer(Settings(url=server.url, requests=1, warmup=0, body=body))
+
+
+async def test_an_answer_that_cannot_be_judged_fails_alone() -> None:
+    fates = ["odd", ""]
+    body = {"response_format": {"type": "json_object"}}
+    async with FakeOpenAI(text="1", fail=fates.__getitem__).serving() as server:
+        one = Synthetic(output_tokens=1)
+        report = await offer(Settings(url=server.url, requests=2, dataset=one, warmup=0, body=body, concurrency=1))
+
+    assert (report.requests.completed, report.requests.errors) == (1, {"malformed event": 1})
 
 
 async def test_an_interrupted_run_reports_what_has_ended() -> None:

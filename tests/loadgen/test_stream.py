@@ -74,6 +74,12 @@ async def test_an_answer_without_text_fails_by_name() -> None:
         await read(arriving(clock, [(0.1, usage), (0.2, b"data: [DONE]\n\n")]), 100.0, None, clock)
 
 
+@pytest.mark.parametrize("content", [b"[]", b'"\xff"', b'"\\u12"'])
+def test_a_line_whose_text_cannot_be_read_fails_by_name(content: bytes) -> None:
+    with pytest.raises(RequestFailed, match="malformed event"):
+        text_of([b'{"choices":[{"delta":{"content":%b}}]}' % content])
+
+
 def test_a_handshake_that_fails_is_told_with_its_reason_and_the_remedy() -> None:
     untrusted = ssl.SSLCertVerificationError(1, "certificate verify failed")
     untrusted.verify_message = "self-signed certificate"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ def calls(spec: File, count: int, seed: int | str) -> list[Call]:
     if not found:
         raise DatasetError(f"{spec.path}: no request in it")
     if spec.shape in TRACES:
+        if not all(math.isfinite(call.at_s or 0.0) for call in found):
+            raise DatasetError(f"{spec.path}: a request's time is not finite")
         found.sort(key=lambda call: call.at_s or 0.0)
         return found[:count]
     if spec.shuffle:
@@ -62,7 +65,10 @@ def _text(path: str) -> str:
 def _calls(spec: File) -> Iterator[Call]:
     text = _text(spec.path)
     if spec.shape == "burstgpt":
-        yield from (_with_length(call, spec) for call in _burstgpt(spec.path, text))
+        try:
+            yield from (_with_length(call, spec) for call in _burstgpt(spec.path, text))
+        except csv.Error as error:
+            raise DatasetError(f"{spec.path}: not CSV: {error}") from None
         return
     for where, record in _records(spec.path, text):
         try:
@@ -82,24 +88,30 @@ def _with_length(call: Call, spec: File) -> Call:
 
 def _records(path: str, text: str) -> Iterator[tuple[str, Any]]:
     """Yield each record with its place for messages. A file that ends in .txt has a prompt a line."""
-    if text.lstrip().startswith("["):
-        try:
-            listed = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise DatasetError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from None
+    plain = path.endswith(".txt")
+    if not plain and text.lstrip().startswith("["):
+        listed = _json(text, path)
         yield from ((f"{path}, record {number}", record) for number, record in enumerate(listed, 1))
         return
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
-        if path.endswith(".txt"):
+        if plain:
             yield where, line.strip()
-            continue
-        try:
-            yield where, json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DatasetError(f"{where}: not JSON: {error.msg} (a file of plain lines ends in .txt)") from None
+        else:
+            yield where, _json(line, where, " (a file of plain lines ends in .txt)")
+
+
+def _json(text: str, where: str, advice: str = "") -> Any:
+    """Return the value of a JSON text. Raises DatasetError, at the line of a text of several lines."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        at = where if error.lineno == 1 else f"{where}, line {error.lineno}"
+        raise DatasetError(f"{at}: not JSON: {error.msg}{advice}") from None
+    except (ValueError, RecursionError) as error:  # integers of thousands of digits, and deep nesting
+        raise DatasetError(f"{where}: not read: {error}") from None
 
 
 def _burstgpt(path: str, text: str) -> Iterator[Call]:
