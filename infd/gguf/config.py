@@ -388,6 +388,9 @@ def read_config(file: Checkpoint) -> dict[str, Any]:
         **_scaling(keys),
         **found.settings(keys),
     }
+    rotated = keys.integer("rope.dimension_count", keys.head)
+    if rotated != keys.head and "partial_rotary_factor" not in config:
+        raise keys.error("rope.dimension_count", f"{keys.head}, the size of a head", rotated)
     for role in ("bos", "eos"):
         if (key := f"tokenizer.ggml.{role}_token_id") in file.metadata:
             config[f"{role}_token_id"] = file.metadata.integer(key)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MODEL: Final = "tokenizer.ggml.model"
 TOKENS: Final = "tokenizer.ggml.tokens"
 LONGEST_PIECE: Final = 2**10  # maximum characters of a piece that is split into pairs, in quadratic time
+MOST_MERGES: Final = 2**22  # bounds memory; Gemma's 262,144 tokens have 580,000 merges, hostile ones thousands for each
 _PRE: Final = "tokenizer.ggml.pre"
 # Values of tokenizer.ggml.token_type
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
@@ -184,12 +185,12 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) 
     if "tokenizer.ggml.merges" in metadata:
         merges = _merges(metadata, vocabulary)
     elif gemma:  # its merges are in order of id; its scores are not
-        merges = _implied_merges(tokens, vocabulary, range(0, -len(tokens), -1))
+        merges = _implied_merges(metadata, tokens, vocabulary, range(0, -len(tokens), -1))
     else:
         scores = metadata.numbers("tokenizer.ggml.scores")
         if len(scores) != len(tokens):
             raise metadata.error("tokenizer.ggml.scores", f"{len(tokens)} numbers, one for each token", scores)
-        merges = _implied_merges(tokens, vocabulary, scores)
+        merges = _implied_merges(metadata, tokens, vocabulary, scores)
     prefix = metadata.boolean("tokenizer.ggml.add_space_prefix", not gemma)
     to_marks = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     decoders: list[dict[str, Any]] = [
@@ -217,9 +218,12 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) 
 
 
 def _implied_merges(
-    tokens: Sequence[str], vocabulary: Mapping[str, int], scores: Sequence[float]
+    metadata: Metadata, tokens: Sequence[str], vocabulary: Mapping[str, int], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
-    """Return the merges of SentencePiece's BPE: all pairs of pieces that make a piece, by its score, highest first."""
+    """Return the merges of SentencePiece's BPE: all pairs of pieces that make a piece, by its score, highest first.
+
+    Raises CheckpointError for more than MOST_MERGES.
+    """
     found = []
     for number, text in enumerate(tokens):
         if len(text) > LONGEST_PIECE:
@@ -227,8 +231,10 @@ def _implied_merges(
         for at in range(1, len(text)):
             left, right = text[:at], text[at:]
             if left in vocabulary and right in vocabulary:
-                found.append((-scores[number], number, vocabulary[left], vocabulary[right], left, right))
-    return [pair[4:] for pair in sorted(found)]
+                found.append((-scores[number], number, vocabulary[left], vocabulary[right]))
+        if len(found) > MOST_MERGES:
+            raise metadata.error(TOKENS, f"tokens of at most {MOST_MERGES:,} pairs of tokens", tokens)
+    return [(tokens[left], tokens[right]) for *_, left, right in sorted(found)]
 
 
 def _around(metadata: Metadata, tokens: Sequence[str], default: bool) -> dict[str, Any] | None:

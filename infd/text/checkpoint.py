@@ -150,11 +150,12 @@ def _templates(directory: Path, tokenizer_config: dict[str, Any]) -> dict[str, s
     if found:
         return found
     entry = tokenizer_config.get("chat_template")
-    if isinstance(entry, list):
-        return {named["name"]: named["template"] for named in entry}
-    if isinstance(entry, dict):
-        return dict(entry)
-    return {"default": entry} if isinstance(entry, str) else {}
+    named = {each["name"]: each["template"] for each in entry} if isinstance(entry, list) else entry
+    if not isinstance(named, dict):
+        return {"default": named} if isinstance(named, str) else {}
+    if not all(isinstance(text, str) for pair in named.items() for text in pair):
+        raise TypeError("chat_template: a name or a template is no text")
+    return dict(named)
 
 
 def _end_ids(config: dict[str, Any]) -> frozenset[int]:

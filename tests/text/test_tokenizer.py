@@ -268,6 +268,8 @@ def test_a_vocabulary_that_is_broken_is_named(tmp_path: Path):
         ("tokenizer_config.json", "[" * 100_000),
         ("tokenizer_config.json", json.dumps({"added_tokens_decoder": {"x": {}}})),
         ("tokenizer_config.json", json.dumps({"chat_template": [{"name": "default"}]})),
+        ("tokenizer_config.json", json.dumps({"chat_template": [{"name": "default", "template": None}]})),
+        ("tokenizer_config.json", json.dumps({"chat_template": {"default": 5}})),
         ("tokenizer_config.json", json.dumps({"extra_special_tokens": 5})),
         ("generation_config.json", "\xff"),
     ],
