@@ -138,9 +138,7 @@ def test_other_mixtures_of_experts_and_architectures_are_refused_by_name(tmp_pat
 def test_rotation_of_a_part_of_each_head_is_refused_where_infd_rotates_the_whole(tmp_path: Path) -> None:
     checkpoint = made("llama", tmp_path / "checkpoint", num_hidden_layers=1)
     path = write(checkpoint, tmp_path / "model.gguf", keys={"llama.rope.dimension_count": 4})
-    with pytest.raises(
-        CheckpointError, match=r"llama\.rope\.dimension_count: expected 16, .*found 4"
-    ):
+    with pytest.raises(CheckpointError, match=r"llama\.rope\.dimension_count: expected 16, .*found 4"):
         read_config(path)
 
 
