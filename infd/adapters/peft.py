@@ -47,7 +47,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
 )
 # Initializations that keep the base weights; other initializations subtract the initial adapter from the base weights.
 _INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
-# Begins keys that PEFT makes from names of single experts' modules; it changes nothing, since names end with a key.
+# Prefix of keys that PEFT makes from names of single experts' modules. A key matches the end of a name without it too.
 _ANYWHERE = r".*\."
 _NAME = re.compile(r"\^?[\w.\\]+")
 

@@ -39,12 +39,15 @@ class DeviceSlots:
     weights  for captured steps: the factors of all slots, by target
     """
 
-    def __init__(self, lora: Lora | None, staging: Staging, slots: int = 1) -> None:
+    def __init__(
+        self, lora: Lora | None, staging: Staging, slots: int = 1, *, targets: Iterable[Target] = ()
+    ) -> None:
         """Start with empty slots.
 
         lora     None if the model supports no adapters
         staging  copies to the device of the slots
         slots    number of slots; ids are 1..slots
+        targets  of the model
         """
         self.lora = lora
         self.staging = staging
@@ -55,7 +58,9 @@ class DeviceSlots:
         self._loaded: dict[int, Changes] = {}
         self._changed = False
         self._generation = 0
-        self._captured = None if lora is None else lora.captured(1, staging.device)
+        # Which rows an expert's factors change depends on the tokens' routes, which no table of a captured step holds.
+        self._fixed = not any(target.experts for target in targets)
+        self._captured = self._capturable(1)
 
     def __len__(self) -> int:
         return len(self._loaded)
@@ -96,7 +101,7 @@ class DeviceSlots:
 
     def captured(self, size: int) -> CapturedRows | None:
         """Return the adapters of captured steps of `size` rows; None if model or kernel does not support them."""
-        lora = None if self.lora is None else self.lora.captured(size, self._device)
+        lora = self._capturable(size)
         return None if lora is None else CapturedRows(self, lora)
 
     def update_weights(self) -> int:
@@ -105,12 +110,7 @@ class DeviceSlots:
         Returns a generation number, which increases when graphs captured earlier become invalid.
         """
         if self._changed and self._captured is not None:
-            targets = {
-                target: None
-                for changes in self._loaded.values()
-                for target in changes
-                if not target.whole and not target.experts
-            }
+            targets = {target: None for changes in self._loaded.values() for target in changes if not target.whole}
             replaced = {}
             for target in self.weights | targets:
                 loaded = [_low(self._loaded.get(slot, {}).get(target)) for slot in self._slots]
@@ -125,6 +125,9 @@ class DeviceSlots:
                 self._generation += 1
         self._changed = False
         return self._generation
+
+    def _capturable(self, size: int) -> CapturedLora | None:
+        return self.lora.captured(size, self._device) if self.lora is not None and self._fixed else None
 
     def groups(self, slots: Array) -> list[tuple[Tensor, Changes]]:
         """Return the rows of each adapter and its factors by target, in the order of slots.
@@ -196,8 +199,7 @@ class CapturedRows:
         """No-op: captured steps decode, and layers after pooling are not part of them."""
 
     def groups(self, target: Target) -> list[tuple[Tensor, LowRank]]:
-        """Refuse: which rows have an adapter is not known when a step is captured, so none with experts is captured."""
-        raise NotImplementedError
+        raise AssertionError("a model whose experts adapters may change has no captured steps with adapters")
 
 
 def _low(change: LowRank | Replacement | None) -> LowRank | None:

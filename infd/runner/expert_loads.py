@@ -34,42 +34,45 @@ def allocate_routes(batch: Batch, sizes: ExpertSizes) -> Tensor:
 
 
 class Loads(Reading):
-    """The counts of one step: [layers x experts] int64."""
+    """The loads of one step."""
 
-    def __init__(self, counts: Tensor) -> None:
-        self._counts = counts
+    def __init__(self, routes: Tensor, sizes: ExpertSizes) -> None:
+        """routes: Batch.routes of the step's tokens, without padding; the pass may still be to write them."""
+        self._routes = routes
+        self._sizes = sizes
 
     def sample(self, mask: Array | None) -> None:
-        """No-op: experts do not depend on the mask."""
+        """Count the choices: the pass is issued, and experts do not depend on the mask."""
+        layers, experts = self._sizes.layers, self._sizes.experts
+        routes = self._routes.to(torch.int64)
+        place = torch.arange(layers, device=routes.device)[:, None] * experts + routes
+        # Choices that the pass has not written are counted apart, at the end.
+        place = torch.where(routes < 0, layers * experts, place).flatten()
+        counts = torch.zeros(layers * experts + 1, dtype=torch.int32, device=routes.device)
+        # bincount would wait for the device, to learn the largest place.
+        self._counts = counts.index_add_(0, place, torch.ones_like(place, dtype=torch.int32))[:-1]
 
     def download(self, staging: Staging) -> None:
         self._counts = staging.down(self._counts)
 
     def read(self, result: StepResult) -> None:
-        result.expert_loads = self._counts.numpy().astype("<i4").tobytes()
+        result.expert_loads = self._counts.numpy().astype("<i4", copy=False).tobytes()
 
 
 class LoadSampler:
     """Chooses the steps that are counted."""
 
-    def __init__(self, sizes: ExpertSizes) -> None:
+    def __init__(self, sizes: ExpertSizes | None) -> None:
+        """sizes: of the model's layers with experts; None: no step is counted."""
         self._sizes = sizes
         self._steps = 0
 
-    def tap(self, batch: Batch) -> bool:
-        """Return whether the step is counted; its pass then writes Batch.routes."""
-        counted = self._steps % PERIOD == 0
-        self._steps += 1
-        if counted:
-            allocate_routes(batch, self._sizes)
-        return counted
+    def tap(self, batch: Batch, tokens: int) -> list[Loads]:
+        """Return the readings that a step has for loads: one if the step is counted, and its pass writes Batch.routes.
 
-    def count(self, batch: Batch, tokens: int) -> Loads:
-        """Count the choices of the pass's first `tokens` tokens; the others are padding."""
-        assert batch.routes is not None
-        layers, experts = self._sizes.layers, self._sizes.experts
-        routes = batch.routes[:tokens].to(torch.int64)
-        place = torch.arange(layers, device=routes.device)[:, None] * experts + routes
-        # What was not written is counted apart, at the end.
-        place = torch.where(routes < 0, layers * experts, place)
-        return Loads(place.flatten().bincount(minlength=layers * experts + 1)[: layers * experts])
+        tokens  number of the pass's first tokens to count; the others are padding
+        """
+        number, self._steps = self._steps, self._steps + 1
+        if self._sizes is None or number % PERIOD:
+            return []
+        return [Loads(allocate_routes(batch, self._sizes)[:tokens], self._sizes)]

@@ -79,7 +79,7 @@ class Runner:
         if graphs is not None and instance.model.generates:
             self.decoding = decoding(graphs, instance, sampler.likeliest)
         self._readouts = _readouts(instance, self._sampling)
-        self._loads = None if instance.model.experts is None else LoadSampler(instance.model.experts)
+        self._loads = LoadSampler(instance.model.experts)
 
     @property
     def overlaps(self) -> bool:
@@ -115,13 +115,9 @@ class Runner:
         ]
         for readout, _ in reading:
             readout.tap(gathered.batch)
-        counted = self._loads is not None and self._loads.tap(gathered.batch)
+        loads = self._loads.tap(gathered.batch, plan.tokens)
         hidden = self._model.forward(gathered.batch)
-        readings = [readout.compute(plan.spans, selection, hidden) for readout, selection in reading]
-        if counted:
-            assert self._loads is not None
-            readings.append(self._loads.count(gathered.batch, plan.tokens))
-        return readings
+        return [*(readout.compute(plan.spans, selection, hidden) for readout, selection in reading), *loads]
 
     def sample(self, forwarded: Forwarded, mask: Array | None = None) -> PendingResult:
         """Issue the sampling, and the copies of the results to the host.

@@ -35,4 +35,5 @@ class Routing:
             return None
         layers, chosen = self._sizes
         tokens = min(self._known, self._prompt_tokens + generated - 1)
-        return RoutedExperts(layers, chosen, bytes(self._values[: 2 * layers * chosen * tokens]))
+        with memoryview(self._values) as values:  # a slice of the array would be a second copy
+            return RoutedExperts(layers, chosen, bytes(values[: 2 * layers * chosen * tokens]))

@@ -13,6 +13,8 @@ from infd.errors import CheckpointError
 from infd.kernels.select import CANDIDATES, insisting, select
 from tests.adapters.making import make
 from tests.adapters.test_parity import CLOSE, LENGTH, Bench, check_logits, expect, off, text
+from tests.gguf.test_parity import made
+from tests.gguf.writing import write
 from tests.tiny import oracle
 
 if TYPE_CHECKING:
@@ -180,3 +182,13 @@ def test_a_parameter_of_another_shape_and_one_changed_twice_are_refused(
     config.write_text(json.dumps(written | {"target_modules": ["gate_proj", "up_proj", "down_proj"]}))
     with pytest.raises(CheckpointError, match="the experts are changed twice"):
         bench(tiny("qwen3-moe"), "reference").hold(1, tmp_path)
+
+
+def test_an_adapter_fits_the_model_whatever_file_its_experts_come_from(
+    built: None, tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The rows of gate and up alternate in gpt-oss and in its adapters, but not in GGUF."""
+    checkpoint = made("gpt-oss", tmp_path / "checkpoint")
+    path = write(checkpoint, tmp_path / "model.gguf")
+    adapted = make(checkpoint, tmp_path / "adapter", target_modules=["o_proj"], target_parameters=STACKED)
+    check_logits(bench(path), tmp_path / "adapter", adapted)

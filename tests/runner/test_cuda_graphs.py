@@ -99,9 +99,10 @@ class Served:
         generator = torch.Generator().manual_seed(seed)
         low = {}
         for target in self.loaded.reader._targets[targets]:
-            a = torch.randn(rank, target.inputs, generator=generator)
+            stack = (target.experts,) if target.experts else ()
+            a = torch.randn(*stack, rank, target.inputs, generator=generator)
             outputs = next(iter(target.modules.values()))
-            low[target] = LowRank(a, [LowRankPart(torch.randn(outputs, rank, generator=generator), 0, 0)])
+            low[target] = LowRank(a, [LowRankPart(torch.randn(*stack, outputs, rank, generator=generator), 0, 0)])
         adapter = Adapter(f"a{seed}", seed)
         self.loaded.runner.adapters.hold(adapter, low)
         return Load(slot, adapter)
@@ -583,6 +584,19 @@ def test_steps_with_adapters_have_graphs_of_their_own(serve, monkeypatch):
         assert graphs.made == plain + made
         assert first[0] == first[1]
         assert served.go_on(4, 4) == eager.go_on(4, 4)
+
+
+def test_steps_with_adapters_of_a_mixture_are_not_captured(serve, monkeypatch):
+    monkeypatch.setattr(Lora, "captured", SlotTables.captured)
+    served, eager = serve(Recordings(), "qwen3-moe"), serve(None, "qwen3-moe")
+    targets = slice(1, 7)  # of attention and of experts
+    slots = (1, 0, 1, 0)
+    first = [each.start(4, slots=slots, loads=[each.adapter(1, 1, targets=targets)]) for each in (served, eager)]
+
+    assert any(target.experts for target in served.loaded.reader._targets[targets])
+    assert first[0] == first[1]
+    assert served.go_on(4, 4) == eager.go_on(4, 4)
+    assert served.with_adapters == []
 
 
 @pytest.mark.parametrize(("kind", "depth"), [("cpu", 1), pytest.param("cuda", 2, marks=pytest.mark.gpu)])

@@ -33,6 +33,7 @@ class StepRecord:
         self._scheduler = scheduler
         self._watchdog = Watchdog(pulse)
         self._metrics = telemetry.metrics
+        self._metrics.expert_loads = scheduler.expert_loads
         self._now = telemetry.now
 
     def committed(self, issued: Issued, outcomes: Sequence[Outcome]) -> None:
@@ -52,7 +53,6 @@ class StepRecord:
             metrics.iteration_tokens.observe(sum(outcome.prompt_computed + len(outcome.tokens) for outcome in outcomes))
         metrics.preemptions, metrics.steps_undone = scheduler.preemptions, scheduler.undone
         metrics.prefix_queries, metrics.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
-        metrics.expert_loads = scheduler.expert_loads
         speculation = scheduler.speculation
         metrics.drafts, metrics.drafted = speculation.drafts, speculation.drafted
         metrics.accepted_drafts = tuple(speculation.accepted)

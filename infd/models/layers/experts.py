@@ -105,7 +105,7 @@ class Experts:
         both, stored = 2 * design.inner, _Stored(blueprint, name, layout, router.experts)
         self._gate_up = blueprint.matrices(router.experts, both, hidden, stored.gate_up(design.inner, (hidden,)))
         self._down = blueprint.matrices(router.experts, hidden, design.inner, stored.down(hidden, (design.inner,)))
-        self._targets = _adaptable(blueprint, name, hidden, design, alternating=layout.alternating)
+        self._targets = _adaptable(blueprint, name, hidden, design)
         self._gate_up_bias = self._down_bias = None
         if design.bias:
             gate_up, down = layout.biases
@@ -159,15 +159,15 @@ class Experts:
         return self._family.add_shared(y, self._shared.mlp(x, batch), gate)
 
 
-def _adaptable(
-    blueprint: Blueprint, name: str, hidden: int, design: ExpertsDesign, *, alternating: bool
-) -> tuple[Target, Target]:
+def _adaptable(blueprint: Blueprint, name: str, hidden: int, design: ExpertsDesign) -> tuple[Target, Target]:
     """Declare the experts' matrices that adapters may change: gate and up, and down.
 
     PEFT writes changes of each expert's modules, named as in checkpoints with a tensor for each expert, or of the
-    parameters that stack the experts in transformers, which from version 5 on are beneath `mlp` in Mixtral too.
+    parameters that stack the experts in transformers, which from version 5 on are beneath `mlp` in Mixtral too. The
+    order of rows is that of transformers, in whatever layout the checkpoint stores them.
     """
     count, inner = design.router.experts, design.inner
+    alternating = any(layout.alternating for layout in design.layouts)
     numbered = next((layout for layout in design.layouts if "{}" in layout.down), ONE_BY_ONE)
     *gates, down = (f"{name}.{part.removesuffix('.weight')}" for part in (*numbered.gate_up, numbered.down))
     places = (name, name.replace("block_sparse_moe", "mlp"))

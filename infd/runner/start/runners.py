@@ -74,7 +74,9 @@ class Runners:
             layout,
             cache=self.spec.allocate(pages, cache, scales),
             rows=rows,
-            adapters=DeviceSlots(ops.lora if model.targets else None, rows.staging, self.config.lora.max_adapters),
+            adapters=DeviceSlots(
+                ops.lora if model.targets else None, rows.staging, self.config.lora.max_adapters, targets=model.targets
+            ),
             pulse=self.pulse,
             pooling=self.setup.pooling,
         )
