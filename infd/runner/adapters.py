@@ -39,9 +39,7 @@ class DeviceSlots:
     weights  for captured steps: the factors of all slots, by target
     """
 
-    def __init__(
-        self, lora: Lora | None, staging: Staging, slots: int = 1, *, targets: Iterable[Target] = ()
-    ) -> None:
+    def __init__(self, lora: Lora | None, staging: Staging, slots: int = 1, *, targets: Iterable[Target] = ()) -> None:
         """Start with empty slots.
 
         lora     None if the model supports no adapters

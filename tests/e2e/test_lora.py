@@ -7,12 +7,14 @@ import json
 import re
 import subprocess
 import sys
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from infd import embedded
+from tests import tiny
 from tests.adapters.making import make
 from tests.e2e.process import PATIENCE_S, ROOT
 
@@ -140,6 +142,61 @@ async def test_clients_choose_an_adapter_by_model_and_operators_change_them_mean
     assert '"name":"two"' in audit[0]["asked"]
     access = [json.loads(line) for line in daemon.log_text().splitlines() if '"adapter"' in line]
     assert {line["adapter"] for line in access} >= {"one", "two"}
+
+
+@pytest.mark.exhaustive
+async def test_adapters_on_experts_are_loaded_meanwhile_and_answer_beside_plain_requests(
+    start_daemon: Start, tmp_path: Path
+) -> None:
+    """The stacked parameters, those of single experts, and attention alone; answers are PEFT's greedy ones."""
+    checkpoint = tiny.make("qwen3-moe", tmp_path / "mixture", vocab_size=320)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (checkpoint / name).symlink_to(embedded.path() / name)
+    root, experts = tmp_path / "adapters", ["experts.gate_up_proj", "experts.down_proj"]
+    models = {
+        "mixture": tiny.oracle(checkpoint),
+        "stacked": make(checkpoint, root / "stacked", seed=1, target_modules=["q_proj"], target_parameters=experts),
+        "single": make(checkpoint, root / "single", seed=2, target_modules=["gate_proj", "up_proj", "down_proj"]),
+        "attention": make(checkpoint, root / "attention", seed=3, target_modules=["v_proj", "o_proj"]),
+    }
+    at_start = ("--lora", f"attention={root / 'attention'}", "--lora-root", str(root))
+    daemon = start_daemon(*REAL, "--model", str(checkpoint), *at_start).ready()
+    prompts = [[(17 * number + 5 * place) % 190 + 3 for place in range(4 + 5 * number)] for number in range(3)]
+    expected = {
+        (name, number): tiny.continuation(model, prompt, 8)
+        for name, model in models.items()
+        for number, prompt in enumerate(prompts)
+    }
+    answered = {name: [expected[name, number][0] for number in range(len(prompts))] for name in models}
+    assert all(answered[one] != answered[other] for one, other in combinations(models, 2))
+
+    async def answers(api: openai.AsyncOpenAI, names: list[str]) -> None:
+        asked = [(name, number) for number in range(len(prompts)) for name in names]
+        fields: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
+        fields["extra_body"] = {"ignore_eos": True, "return_token_ids": True}
+        told = await asyncio.gather(
+            *(
+                api.completions.create(
+                    model=name, prompt=prompts[number], max_tokens=8, temperature=0, extra_body=extra
+                )
+                for name, number in asked
+            )
+        )
+        for which, answer in zip(asked, told, strict=True):
+            tokens, clear = expected[which]
+            found: Any = answer.choices[0].model_dump()["token_ids"]
+            assert found[:clear] == tokens[:clear], which
+            assert clear >= 4, "most tokens are compared"
+
+    async with client(daemon) as api:
+        served = ["mixture", "attention"]
+        for name in ("stacked", "single"):
+            plain = asyncio.create_task(answers(api, served))
+            code, said, err = await asyncio.to_thread(ctl, daemon, "load-lora", name, name, "--wait")
+            assert (code, said["changed"]) == (0, True), err
+            served.append(name)
+            await plain
+            await answers(api, served)
 
 
 def bench(daemon: Daemon, *arguments: str) -> tuple[int, Any, str]:
