@@ -231,6 +231,13 @@ def _qwen2_moe(keys: Keys) -> dict[str, Any]:
     return {**mixture, "shared_expert_intermediate_size": _inner(keys, "ffn_down_shexp")}
 
 
+def _granite_moe(keys: Keys) -> dict[str, Any]:
+    found = {**_granite(keys), **_mixture("num_local_experts", "intermediate_size")(keys)}
+    if "blk.0.ffn_down_shexp.weight" in keys.tensors:
+        found["shared_intermediate_size"] = _inner(keys, "ffn_down_shexp")
+    return found
+
+
 def _gpt_oss(keys: Keys) -> dict[str, Any]:
     found = {
         **_mixture("num_local_experts", "intermediate_size")(keys),
@@ -250,6 +257,18 @@ MIXTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
             modules={**_experts("router"), "post_attention_norm": "post_attention_layernorm"},
             parameters={"attn_sinks": "self_attn.sinks"},
             settings=_gpt_oss,
+        ),
+        "granitemoe": Architecture(
+            name="GraniteMoeForCausalLM",
+            type="granitemoe",
+            modules={
+                **_experts("router.layer", "block_sparse_moe"),
+                "ffn_gate_shexp": "shared_mlp.gate_proj",
+                "ffn_up_shexp": "shared_mlp.up_proj",
+                "ffn_down_shexp": "shared_mlp.output_linear",
+            },
+            interleaved=True,
+            settings=_granite_moe,
         ),
         "llama": Architecture(
             name="MixtralForCausalLM",

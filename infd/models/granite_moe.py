@@ -42,8 +42,9 @@ class GraniteMoe(Decoder):
         def block(name: str, index: LayerIndex) -> Block:
             common = None
             if shared.inner:
-                both, down = "input_linear", "output_linear"
-                common = Shared(GatedMLP(blueprint, f"{name}.shared_mlp", shared, fused=True, both=both, down=down))
+                inside, both, down = f"{name}.shared_mlp", "input_linear", "output_linear"
+                apart = f"{inside}.gate_proj.weight" in blueprint.stored  # in GGUF
+                common = Shared(GatedMLP(blueprint, inside, shared, fused=not apart, both=both, down=down))
             network = Experts(blueprint, f"{name}.block_sparse_moe", dims.hidden, mixture, common)
             return Block(
                 input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", dims.hidden, dims.norm_eps),

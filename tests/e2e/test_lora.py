@@ -175,12 +175,7 @@ async def test_adapters_on_experts_are_loaded_meanwhile_and_answer_beside_plain_
         fields: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
         fields["extra_body"] = {"ignore_eos": True, "return_token_ids": True}
         told = await asyncio.gather(
-            *(
-                api.completions.create(
-                    model=name, prompt=prompts[number], max_tokens=8, temperature=0, extra_body=extra
-                )
-                for name, number in asked
-            )
+            *(api.completions.create(model=name, prompt=prompts[number], **fields) for name, number in asked)
         )
         for which, answer in zip(asked, told, strict=True):
             tokens, clear = expected[which]

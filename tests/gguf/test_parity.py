@@ -53,7 +53,7 @@ def logits(path: Path, tokens: list[int]) -> Tensor:
     return driver.step((driver.start(tokens), len(tokens)))[0]
 
 
-@pytest.mark.parametrize("variant", STATED)
+@pytest.mark.parametrize("variant", [*STATED, "granite-moe-shared"])
 def test_the_logits_are_the_checkpoints(variant: str, tmp_path: Path) -> None:
     checkpoint = made(variant, tmp_path / "checkpoint")
     path = write(checkpoint, tmp_path / "model.gguf")

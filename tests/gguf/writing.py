@@ -30,6 +30,7 @@ ARCHITECTURES = MappingProxyType(
     {
         "gemma3_text": "gemma3",
         "gpt_oss": "gpt-oss",
+        "granitemoeshared": "granitemoe",
         "mistral": "llama",
         "mixtral": "llama",
         "qwen2_moe": "qwen2moe",
@@ -114,7 +115,7 @@ def stored(
         assert target is not None, key
         module = key.split(".")[-2]
         kind = others.get(module, default) if key.endswith(".weight") and ".router." not in key else TYPES.F32
-        if name in ("llama", "granite") and module in heads:
+        if name in ("llama", "granite", "granitemoe") and module in heads:
             found[target] = quantized(interleaved(weight, heads[module]), kind)
         elif name.startswith("gemma") and key.endswith("norm.weight"):
             found[target] = quantized(weight + 1, kind)
@@ -142,6 +143,12 @@ def merged(weights: Mapping[str, Array]) -> dict[str, Array]:
             ending = "bias" if stacked[3] else "weight"
             parts = {"gate": rows[:, 0::2], "up": rows[:, 1::2]} if stacked[2] == "gate_up" else {"down": rows}
             found |= {f"{stacked[1]}.{part}_proj.{ending}": each for part, each in parts.items()}
+        elif both := re.fullmatch(r"(.*)\.(?:block_sparse_moe|(shared_mlp))\.input_linear\.weight", key):  # Granite
+            network = "mlp.shared_expert" if both[2] else "mlp.experts"
+            gate, up = np.split(weight, 2, axis=-2)
+            found |= {f"{both[1]}.{network}.gate_proj.weight": gate, f"{both[1]}.{network}.up_proj.weight": up}
+        elif key.endswith(".block_sparse_moe.output_linear.weight"):
+            found[key.replace("block_sparse_moe.output_linear", "mlp.experts.down_proj")] = weight
         elif key.endswith(".sinks"):
             found[f"{key}.weight"] = weight
         else:
@@ -213,7 +220,7 @@ def describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if size := config.get("moe_intermediate_size"):
         writer.add_expert_feed_forward_length(size)
-    if size := config.get("shared_expert_intermediate_size"):
+    if size := config.get("shared_expert_intermediate_size") or config.get("shared_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(size)
     match rope.get("rope_type"):
         case "linear":
@@ -237,7 +244,7 @@ def describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     if config.get("final_logit_softcapping"):
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if config["model_type"] == "granite":
+    if config["model_type"].startswith("granite"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
