@@ -9,7 +9,7 @@ namespace {
 // A word is two consecutive inputs.
 struct Pairs {
   static constexpr int64_t HEADER = 0;
-  static constexpr bool ONE_LINE = true, OPENS = false, HALVES = true;
+  static constexpr bool ONE_LINE = true, TILES = false, OPENS = false, HALVES = true;
 
   const uint16_t* numbers;
   int64_t stride;

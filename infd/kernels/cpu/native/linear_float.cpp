@@ -7,7 +7,7 @@ namespace {
 // A word is one input.
 struct Floats {
   static constexpr int64_t HEADER = 0;
-  static constexpr bool ONE_LINE = true, OPENS = false, HALVES = false;
+  static constexpr bool ONE_LINE = true, TILES = true, OPENS = false, HALVES = false;
   using Weights = Vec;
   using Input = Vec;
 

@@ -75,7 +75,7 @@ struct Four {
 template <bool OPEN>
 struct Bytes {
   static constexpr int64_t HEADER = 0;
-  static constexpr bool ONE_LINE = false, OPENS = !OPEN;
+  static constexpr bool ONE_LINE = false, TILES = false, OPENS = !OPEN;
   using Opened = Bytes<true>;
 
   const Four* inputs;

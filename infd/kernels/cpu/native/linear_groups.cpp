@@ -160,7 +160,7 @@ struct alignas(HOLDS_WEIGHTS ? 32 : 4) Inputs {
 template <Stored STORED, int PARTS>
 struct Grouped {
   static constexpr int64_t HEADER = 0;
-  static constexpr bool ONE_LINE = false, OPENS = !HOLDS_WEIGHTS && !is_open(STORED), WIDE = is_wide(STORED);
+  static constexpr bool ONE_LINE = false, TILES = false, OPENS = !HOLDS_WEIGHTS && !is_open(STORED), WIDE = is_wide(STORED);
   using Opened = Grouped<opened_as(STORED), PARTS>;
   using Weights = typename Choose<WIDE>::Weights;
   using GroupInputs = Inputs<WIDE, PARTS>;

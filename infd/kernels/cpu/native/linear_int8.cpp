@@ -34,7 +34,7 @@ inline void spread(uint8_t* row, int64_t quads) {
 // A word is four consecutive inputs.
 struct Quads {
   static constexpr int64_t HEADER = ::HEADER;
-  static constexpr bool ONE_LINE = true, OPENS = false, HALVES = false;
+  static constexpr bool ONE_LINE = true, TILES = false, OPENS = false, HALVES = false;
 
   const uint8_t* bytes;
   int64_t stride;

@@ -56,6 +56,7 @@ constexpr int64_t CACHE_LINE = 16;       // words
 constexpr int64_t MOST_WORDS = 1 << 16;  // most words of a panel at a time: 256 KiB, so that they and the rows fit L2
 constexpr int64_t TWO_WORDS = 1 << 14;   // MOST_WORDS for two groups, so that the second reads soon after the first
 constexpr int64_t PASS_WORDS = 1 << 12;   // MOST_WORDS for groups that compute half a panel at a time: 16 KiB, which stay in L1
+constexpr int64_t TILE_WORDS = 96 * PANEL;  // MOST_WORDS for tiles: the lines of 16 outputs, every fourth, stay in L1
 constexpr int64_t OPENED_WORDS = 1 << 15;  // most words of prepared weights: 128 KiB, which stay in L2
 constexpr int64_t OPENS_FROM = MOST_ROWS == 2 ? 2 : 3;  // groups of rows, for which preparing weights saves time
 constexpr int64_t MOST_TOGETHER = 240;   // most rows whose sums are kept between stretches of inputs
@@ -158,15 +159,76 @@ void Group<Kind, ROWS>::multiply(const Kind& x, const Stretch& stretch, float* s
   }
 }
 
+// Whether a group has any number of rows, and consists of tiles (RowByRow).
+template <class Kind>
+constexpr bool TILED = WIDTH == 8 && Kind::TILES;
+
 // The most rows of a group.
 template <class Kind>
-constexpr int64_t ROWS_OF_A_GROUP = MOST_ROWS;
+constexpr int64_t ROWS_OF_A_GROUP = TILED<Kind> ? MOST_TOGETHER : MOST_ROWS;
 
-// Multiplies any number of rows, and any columns whose number is a multiple of WIDTH; for Kinds with more ROWS_OF_A_GROUP
-// than MOST_ROWS.
+// Compute a tile: ROWS rows and VECTORS vectors of outputs, whose weights begin at `words`, and start (`header`) or
+// continue their sums [ROWS, PANEL]. A line of `ahead` is fetched every `pause` steps.
+template <class Kind, int ROWS, int VECTORS>
+void multiply_tile(const Kind& x, const uint32_t* words, const uint32_t* header, const Stretch& stretch, float* sums,
+                   Prefetch& ahead, int64_t pause) {
+  Vec sum[ROWS][VECTORS];
+#pragma GCC unroll 6
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+    for (int j = 0; j < VECTORS; j++)
+      sum[i][j] = header ? Kind::start(header + j * WIDTH) : load(sums + i * PANEL + j * WIDTH);
+  const auto step = [&](const uint32_t* line, auto word) {
+    typename Kind::Weights w[VECTORS];
+#pragma GCC unroll 8
+    for (int j = 0; j < VECTORS; j++) w[j] = Kind::weights(line + j * WIDTH);
+#pragma GCC unroll 6
+    for (int i = 0; i < ROWS; i++) {
+      const typename Kind::Input input = Kind::input(word(i));
+#pragma GCC unroll 8
+      for (int j = 0; j < VECTORS; j++) sum[i][j] = Kind::add(sum[i][j], w[j], input);
+    }
+  };
+  for (int64_t at = 0; at < stretch.steps;) {
+    if (ahead.lines > 0) {
+      _mm_prefetch(ahead.next, _MM_HINT_T1);
+      ahead.next += 64, ahead.lines--;
+    }
+    const int64_t end = at + pause < stretch.steps ? at + pause : stretch.steps;
+    for (; at < end; at++) step(words + at * PANEL, [&](int i) { return x.word(i, at); });
+  }
+  if constexpr (Kind::HALVES) {
+    if (stretch.half) step(words + stretch.steps * PANEL, [&](int i) { return x.half_word(i, stretch.steps); });
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+    for (int j = 0; j < VECTORS; j++) store(sums + i * PANEL + j * WIDTH, sum[i][j]);
+}
+
+// Multiplies any number of rows, and any columns whose number is a multiple of 2 * WIDTH; for Kinds with more
+// ROWS_OF_A_GROUP than MOST_ROWS. This one computes tiles of at most six rows and two vectors: twelve sums, which with the
+// operands fill sixteen registers, so that a step loads two vectors of weights and six inputs for twelve multiplications.
+// (Two rows and four vectors load four and two for eight.)
 template <class Kind>
 struct RowByRow {
-  static void multiply(const Kind& x, const Stretch& stretch, int64_t rows, float* sums, Prefetch ahead);
+  static constexpr int64_t MOST = 6, COLUMNS = 2 * WIDTH;
+  using Tile = void (*)(const Kind&, const uint32_t*, const uint32_t*, const Stretch&, float*, Prefetch&, int64_t);
+
+  static void multiply(const Kind& x, const Stretch& stretch, int64_t rows, float* sums, Prefetch ahead) {
+    static constexpr Tile of[] = {multiply_tile<Kind, 1, 2>, multiply_tile<Kind, 2, 2>, multiply_tile<Kind, 3, 2>,
+                                  multiply_tile<Kind, 4, 2>, multiply_tile<Kind, 5, 2>, multiply_tile<Kind, 6, 2>};
+    const int64_t tiles = (rows + MOST - 1) / MOST, columns = stretch.end - stretch.begin;
+    ahead.lines = ahead.lines ? columns * stretch.steps / CACHE_LINE : 0;
+    const int64_t lines_a_step = columns / CACHE_LINE, tiles_in_all = tiles * (columns / COLUMNS);
+    const int64_t pause = tiles_in_all > lines_a_step ? tiles_in_all / lines_a_step : 1;
+    for (int64_t first = stretch.begin; first < stretch.end; first += COLUMNS)
+      for (int64_t tile = 0; tile < tiles; tile++) {
+        const int64_t row = rows * tile / tiles, count = rows * (tile + 1) / tiles - row;
+        of[count - 1](x.from(row, 0), stretch.words + first, stretch.header ? stretch.header + first : nullptr, stretch,
+                      sums + row * PANEL + first, ahead, pause);
+      }
+  }
 };
 template <class Kind>
 constexpr bool ROW_BY_ROW = ROWS_OF_A_GROUP<Kind> > MOST_ROWS;
@@ -195,6 +257,9 @@ void multiply_group(const Kind& x, bool opened, int64_t rows, const Stretch& str
   if constexpr (Kind::OPENS) {
     if (opened) return multiply_rows<typename Kind::Opened>(rows)(x.opened(), stretch, sums, ahead);
   }
+  if constexpr (TILED<Kind>) {
+    if (rows <= MOST_ROWS && stretch.end - stretch.begin == PANEL) return multiply_rows<Kind>(rows)(x, stretch, sums, ahead);
+  }
   if constexpr (ROW_BY_ROW<Kind>) {
     // Weights that only one row multiplies need not be held: a Group reads each input once for all columns.
     if (rows == 1 && stretch.end - stretch.begin == PANEL) return Group<Kind, 1>::multiply(x, stretch, sums, ahead);
@@ -216,6 +281,7 @@ int64_t opened_steps(const Kind& x) {
 // Most words of a stretch for that many rows.
 template <class Kind>
 int64_t stretch_words(int64_t rows) {
+  if (TILED<Kind> && rows > MOST_ROWS) return TILE_WORDS;
   if (Kind::ONE_LINE && WIDTH == 8 && rows > 1) return PASS_WORDS;
   return rows > ROWS_OF_A_GROUP<Kind> && rows <= 2 * ROWS_OF_A_GROUP<Kind> ? TWO_WORDS : MOST_WORDS;
 }
@@ -283,7 +349,7 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, 
   const int64_t stretches = (p.steps + most - 1) / most;
   const int64_t look = look_of(p.x) / CACHE_LINE;
   const bool plain = count <= MOST + FEW_MORE<Kind>;
-  const int64_t lines = plain && !prefetches_alone(p.x) ? 0 : (look + groups - 1) / groups;
+  const int64_t lines = plain && !prefetches_alone(p.x) && !(TILED<Kind> && count > MOST_ROWS) ? 0 : (look + groups - 1) / groups;
   const auto bound = [&](int64_t group) {
     if (!plain) return count * group / groups;
     return group < groups ? group * MOST : count;
