@@ -2,6 +2,7 @@
 
     python bench/random_checkpoint.py 0.6b DIR
     python bench/compare.py --model DIR --servers bench/peers.toml --only infd --only llama.cpp --json report.json
+    python bench/compare.py --model DIR --servers bench/encoders.toml --task embed
 
 bench/peers.md describes how to install the servers of bench/peers.toml; `--server NAME=COMMAND` adds others. Servers
 and client share cores unless --client-cores is set: on two cores, a core for the client alone would halve every
@@ -26,12 +27,14 @@ import uvloop
 from bandwidth import MemoryProbe
 from comparison import Plan, Refused, Report, Server, compare
 from msgspec import Struct
-from workloads import FIGURES, WORKLOADS, Workload
+from workloads import BY_TASK, FIGURES, Workload
 
 from infd.admin.ctl import show
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+
+    from infd.loadgen.settings import Task
 
 Named = TypeVar("Named", Server, Workload)
 
@@ -48,6 +51,7 @@ class File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 @click.option("--servers", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A TOML file.")
 @click.option("--server", "commands", multiple=True, metavar="NAME=COMMAND", help="One more. Repeatable.")
 @click.option("--only", multiple=True, metavar="NAME", help="These servers, in this order. Repeatable.")
+@click.option("--task", type=click.Choice(list(BY_TASK)), default="generate", show_default=True)
 @click.option("--workload", "names", multiple=True, metavar="NAME", help="These workloads. Repeatable.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--minutes", type=click.FloatRange(0), help="Begin no further round once they are over.")
@@ -66,6 +70,7 @@ def main(
     file: Path | None,
     commands: tuple[str, ...],
     only: tuple[str, ...],
+    task: Task,
     names: tuple[str, ...],
     rounds: int,
     minutes: float | None,
@@ -86,7 +91,7 @@ def main(
         minutes=minutes,
         cores=own,
         client_cores=_cores(client_cores, "--client-cores") if client_cores else own,
-        workloads=_chosen(names, read.workload if read.workload and not names else (*WORKLOADS, *read.workload)),
+        workloads=_chosen(names, read.workload if read.workload and not names else (*BY_TASK[task], *read.workload)),
         endpoint=endpoint,
         tolerance=tolerance,
         settle_s=settle,

@@ -14,7 +14,8 @@ import statistics
 import sys
 import time
 import zlib
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from itertools import count
 from string import Template
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,17 +24,19 @@ from server_process import ServerProcess, free_port
 from workloads import FIGURES, Workload
 
 from infd.loadgen.datasets.spec import Synthetic
-from infd.loadgen.load import offer
+from infd.loadgen.load import Silent, connect, offer
 from infd.loadgen.settings import Settings
 from infd.loadgen.stream import RequestFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from pathlib import Path
 
     from infd.loadgen.figures import Report as Measured
+    from infd.loadgen.load import Generator
 
 _LENGTH_TOLERANCE = 0.05  # of a prompt: a whole number of words, some of several tokens
+_CROWD = 20  # background requests of a client that are written at once
 
 
 class Refused(Exception):
@@ -297,11 +300,17 @@ def _process(plan: Plan, server: Server, logs: Path) -> ServerProcess | None:
 async def _meet(plan: Plan, server: Server, process: ServerProcess | None, report: Report) -> Rival:
     """Send a first request, which triggers one-time work, then measure resident memory."""
     rival = Rival(server, process)
-    trial = Workload(name="trial", figures=(), requests=1, input_tokens=32, output_tokens=4)
+    trials = [
+        Workload(
+            name="trial", task=task, figures=(), requests=1, input_tokens=32, output_tokens=4 * (task == "generate")
+        )
+        for task in sorted({workload.task for workload in plan.workloads})
+    ]
     with rival.awake():
         await asyncio.sleep(plan.settle_s)
         resident = process.resident_bytes() if process else 0
-        _check(trial, await offer(_settings(rival, trial, plan, "trial")))
+        for trial in trials:
+            _check(trial, await offer(_settings(rival, trial, plan, "trial")))
     report.started.append(Started(server=server, ready_s=process.ready_s if process else 0.0, resident_bytes=resident))
     return rival
 
@@ -320,7 +329,8 @@ async def _measure(
         before = gb_s()
         with rival.awake():
             began, spent = time.perf_counter(), time.process_time()
-            measured = await offer(settings)
+            async with _beside(rival, workload, plan):
+                measured = await offer(settings)
             client_cpu = (time.process_time() - spent) / (time.perf_counter() - began)
         _check(workload, measured)
         rates = (before, gb_s())
@@ -351,17 +361,75 @@ def _settings(rival: Rival, workload: Workload, plan: Plan, turn: str) -> Settin
         url=rival.url,
         model=Template(rival.server.model).substitute(model=plan.model),
         endpoint=plan.endpoint,
+        task=workload.task,
+        inputs=workload.inputs,
         requests=workload.requests,
         concurrency=workload.concurrency,
         dataset=Synthetic(
-            input_tokens=workload.input_tokens, output_tokens=workload.output_tokens, shared=workload.shared
+            input_tokens=workload.input_tokens,
+            input_range=workload.input_range,
+            output_tokens=workload.output_tokens or 1,
+            shared=workload.shared,
         ),
         exact=False,
         seed=zlib.crc32(f"{plan.seed} {workload.name} {turn}".encode()),
         warmup=workload.warmup,
         timeout_s=plan.timeout_s,
-        body={"temperature": 0.0, **rival.server.body},
+        body={"temperature": 0.0, **rival.server.body} if workload.task == "generate" else rival.server.body,
     )
+
+
+@asynccontextmanager
+async def _beside(rival: Rival, workload: Workload, plan: Plan) -> AsyncIterator[None]:
+    """Keep the workload's background requests in flight, from before the block until its end."""
+    if workload.beside is None:
+        yield
+        return
+    crowd = Workload(
+        name=f"beside {workload.name}",
+        figures=(),
+        task=workload.task,
+        requests=_CROWD * workload.beside.concurrency,
+        concurrency=workload.beside.concurrency,
+        input_tokens=workload.beside.input_tokens,
+        output_tokens=workload.output_tokens,
+    )
+    settings = _settings(rival, crowd, plan, "beside")
+    begun = _Begun()
+    async with connect(settings, observer=begun) as generator:
+        crowding = asyncio.create_task(_endlessly(generator, settings, begun))
+        try:
+            await begun.event.wait()
+            yield
+        finally:
+            crowding.cancel()
+            with suppress(asyncio.CancelledError):
+                await crowding  # raises Refused or RequestFailed
+
+
+class _Begun(Silent):
+    """event is set once a request has ended."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+    def advance(self, what: str, done: int, total: int) -> None:
+        if what == "requests":
+            self.event.set()
+
+
+async def _endlessly(generator: Generator, settings: Settings, begun: _Begun) -> None:
+    """Offer the load again and again until cancelled. Raises Refused if a request fails."""
+    try:
+        for turn in count():
+            load = structs.replace(settings, seed=settings.seed + turn)
+            report = await generator.offer(load, keep_on_cancel=True)
+            if failed := report.requests.failed:
+                raise Refused(f"{failed} requests beside the measured ones failed")
+            if report.interrupted:
+                return
+    finally:
+        begun.event.set()
 
 
 def _check(workload: Workload, measured: Measured) -> None:
@@ -377,7 +445,9 @@ def _check(workload: Workload, measured: Measured) -> None:
         )
     if measured.tokens.counted != "server":
         return  # usage lacks prompt lengths; the client derived them from the probes' usage
-    read, asked = measured.tokens.input / workload.requests, workload.input_tokens
+    read, asked = measured.tokens.input / workload.requests, workload.input_tokens * workload.inputs
+    if workload.input_range or workload.task == "rerank":  # drawn lengths; each document is read behind a query
+        return
     if abs(read - asked) > max(_LENGTH_TOLERANCE * asked, 2):
         raise Refused(f"{workload.name}: it read prompts of {read:.0f} tokens where {asked} were meant")
 

@@ -58,6 +58,7 @@ class FakeOpenAI:
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/completions", self.completions)
+        app.router.add_post("/v1/embeddings", self.embeddings)
         if self.tokenizer is not None:
             app.router.add_post("/tokenize", self.tokenize)
         if self.scrapes:
@@ -91,6 +92,16 @@ class FakeOpenAI:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         return await self.answer(request, body, body["prompt"], chat=False)
+
+    async def embeddings(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        number = len(self.bodies)
+        self.bodies.append(body)
+        tokens = sum(10 + 2 * len(text.split()) for text in body["input"])
+        await asyncio.sleep(self.pause_s)
+        if self.fail(number) == "refuse":
+            return web.json_response({"error": {"message": "full", "code": "queue_full"}}, status=429)
+        return web.json_response({"data": [], "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
 
     async def answer(
         self, request: web.Request, body: dict[str, Any], prompt: str | list[int], *, chat: bool

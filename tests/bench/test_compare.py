@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from compare import main
 from comparison import Plan, Refused, Report, Server, Started, Window, compare
 from server_process import ServerProcess, free_port
-from workloads import Workload
+from workloads import Background, Workload
 
 from infd.loadgen.figures import Measured, summarise
 from infd.loadgen.settings import Settings
@@ -135,6 +135,51 @@ async def test_prompts_of_another_length_are_refused(tmp_path: Path) -> None:
     plan = msgspec.structs.replace(PLAN, workloads=(msgspec.structs.replace(SMALL, input_tokens=3),))
     with pytest.raises(Refused, match="it read prompts of 12 tokens where 3 were meant"):
         await contest(tmp_path, FakeOpenAI(), FakeOpenAI(), plan=plan)
+
+
+async def test_encoders_are_compared_by_whole_answers_while_others_are_in_flight(tmp_path: Path) -> None:
+    short = Workload(
+        name="short",
+        task="embed",
+        figures=("answer", "answer_p99", "requests"),
+        requests=3,
+        input_tokens=20,
+        beside=Background(concurrency=2, input_tokens=130),
+    )
+    plan = msgspec.structs.replace(PLAN, rounds=1, workloads=(short,))
+    fakes = FakeOpenAI(pause_s=0.001), FakeOpenAI(pause_s=0.001)
+    report = await contest(tmp_path, *fakes, plan=plan)
+
+    for window in report.windows:
+        assert window.measured.requests.completed == 3
+        assert window.measured.tokens.input == 3 * 20
+        assert window.figures.keys() == {"answer", "answer_p99", "requests"}
+    for fake in fakes:
+        words = [len(body["input"][0].split()) for body in fake.bodies]
+        assert words.count(5) == 3  # 10 + 2 * 5 tokens
+        measured = [index for index, count in enumerate(words) if count == 5]
+        assert 60 in words[: measured[0]]
+        assert 60 in words[measured[0] : measured[-1]]
+        assert not any("temperature" in body or "max_tokens" in body for body in fake.bodies)
+
+
+async def test_a_server_that_refuses_requests_beside_the_measured_ones_is_left_out(tmp_path: Path) -> None:
+    beside = Workload(
+        name="short",
+        task="embed",
+        figures=("answer",),
+        requests=5,
+        input_tokens=20,
+        beside=Background(concurrency=2, input_tokens=130),
+    )
+    plan = msgspec.structs.replace(PLAN, rounds=1, workloads=(beside,))
+    told: list[str] = []
+    failing = FakeOpenAI(pause_s=0.001)
+    failing.fail = lambda number: "refuse" if len(failing.bodies[number]["input"][0].split()) == 60 else ""
+    fakes = FakeOpenAI(pause_s=0.001), failing, FakeOpenAI(pause_s=0.001)
+    report = await contest(tmp_path, *fakes, plan=plan, tell=told.append)
+
+    assert "requests beside the measured ones failed" in report.refused["b"]
 
 
 @pytest.mark.parametrize(
