@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from infd.commandline import SHELLS, Group, misused, tls_options, unwritable
+from infd.commandline import SHELLS, Group, assignments, misused, setting_names, tls_options, unwritable
 from infd.config import SETTINGS, Assignment, Environment, Loaded, limit_thread_spinning, load
 from infd.errors import NotAnswered, StartError, UsageError
 from infd.memory import use_one_heap
@@ -110,6 +110,7 @@ def configurable(command: Command) -> Command:
         "set_",
         multiple=True,
         metavar="SECTION.KEY=VALUE",
+        shell_complete=assignments(live=False),
         help="Set any setting; `infd config describe` tells all. Repeatable.",
     )(with_settings)
     return click.option(
@@ -133,7 +134,16 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
     if setting.default_text:
         text += f"  [{setting.default_text}]"
     flags = [flag for flag in (setting.flag, setting.alias) if flag is not None]
-    return click.option(*flags, name, metavar=setting.values, multiple=setting.repeatable, help=text)
+    return click.option(
+        *flags,
+        name,
+        metavar=setting.values,
+        multiple=setting.repeatable,
+        shell_complete=lambda context, parameter, incomplete: [
+            choice for choice in setting.choices if choice.startswith(incomplete)
+        ],
+        help=text,
+    )
 
 
 def _load(config: Path | None, sets: Sequence[str], flags: dict[str, Any]) -> Loaded:
@@ -357,7 +367,7 @@ def show(loaded: Loaded, origin: bool) -> int:
 
 
 @config.command()
-@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=setting_names)
 def describe(keys: tuple[str, ...]) -> int:
     """Describe settings: all, or those named SECTION.KEY, or all of a SECTION.
 
@@ -482,8 +492,8 @@ def chat(
 def install_unit(show: bool, root: Path) -> int:
     """Write systemd's units for this installation: infd.service, infd.socket, and infd@NAME for several models.
 
-    Also writes the service's user and operators' groups (sysusers.d) and directories (tmpfiles.d), and links `infd` and
-    `infdctl` into /usr/local/bin. Starts and enables nothing; the commands to do so are printed.
+    Also writes the service's user and operators' groups (sysusers.d) and directories (tmpfiles.d), and links `infd`,
+    `infdctl` and their man pages into /usr/local. Starts and enables nothing; the commands to do so are printed.
     """
     from infd.daemon.install import run
 

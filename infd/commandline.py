@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from infd.config import SETTINGS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -74,6 +76,40 @@ def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         connecting = option(connecting)
     return connecting
+
+
+def setting_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete a setting's name, or that of a section."""
+    sections = dict.fromkeys(key.partition(".")[0] for key in SETTINGS)
+    return [name for name in (*sections, *SETTINGS) if name.startswith(incomplete)]
+
+
+def assignments(*, live: bool) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Return a completer of SECTION.KEY=VALUE: of names, and of values that can be listed.
+
+    live  only settings that change while infd runs
+    """
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+        keys = [key for key, setting in SETTINGS.items() if setting.live or not live]
+        # bash passes `log.level=de` as three words; click leaves out an `=` that is the last.
+        words = [word for word in context.params.get(parameter.name or "") or () if word != "="]
+        if words and words[-1] in keys:
+            return _listed(words[-1], incomplete)
+        key, given, value = incomplete.partition("=")
+        if given:
+            return [f"{key}={each}" for each in _listed(key, value)]
+        near = [key for key in keys if key.startswith(incomplete)]
+        (only,) = near if len(near) == 1 else ("",)
+        return [f"{only}={each}" for each in _listed(only, "")] or [f"{key}=" for key in near]
+
+    return complete
+
+
+def _listed(key: str, incomplete: str) -> list[str]:
+    """Return the values of a setting that can be listed and begin so."""
+    choices = SETTINGS[key].choices if key in SETTINGS else ()
+    return [choice for choice in choices if choice.startswith(incomplete)]
 
 
 def completion(command: click.Command, program: str, shell: str) -> str:

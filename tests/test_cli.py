@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.shell_completion import ShellComplete
 
-from infd.cli import main
+from infd.admin.ctl import cli as infdctl
+from infd.cli import cli, main
 from infd.commandline import Group
 from infd.config import SETTINGS
 from infd.version import __version__
@@ -192,6 +194,32 @@ echo "${{COMPREPLY[@]}}" """
     done = subprocess.run(["bash", "-c", typed], env={"PATH": path}, capture_output=True, text=True, check=True)
 
     assert done.stdout.split() == ["version"]
+
+
+@pytest.mark.parametrize(
+    ("program", "typed", "completed"),
+    [
+        ("infd", ["start", "--log-level", ""], "debug info warning error"),
+        ("infd", ["start", "--device", "c"], "cpu cuda"),
+        ("infd", ["start", "--set", "log.le"], "log.level=debug log.level=info log.level=warning log.level=error"),
+        ("infd", ["start", "--set", "log.level=w"], "log.level=warning"),
+        ("infd", ["config", "describe", "metr"], "metrics metrics.public metrics.compat"),
+        ("infdctl", ["config", "get", "log."], "log.level log.format log.access log.slow_s log.banner"),
+        ("infdctl", ["config", "set", "log."], "log.level= log.access= log.slow_s="),
+        ("infdctl", ["config", "set", "log.access="], "log.access=true log.access=false"),
+        ("infdctl", ["config", "set", "log.level", "=", "w"], "warning"),
+        ("infdctl", ["config", "set", "log.level", "="], "debug info warning error"),
+        ("infdctl", ["slow", "--by", "t"], "total ttft"),
+        ("infdctl", ["wait", "r"], "ready"),
+        ("infdctl", ["bench", "--dataset", "s"], "shared-prefix sharegpt"),
+        ("infdctl", ["bench", "--endpoint", "chat"], "chat"),
+    ],
+)
+def test_a_shell_completes_values_that_can_be_listed(program: str, typed: list[str], completed: str) -> None:
+    command = {"infd": cli, "infdctl": infdctl}[program]
+    completer = ShellComplete(command, {}, program, "")
+
+    assert " ".join(item.value for item in completer.get_completions(typed[:-1], typed[-1])) == completed
 
 
 def test_help_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -14,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from infd.admin.peers import ADMINS, READERS
-from infd.daemon.install import COMMANDS, TARGETS, UNITS, install
+from infd.daemon.install import COMMANDS, TARGETS, UNITS, install, run
 from infd.errors import ConfigError
 from infd.version import __version__
 
@@ -68,6 +69,10 @@ def image(tmp_path: Path) -> Path:
     for command in COMMANDS:
         (commands / command).write_text("#!/bin/sh\n")
         (commands / command).chmod(0o755)
+    pages = tmp_path / "opt/infd/share/man/man1"
+    pages.mkdir(parents=True)
+    (pages / "infdctl.1").write_text(".TH")
+    (pages / "another.1").write_text(".TH")
     install(tmp_path, commands, PYTHON)
     return tmp_path
 
@@ -103,6 +108,9 @@ def test_installed_units_name_this_installation(image: Path) -> None:
     assert {command: (image / "usr/local/bin" / command).resolve() for command in COMMANDS} == {
         command: image / "opt/infd/bin" / command for command in COMMANDS
     }
+    (page,) = (image / "usr/local/share/man").rglob("*.1")
+    assert page.relative_to(image) == Path("usr/local/share/man/man1/infdctl.1")
+    assert page.resolve() == image / "opt/infd/share/man/man1/infdctl.1"
     assert "\nd /etc/infd " in (image / "etc/tmpfiles.d/infd.conf").read_text()
 
 
@@ -136,6 +144,20 @@ def test_the_units_user_and_the_operators_groups_are_declared() -> None:
     assert f"\nUser={READERS}\nGroup={READERS}\n" in unit
     assert "DynamicUser" not in unit
     assert re.findall(r"^([ug]) (\S+)", declared, re.MULTILINE) == [("u", READERS), ("g", ADMINS)]
+
+
+def test_units_of_a_hidden_installation_are_printed_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "prefix", "/home/me/venv")
+
+    assert run(tmp_path, show=True) == 0
+    out, err = capsys.readouterr()
+    assert "ExecStart=/home/me/venv/bin/infd start" in out
+    assert err.startswith("infd: these units would fail: /home/me/venv/bin/infd is in a directory that the units hide")
+    with pytest.raises(ConfigError, match="ProtectHome"):
+        run(tmp_path, show=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_units_header_installs_files_that_exist() -> None:

@@ -87,6 +87,12 @@ class Setting(Struct, frozen=True):
             return "NAME=TEXT"
         return "NUMBER" if kind in (int, float) else "TEXT"
 
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that can be listed, those of `values` in small letters; empty: there are none."""
+        parts = self.values.split("|")
+        return tuple(part for part in parts if part.islower()) if len(parts) > 1 else ()
+
 
 def _bare(type_: Any) -> Any:
     """Return a type without the metadata of Annotated and without `None`."""

@@ -27,6 +27,10 @@ TARGETS: Final = {
 COMMANDS: Final = ("infd", "infdctl")
 WRITTEN_FOR: Final = "/opt/infd/bin/"  # the commands' directory in the units
 HIDDEN: Final = ("/home", "/root", "/run/user")  # by ProtectHome
+_HIDDEN: Final = (
+    "is in a directory that the units hide (ProtectHome), so infd could not start: install infd with a python of the"
+    " system, for example in /opt/infd, and run that one's `infd install-unit`"
+)
 NEXT: Final = """\
 Now, as root:
   systemd-sysusers && systemd-tmpfiles --create infd.conf && systemctl daemon-reload
@@ -35,7 +39,7 @@ Settings go into /etc/infd/infd.toml; `systemctl enable --now infd@NAME` serves 
 
 
 def install(root: Path, commands: Path, python: Path) -> list[Path]:
-    """Write all files beneath `root`, and link the commands into its usr/local/bin; return the paths.
+    """Write all files beneath `root`, and link commands and man pages into its usr/local; return the paths.
 
     commands  directory of this installation's commands
     python    the interpreter that they run, links resolved
@@ -50,15 +54,17 @@ def install(root: Path, commands: Path, python: Path) -> list[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             written.append(path)
-        for command in COMMANDS:
-            link = root / "usr/local/bin" / command
+        links = {root / "usr/local/bin" / command: commands / command for command in COMMANDS}
+        pages = commands.parent / "share/man"
+        links |= {root / "usr/local/share/man" / page.relative_to(pages): page for page in pages.glob("man?/infd*")}
+        for link, target in links.items():
             link.parent.mkdir(parents=True, exist_ok=True)
-            if link == commands / command:
+            if link == target:
                 continue
             if link.exists() and not link.is_symlink():
                 raise ConfigError(f"{link} exists and is not a link; move it away")
             link.unlink(missing_ok=True)
-            link.symlink_to(commands / command)
+            link.symlink_to(target)
             written.append(link)
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}; run infd install-unit as root") from error
@@ -80,22 +86,28 @@ def files(commands: Path) -> Iterator[tuple[str, str]]:
 
 def require_visible(commands: Path, python: Path) -> None:
     """Raise ConfigError if the units hide the commands or their python: ProtectHome hides /home and /root."""
+    if (hidden := hidden_path(commands, python)) is not None:
+        raise ConfigError(f"{hidden} {_HIDDEN}")
+
+
+def hidden_path(commands: Path, python: Path) -> Path | None:
+    """Return the first path, of the commands or their python, that the units hide; None: they hide neither."""
     for path in (commands / "infd", python):
         if any(path.is_relative_to(hidden) for hidden in HIDDEN):
-            raise ConfigError(
-                f"{path} is in a directory that the units hide (ProtectHome), so infd could not start: install infd"
-                " with a python of the system, for example in /opt/infd, and run that one's `infd install-unit`"
-            )
+            return path
+    return None
 
 
 def run(root: Path, *, show: bool) -> int:
     """Install, or with `show` print all files, and return the exit code. Raises ConfigError."""
-    commands = Path(sys.prefix) / "bin"
+    commands, python = Path(sys.prefix) / "bin", Path(sys.executable).resolve()
     if show:
         for name, text in files(commands):
             click.echo(f"# {root / TARGETS[name]}\n{text}")
+        if (hidden := hidden_path(commands, python)) is not None:
+            click.echo(f"infd: these units would fail: {hidden} {_HIDDEN}", err=True)
         return os.EX_OK
-    for path in install(root, commands, Path(sys.executable).resolve()):
+    for path in install(root, commands, python):
         click.echo(str(path))
     click.echo(NEXT, err=True)
     return os.EX_OK

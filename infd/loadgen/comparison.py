@@ -2,7 +2,8 @@
 
 The unit is a run: the other work of the machine affects all requests of a run alike, so the spread of requests within a
 run says little about the next run; by it, most figures of one server measured twice would "differ". A change is
-"faster" or "slower" if the runs' figures, as logarithms, differ by more than a margin in a t-test with pooled variance.
+"faster" or "slower" if the runs' figures, as logarithms, differ by more than a margin in a t-test with pooled variance;
+there is "no difference" if the change is within that margin with the same confidence, and else the runs "cannot tell".
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FEWEST: Final = 3  # runs of each measurement that a spread needs
 # Chunks that arrive together have a gap of 0, of which there is no logarithm; files of runs keep whole microseconds.
 RESOLUTION_MS: Final = 0.001
 
-Verdict = Literal["faster", "slower", "no difference", "too few runs"]
+Verdict = Literal["faster", "slower", "no difference", "cannot tell", "too few runs"]
 
 
 class Figure(Struct, frozen=True):
@@ -68,7 +69,8 @@ class Change(Struct, frozen=True, kw_only=True):
     before, after  geometric means of the runs' figures; `*_spread`: the least and the greatest
     ratio          after / before; `ratio_spread`: where it is with the comparison's confidence, None with too few runs
     confidence     greatest confidence with which the change exceeds the comparison's margin
-    verdict        "faster" or "slower" if that is at least the comparison's
+    verdict        "faster" or "slower" if that is at least the comparison's; "no difference" if `ratio_spread` is
+                   within the margin; "cannot tell" if neither: more runs may
     """
 
     figure: str
@@ -116,7 +118,8 @@ class Judge(Struct, frozen=True):
             spread = math.exp(shift - reach), math.exp(shift + reach)
             certain = _certain(abs(shift) - math.log1p(self.margin), error, freedom)
             better: Verdict = "faster" if (shift > 0) == figure.more_is_better else "slower"
-            verdict = better if certain >= self.confidence else "no difference"
+            alike = abs(shift) + reach <= math.log1p(self.margin)
+            verdict = better if certain >= self.confidence else "no difference" if alike else "cannot tell"
         return Change(
             figure=figure.name,
             unit=figure.unit,

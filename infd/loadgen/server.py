@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from infd.loadgen.pooling import OPERATIONS
-from infd.loadgen.stream import RequestFailed, Usage, cause, refusal
+from infd.loadgen.stream import RequestFailed, Usage, not_connected, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,12 +133,16 @@ class Server:
             async with self._session.request(method, url, data=body, headers=self.headers) as response:
                 answer = await response.read()
         except aiohttp.ClientConnectorError as error:
-            raise RequestFailed("unreachable", f"{url}: {cause(error)}") from None
+            raise not_connected(error, url) from None
         except TimeoutError:
             raise RequestFailed("unreachable", f"{url}: no answer in time") from None
         except aiohttp.ServerDisconnectedError:
-            advice = "; does it want https?" if url.startswith("http:") else "; does it ask for a certificate (--cert)?"
-            raise RequestFailed("disconnected", f"{url}: the server closed the connection{advice}") from None
+            advice = (
+                "if it speaks TLS, write https:// in --url"
+                if url.startswith("http:")
+                else "if it asks for a client's certificate, give one with --cert and --key"
+            )
+            raise RequestFailed("disconnected", f"{url}: the server closed the connection; {advice}") from None
         except aiohttp.ClientError as error:
             raise RequestFailed("disconnected", f"{url}: {error!r}") from None
         if response.status != 200:

@@ -12,7 +12,7 @@ import re
 import ssl
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import aiohttp
 import msgspec
@@ -31,6 +31,9 @@ _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _FINISHED = re.compile(rb'"finish_reason"\s*:\s*"(\w+)')
 _ERROR = re.compile(rb'data:\s*\{\s*"error"\s*:')
+
+
+NO_TLS: Final = "no TLS connection"  # a kind of failure
 
 
 class RequestFailed(Exception):
@@ -74,13 +77,14 @@ class _ErrorBody(Struct):
     error: _Error
 
 
-def cause(error: aiohttp.ClientConnectorError) -> str:
-    """Return the system's reason for a failed connection, without aiohttp's and asyncio's additions."""
+def not_connected(error: aiohttp.ClientConnectorError, url: str = "") -> RequestFailed:
+    """Return the failure of a connection with the system's reason, without aiohttp's and asyncio's additions."""
     failed = getattr(error, "certificate_error", error.os_error)
     if isinstance(failed, ssl.SSLError):
-        return failed_handshake(failed)
+        return RequestFailed(NO_TLS, (f"{url} answers, but " if url else "") + failed_handshake(failed))
     number = error.os_error.errno
-    return os.strerror(number) if number and number > 0 else str(error.os_error)
+    reason = os.strerror(number) if number and number > 0 else str(error.os_error)
+    return RequestFailed("unreachable", (f"{url}: " if url else "") + reason)
 
 
 async def read_events(response: aiohttp.ClientResponse, due: float, lines: list[bytes] | None) -> Sample:
@@ -132,7 +136,7 @@ async def measure(
                 raise refusal(response.status, await response.read())
             sample = await reader(response, due, lines)
     except aiohttp.ClientConnectorError as error:
-        raise RequestFailed("unreachable", cause(error)) from None
+        raise not_connected(error) from None
     except TimeoutError:
         raise RequestFailed("timeout") from None
     except (aiohttp.ClientError, ConnectionError) as error:

@@ -97,7 +97,8 @@ def failed_handshake(error: ssl.SSLError) -> str:
         return "it closed the connection; if it asks for a client's certificate, give one with --cert and --key"
     if "ALERT_UNKNOWN_CA" in reason:
         return "it does not trust the authority of the client's certificate (--cert)"
-    return f"no TLS ({reason}); does the server want http?"
+    told = reason.replace("_", " ").lower()
+    return f"it does not speak TLS ({told}); if it speaks plain HTTP, write http:// in place of https://"
 
 
 def refused_handshake(error: OSError) -> str:

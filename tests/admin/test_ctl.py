@@ -79,6 +79,18 @@ READING: dict[str, type[msgspec.Struct]] = {
 }
 
 
+async def test_the_socket_may_be_named_behind_every_command(backend: AdminEngine, tmp_path: Path) -> None:
+    elsewhere = ("--socket", tmp_path / "nothing.sock")
+    runs = await asyncio.gather(
+        infdctl(*elsewhere, "status", "--socket", backend.socket),
+        infdctl("config", "get", "log.level", f"--socket={backend.socket}"),
+        infdctl("wait", "ready", "--timeout", "0", *elsewhere),
+    )
+
+    assert [code for code, _, _ in runs] == [0, 0, 5]
+    assert str(elsewhere[1]) in runs[2][2]
+
+
 async def test_abort_ends_a_request(backend: AdminEngine) -> None:
     async with backend.loaded(), backend.request() as (request_id, choices):
         code, out, err = await infdctl("abort", request_id, "--json", INFD_ADMIN_SOCKET=str(backend.socket))

@@ -7,7 +7,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from infd.loadgen.stream import RequestFailed, cause, read, text_of
+from infd.loadgen.stream import RequestFailed, not_connected, read, text_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -86,13 +86,14 @@ def test_a_handshake_that_fails_is_told_with_its_reason_and_the_remedy() -> None
     plain = ssl.SSLError(1, "[SSL] record layer failure")
     key: Any = None
     told = [
-        cause(aiohttp.ClientConnectorCertificateError(key, untrusted)),
-        cause(aiohttp.ClientConnectorSSLError(key, plain)),
-        cause(aiohttp.ClientConnectorError(key, OSError(111, "x"))),
+        str(not_connected(aiohttp.ClientConnectorCertificateError(key, untrusted), "https://u")),
+        str(not_connected(aiohttp.ClientConnectorSSLError(key, plain))),
+        str(not_connected(aiohttp.ClientConnectorError(key, OSError(111, "x")), "http://u")),
     ]
 
     assert told[0].startswith(
-        "its certificate is not trusted (self-signed certificate); name its authority with --cacert"
+        "no TLS connection: https://u answers, but its certificate is not trusted (self-signed cert"
     )
-    assert told[1].startswith("no TLS (")
-    assert told[2] == "Connection refused"
+    assert told[0].endswith("name its authority with --cacert, or accept any with --insecure")
+    assert told[1].startswith("no TLS connection: it does not speak TLS ([ssl] record layer failure); if it speaks")
+    assert told[2] == "unreachable: http://u: Connection refused"

@@ -92,8 +92,8 @@ _INSTEAD = {
     "path",
     envvar="INFD_ADMIN_SOCKET",
     metavar="PATH",
-    help="The daemon's admin socket. Default: $INFD_ADMIN_SOCKET, else admin.sock in $XDG_RUNTIME_DIR/infd, else"
-    " /tmp/infd-UID, else /run/infd.",
+    help="The daemon's admin socket, before or behind the command. Default: $INFD_ADMIN_SOCKET, else admin.sock in"
+    " $XDG_RUNTIME_DIR/infd, else /tmp/infd-UID, else /run/infd.",
 )
 @click.version_option(__version__, prog_name="infdctl", message="%(prog)s %(version)s")
 @click.pass_context
@@ -305,3 +305,21 @@ for command in (
     settings.config,
 ):
     cli.add_command(command)
+
+
+def _name_socket(context: click.Context, parameter: click.Parameter, path: str | None) -> None:
+    if path is not None:
+        context.obj = AdminClient([path])
+
+
+def _add_socket_option(group: click.Group) -> None:
+    """Accept --socket behind the group's commands too; help texts and man page have it once."""
+    for command in group.commands.values():
+        if isinstance(command, click.Group):
+            _add_socket_option(command)
+        elif command is not bench:  # speaks HTTP with any server
+            option = click.Option(["--socket"], hidden=True, expose_value=False, callback=_name_socket)
+            command.params.append(option)
+
+
+_add_socket_option(cli)

@@ -32,7 +32,7 @@ _SHARED = 0.5
 @click.option("--model", default="", help="Name of the model. Default: the first that the server lists.")
 @click.option(
     "--endpoint",
-    type=Parsed("chat|completions", benchargs.endpoint),
+    type=Parsed("chat|completions", benchargs.endpoint, lambda: ("chat", "completions")),
     default="chat",
     show_default=True,
     help="What requests ask for.",
@@ -83,7 +83,7 @@ _SHARED = 0.5
 )
 @click.option(
     "--dataset",
-    type=Parsed("name", benchargs.dataset),
+    type=Parsed("name", benchargs.dataset, benchargs.datasets),
     help="random, shared-prefix, or the shape of --dataset-path: sharegpt, batch, prompts, mooncake, burstgpt. Default:"
     " random, or the shape that the file has.",
 )
@@ -289,7 +289,7 @@ async def _measure(
 
 def _raise(ended: Exception | KeyboardInterrupt | None, timeout_s: float) -> None:
     """Raise the Failure, with its exit code, for what ended the measurement."""
-    from infd.loadgen.stream import RequestFailed
+    from infd.loadgen.stream import NO_TLS, RequestFailed
 
     if ended is None:
         return
@@ -297,6 +297,8 @@ def _raise(ended: Exception | KeyboardInterrupt | None, timeout_s: float) -> Non
         raise ended if isinstance(ended, KeyboardInterrupt) else Refused(str(ended))
     if ended.kind == "unreachable":
         raise Unreachable(f"{ended}; is the server running, and is --url right?")
+    if ended.kind == NO_TLS:
+        raise Unreachable(str(ended))
     if ended.kind == "timeout":
         raise TimedOut(f"no answer within {timeout_s:g} s")
     advice = "; name the variable that holds the key with --api-key-env" if ended.status == 401 else ""

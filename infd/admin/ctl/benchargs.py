@@ -7,9 +7,10 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from infd.config.vllm import Flags
 
@@ -78,11 +79,20 @@ class Several(click.ParamType):  # type: ignore[type-arg]
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]
-    """A value that a function reads; its ValueError is the message."""
+    """A value that a function reads; its ValueError is the message.
 
-    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+    listed  returns the values that a shell can complete
+    """
+
+    def __init__(self, name: str, read: Callable[[str], Any], listed: Callable[[], Sequence[str]] = tuple) -> None:
         self.name = name
         self._read = read
+        self._listed = listed
+
+    def shell_complete(
+        self, context: click.Context, parameter: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(value) for value in self._listed() if value.startswith(incomplete)]
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         if not isinstance(value, str):
@@ -158,12 +168,16 @@ def endpoint(text: str) -> str:
 
 def dataset(text: str) -> str:
     """Read the name of a dataset, ours or vLLM's."""
+    name = {"prefix_repetition": "shared-prefix", "custom": "prompts"}.get(text, text)
+    if name not in datasets():
+        raise ValueError(f"{text!r} is not one of {', '.join(datasets())}")
+    return name
+
+
+def datasets() -> tuple[str, ...]:
+    """Return the names of all datasets."""
     from typing import get_args
 
     from infd.loadgen.datasets.spec import Shape
 
-    names = ("random", "shared-prefix", *get_args(Shape))
-    name = {"prefix_repetition": "shared-prefix", "custom": "prompts"}.get(text, text)
-    if name not in names:
-        raise ValueError(f"{text!r} is not one of {', '.join(names)}")
-    return name
+    return ("random", "shared-prefix", *get_args(Shape))

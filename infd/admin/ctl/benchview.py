@@ -40,11 +40,11 @@ def _one(report: Report) -> None:
         "between tokens": latency.inter_token,
         "per output token": latency.per_token,
     }
-    _spreads("MS", {**(generating if report.settings.task == "generate" else {}), "end to end": latency.e2e})
+    _spreads("TIMES IN MS", {**(generating if report.settings.task == "generate" else {}), "end to end": latency.e2e})
     if report.models:
         click.echo()
         output.table(
-            ("MODEL", "DONE", "FAILED", "TOKENS", "TTFT P50", "TTFT P99", "TPOT P50"),
+            ("MODEL", "DONE", "FAILED", "TOKENS", "TTFT P50 MS", "TTFT P99 MS", "TPOT P50 MS"),
             [
                 (
                     name,
@@ -57,7 +57,7 @@ def _one(report: Report) -> None:
                 )
                 for name, one in report.models.items()
             ],
-            right=("DONE", "FAILED", "TOKENS", "TTFT P50", "TTFT P99", "TPOT P50"),
+            right=("DONE", "FAILED", "TOKENS", "TTFT P50 MS", "TTFT P99 MS", "TPOT P50 MS"),
         )
 
 
@@ -115,17 +115,18 @@ def _spreads(title: str, rows: dict[str, Spread | None]) -> None:
 
 
 def _sweep(reports: Sequence[Report]) -> None:
-    """Print a row for each load, of at most 80 columns; latencies are in milliseconds.
+    """Print a row for each load, of at most 80 columns, below two lines of headings.
 
     With objectives the share of good requests has the place of the end-to-end time.
     """
     good = any(report.goodput for report in reports)
-    last = "GOOD" if good else "E2E50"
-    head = ("LOAD", "DONE", "ERR", "REQ/S", "TOK/S", "TTFT50", "TTFT99", "TPOT50", "TPOT99", last)
+    times = [f"{name}\np{q} ms" for name in ("TTFT", "TPOT") for q in (50, 99)]
+    last = "GOOD\n%" if good else "E2E\np50 ms"
+    head = ("LOAD", "DONE", "ERR", "REQ\n/s", "OUT\ntok/s", *times, last)
     rows = []
     for report in reports:
         latency = report.latency_ms
-        share = f"{report.goodput.share:.0%}" if report.goodput else "-"
+        share = f"{100 * report.goodput.share:.0f}" if report.goodput else "-"
         cells = (
             name_of(report.settings),
             str(report.requests.completed),
@@ -174,6 +175,8 @@ def compared(comparison: Comparison) -> None:
     )
     if any(change.verdict == "too few runs" for load in comparison.loads for change in load.changes):
         click.echo("Too few runs: measure each side with --runs 5.")
+    if any(change.verdict == "cannot tell" for load in comparison.loads for change in load.changes):
+        click.echo("Cannot tell: the change may be within the margin or beyond it; more runs narrow FROM and TO.")
     for name in comparison.alone:
         click.echo(f"{name}: measured in one of the two, not compared")
 

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from infd.admin import protocol
 from infd.admin.ctl import show
 from infd.admin.ctl.options import json_option
-from infd.commandline import Group
+from infd.commandline import Group, assignments, setting_names
 
 if TYPE_CHECKING:
     from infd.admin.ctl.client import AdminClient
@@ -40,7 +40,7 @@ def config() -> None:
 
 
 @config.command("get")
-@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=setting_names)
 @json_option
 @click.pass_obj
 def get(client: AdminClient, keys: tuple[str, ...], as_json: bool) -> None:
@@ -67,16 +67,16 @@ def _change(row: protocol.SettingRow) -> str:
 
 
 @config.command("set")
-@click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
+@click.argument("assigned", metavar="KEY=VALUE...", nargs=-1, required=True, shell_complete=assignments(live=True))
 @json_option
 @click.pass_obj
-def set_(client: AdminClient, assignments: tuple[str, ...], as_json: bool) -> None:
+def set_(client: AdminClient, assigned: tuple[str, ...], as_json: bool) -> None:
     """Change settings until the next reload or start, all or none. Values are written as after `infd start --set`.
 
     Files of API keys and certificates are read again too. A number without a value is `null`, and an empty table `{}`.
     """
     values = {}
-    for assignment in assignments:
+    for assignment in assigned:
         key, separator, value = assignment.partition("=")
         if not separator:
             raise click.UsageError(f"{assignment}: expected SECTION.KEY=VALUE")
