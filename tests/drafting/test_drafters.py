@@ -12,7 +12,7 @@ from infd.drafting.ngram import NgramDrafter
 from infd.drafting.occurrences import AT_ONCE, MOST_INDEXED, Occurrences
 from infd.drafting.prediction import PredictionDrafter
 from infd.drafting.select import drafting
-from infd.drafting.suffix import SuffixDrafter, SuffixDrafting
+from infd.drafting.suffix import LONGEST, SuffixDrafter, SuffixDrafting
 from infd.request import Request
 
 
@@ -69,6 +69,8 @@ def test_a_longer_run_brings_more_drafts():
     suffixes.drafter(request([]), b"").finish(text)
     assert len(suffixes.drafter(request([]), b"").draft(text[8:10], 15)) == 4
     assert len(suffixes.drafter(request([]), b"").draft(text[2:10], 15)) == 15
+    own = [*range(1, 20), 1, 2]
+    assert suffixes.drafter(request(own), b"other").draft(own, 15) == [3, 4, 5, 6]
 
 
 def test_answers_are_forgotten_beyond_the_limit_of_bytes():
@@ -82,6 +84,28 @@ def test_answers_are_forgotten_beyond_the_limit_of_bytes():
     assert sum(each.bytes for each in held) <= 2**20
     assert suffixes.answers(bytes([39])) is held[-1]
     assert suffixes.answers(bytes([0])) is None
+
+
+def test_the_root_whose_last_answer_is_oldest_is_forgotten_first():
+    suffixes = SuffixDrafting(most=7, limit=25_000)  # two roots of 10 tokens
+
+    def finish(root: bytes, tokens: int) -> None:
+        suffixes.drafter(request([]), root).finish(list(range(tokens)))
+
+    finish(b"first", 5)
+    finish(b"second", 10)
+    finish(b"first", 5)
+    finish(b"third", 10)
+    assert [suffixes.answers(root) is None for root in (b"first", b"second", b"third")] == [False, True, False]
+
+
+def test_only_the_beginning_of_a_long_answer_is_remembered():
+    suffixes = SuffixDrafting(most=7, limit=2**30)
+    for answers in (1, 2):
+        suffixes.drafter(request([]), b"").finish(list(range(LONGEST + 100)))
+        held = suffixes.answers(b"")
+        assert held is not None
+        assert len(held.tokens) == answers * LONGEST
 
 
 def test_a_root_without_an_answer_takes_no_memory():

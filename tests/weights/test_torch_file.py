@@ -165,6 +165,11 @@ def test_hostile_archives_are_refused_with_the_reason(tmp_path: Path):
     refused(changed(len(good) - 14, b"\xff\xff"), "at most 4096|ends within|not within")
     refused(good.replace(b"layer/byteorder", b"layer/data/zzzz").replace(b"data.pkl", b"data.xyz"), "data.pkl")
     refused(good.replace(b"little", b"bigger"), "little-endian")
+    path = pickled(tmp_path, tensor((2, 3), (3, 1)))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("layer/data/1", bytes(8))
+    apart = path.read_bytes()
+    refused(apart.replace((24).to_bytes(4, "little") * 2, (70).to_bytes(4, "little") * 2), "data/1' overlaps another")
 
 
 def test_damaged_files_are_refused_or_read_and_never_anything_else(tmp_path: Path):
