@@ -1,4 +1,4 @@
-"""Draft the tokens that a choice's grammar leaves no choice about; elsewhere what another drafter guesses."""
+"""Draft the tokens that a choice's grammar forces; where it forces none, the tokens of another drafter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from infd.drafting.drafter import Drafter
 
-KEPT: Final = 4  # places whose forced tokens are remembered: masks are filled ahead of the tokens that are kept
+KEPT: Final = 4  # places whose forced tokens are remembered: masks are filled ahead of drafts that may be rejected
 
 
 class ForcedDrafter:
@@ -22,7 +22,7 @@ class ForcedDrafter:
         self._forced: tuple[tuple[int, list[int]], ...] = ()
 
     def force(self, start: int, tokens: list[int]) -> None:
-        """Remember that `tokens` follow the choice's first `start` tokens, if these are those that the grammar read."""
+        """Remember that the grammar forces `tokens` behind the first `start` tokens of the choice."""
         self._forced = ((start, tokens), *self._forced[: KEPT - 1])
 
     def forced(self, tokens: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Draft what followed the choice's last tokens where they occurred before, in its prompt or its answer.
+"""Draft the tokens that followed an earlier occurrence of the choice's last tokens, in its prompt or its answer.
 
 Source: Saxena 2023, prompt lookup decoding.
 """

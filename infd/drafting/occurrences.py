@@ -21,7 +21,7 @@ class Occurrences:
 
     lengths  lengths of the runs, the longest first
     since    number of tokens at the text's beginning that are not read
-    read     number of the text's tokens that were read, or are not
+    read     number of tokens at the text's beginning that are read or skipped
     """
 
     def __init__(self, lengths: Sequence[int], since: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Choose how tokens are drafted: by the settings, and by what a request brings."""
+"""Choose how tokens are drafted: by the settings, and by a request's prediction and grammar."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ByRequest:
-    """Implements Drafting: drafts are a request's prediction, or what its grammar forces, or another drafting's."""
+    """Implements Drafting: drafts come from a request's prediction, from its grammar, or from another Drafting."""
 
     def __init__(self, drafting: Drafting) -> None:
         self.most = drafting.most
@@ -31,7 +31,7 @@ class ByRequest:
 
 
 def drafting(settings: SchedulerConfig) -> Drafting:
-    """Return what the settings select."""
+    """Return the Drafting that the settings select."""
     match settings.speculative:
         case "ngram":
             return ByRequest(NgramDrafting(settings.speculative_tokens))

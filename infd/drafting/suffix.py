@@ -1,4 +1,4 @@
-"""Draft what followed the choice's last tokens, in the choice itself or in earlier answers to similar requests.
+"""Draft the tokens that followed an earlier occurrence of the choice's last tokens, in the choice or earlier answers.
 
 Answers are remembered by prefix root, so that a draft derives only from requests of the same tenant, adapter and salt.
 The longer the run of tokens that occurred before, the more tokens are drafted.

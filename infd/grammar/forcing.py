@@ -1,4 +1,4 @@
-"""Find the tokens that a grammar leaves no choice about, from its masks: where all allowed tokens begin alike.
+"""Find the tokens that a grammar forces, from its masks: all allowed tokens begin with the same bytes.
 
 The tokens become drafts. A model writes a text in the tokens in which its tokenizer encodes it, so the forced text is
 encoded as a whole. If its last token may merge with the text that follows, that token is left to the model.

@@ -142,7 +142,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 class Measured(Struct, kw_only=True):
-    """What a run has measured so far, and its circumstances; `summarise` makes the report of it."""
+    """The measurements of a run so far, from which `summarise` makes a report."""
 
     duration_s: float = 0.0
     samples: list[Sample] = []

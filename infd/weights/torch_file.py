@@ -25,7 +25,7 @@ MOST_PICKLE_BYTES: Final = 2**20
 MOST_DIMENSIONS: Final = 16
 MOST: Final = 2**48  # of sizes, strides and offsets, whose products must stay small
 DICT, TENSOR = "collections OrderedDict", "torch._utils _rebuild_tensor_v2"
-# Type of a storage to safetensors' name of its numbers, and bytes of one.
+# Class of a storage -> safetensors' name of its numbers, and bytes of a number
 STORAGES: Mapping[str, tuple[str, int]] = MappingProxyType(
     {
         "torch FloatStorage": ("F32", 4),
@@ -57,7 +57,7 @@ class Name(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """Numbers of one type: dtype is safetensors' name, `size` the bytes of one."""
+    """Numbers of one type. dtype: safetensors' name; size: bytes of a number."""
 
     dtype: str
     size: int

@@ -63,7 +63,7 @@ def sliced(stored: StoredTensor, view: View) -> StoredTensor:
 
 
 def _chosen(rows: Tensor, view: View, begin: int = 0) -> Tensor:
-    """Return those of a matrix's rows that a view consists of; `rows` are the matrix's rows from `begin` on."""
+    """Return the rows of a view among `rows`, which are the matrix's rows from `begin` on."""
     first = view.first if begin <= view.first else begin + (view.first - begin) % view.step
     end = max(0, view.first + view.count * view.step - begin)
     return rows[first - begin : end : view.step]

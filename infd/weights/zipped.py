@@ -1,7 +1,7 @@
 """The entries of a zip archive that stores them uncompressed, as torch.save writes it.
 
-Only what such an archive needs is accepted: no compression, no encryption, no comment, no archive in several parts, no
-entries that overlap. Nothing is unpacked: an entry is a range of the file's bytes.
+Archives are refused that are compressed, encrypted, commented or in several parts, or whose entries overlap. Nothing is
+unpacked: an entry is a range of the file's bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ MOST_ENTRIES: Final = 4096
 MOST_DIRECTORY_BYTES: Final = 2**20
 ENCRYPTED: Final = 1  # flag
 
-_END = Layout(
-    "<4s4H2IH"
-)  # signature, disks, entries on this disk and in all, bytes and offset of the directory, comment
+# Signature, disks, entries on this disk and in all, bytes and offset of the directory, bytes of the comment
+_END = Layout("<4s4H2IH")
 _ENTRY = Layout("<4s6H3I5H2I")
 _LOCAL = Layout("<4s5H3I2H")
 

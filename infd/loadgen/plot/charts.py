@@ -189,7 +189,7 @@ def timeline(run: Named) -> Iterator[Drawn]:
 
 
 def _load_axis(runs: Sequence[Named]) -> tuple[str, str] | None:
-    """Return what varies between the loads, a label and a field of Settings; None: nothing."""
+    """Return the label and the name of the field of Settings that varies between the loads; None if none varies."""
     for label, field in (("requests / s", "request_rate"), ("requests in flight", "concurrency")):
         if len({getattr(run.report.settings, field) for run in runs} - {None}) > 1:
             return label, field
