@@ -490,7 +490,10 @@ def chat(
     help="Write beneath this directory, such as an image's.",
 )
 def install_unit(show: bool, root: Path) -> int:
-    """Write systemd's units for this installation: infd.service, infd.socket, and infd@NAME for several models.
+    """Write systemd's units for this installation, to start at boot or on demand: infd.service, infd.socket, infd@NAME.
+
+    On demand: with infd.socket enabled in place of infd.service, the first connection starts the daemon, and with
+    server.idle_exit_s it ends when idle. infd@NAME.service and infd@NAME.socket do the same for /etc/infd/NAME.toml.
 
     Also writes the service's user and operators' groups (sysusers.d) and directories (tmpfiles.d), and links `infd`,
     `infdctl` and their man pages into /usr/local. Starts and enables nothing; the commands to do so are printed.

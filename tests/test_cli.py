@@ -271,7 +271,7 @@ def test_commands_that_answers_name_exist_and_those_they_replace_do_not() -> Non
         assert isinstance(group, Group)
         assert not group.commands.keys() & group.instead.keys()
         for told in group.instead.values():
-            for program, command in re.findall(r"`(infd|infdctl) ([a-z]+)", told):
+            for program, command in re.findall(r"`(infd|infdctl) ([a-z][a-z-]*)", told):
                 assert command in {"infd": infd, "infdctl": infdctl}[program].commands
 
 

@@ -146,6 +146,7 @@ def _status(context: AdminContext) -> protocol.Status:
         "pid": os.getpid(),
         "model": context.model,
         "apart": dict(context.apart),
+        "rejected": dict(context.engine.metrics.rejected),
         "restart": context.settings.waiting(),
     }
     facts = context.engine.describe()
@@ -378,7 +379,8 @@ def watch(context: AdminContext, args: items.WatchTop) -> AsyncGenerator[items.F
 
 async def logs(context: AdminContext, args: items.ReadLogs) -> AsyncGenerator[items.LogRecord, None]:
     level = logging.getLevelNamesMapping()[args.level.upper()]
-    async with aclosing(context.logs.read(args.last, since=args.since, level=level, follow=args.follow)) as news:
+    records = context.logs.read(args.last, since=args.since, level=level, request=args.request, follow=args.follow)
+    async with aclosing(records) as news:
         async for read, missing in news:
             yield items.LogRecord(
                 seq=read.seq,

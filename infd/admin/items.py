@@ -63,22 +63,24 @@ class Frame(Struct):
 class ReadLogs(Struct, forbid_unknown_fields=True):
     """Read the log, one JSON object per line.
 
-    last    records to begin with
-    since   begin after the record with this number instead; all records if none has reached it, as after a restart
-    level   only records of this level and above, among those that the daemon's log.level admits
-    follow  continue with new records until the subscriber disconnects or the daemon exits
+    last     records to begin with
+    since    begin after the record with this number instead; all records if none has reached it, as after a restart
+    level    only records of this level and above, among those that the daemon's log.level admits
+    request  only records about the request with this id: its X-Request-Id, or the id of `RequestRow`; empty: all
+    follow   continue with new records until the subscriber disconnects or the daemon exits
     """
 
     last: Annotated[int, Meta(ge=0)] = 100
     since: Annotated[int, Meta(ge=0)] | None = None
     level: Level = "debug"
+    request: str = ""
     follow: bool = False
 
 
 class LogRecord(Struct):
     """A record of the log.
 
-    seq      consecutive number; a daemon's first record is 1. Records below `ReadLogs.level` leave gaps
+    seq      consecutive number; a daemon's first record is 1. Records that `ReadLogs` leaves out leave gaps
     time     Unix time
     trace    lines of an exception or a stack; mostly empty
     dropped  earlier records that were discarded unread

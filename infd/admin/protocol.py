@@ -103,6 +103,7 @@ class Status(Struct):
     graphs            captured decoding steps; None: decoding steps are not captured
     large_pages       None: weights are not moved into large pages
     apart             template and tokenizer components that run in the worker process, with reasons
+    rejected          requests refused since the start, by error code
     restart           settings whose new value, found by the last reload, takes effect at the next start
     """
 
@@ -143,6 +144,7 @@ class Status(Struct):
     graphs: Captured | None = None
     large_pages: LargePages | None = None
     apart: dict[str, str] = {}
+    rejected: dict[str, int] = {}
     restart: list[SettingChange] = []
 
 

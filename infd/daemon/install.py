@@ -35,6 +35,7 @@ NEXT: Final = """\
 Now, as root:
   systemd-sysusers && systemd-tmpfiles --create infd.conf && systemctl daemon-reload
   systemctl enable --now infd
+or, to start at the first connection and to end when idle (server.idle_exit_s), systemctl enable --now infd.socket
 Settings go into /etc/infd/infd.toml; `systemctl enable --now infd@NAME` serves /etc/infd/NAME.toml."""
 
 

@@ -46,6 +46,11 @@ class Record(Struct, frozen=True):
     fields: dict[str, Field]
     size: int
 
+    def fits(self, level: int, request: str) -> bool:
+        """Return whether the record is of `level` or above and, unless `request` is empty, about that request."""
+        fields = self.fields
+        return self.number >= level and (not request or request in (fields.get("request_id"), fields.get("ticket")))
+
 
 class RecentLogs(logging.Handler):
     """A handler that keeps the latest records in memory. Any thread logs; the event loop's thread reads."""
@@ -94,9 +99,9 @@ class RecentLogs(logging.Handler):
             self._wake()
 
     async def read(
-        self, last: int, *, since: int | None = None, level: int = 0, follow: bool = False
+        self, last: int, *, since: int | None = None, level: int = 0, request: str = "", follow: bool = False
     ) -> AsyncGenerator[tuple[Record, int], None]:
-        """Yield records of `level` and above, each with the number of records dropped before it.
+        """Yield records that fit `level` and `request`, each with the number of records dropped before it.
 
         last    number of records to begin with, if `since` is None
         since   begin after the record with this number; a number above the latest is from an earlier process, so all
@@ -104,14 +109,14 @@ class RecentLogs(logging.Handler):
         follow  continue with new records until `end`
         """
         news = asyncio.Event()
-        records, seq = self._begin(last, since, level)
+        records, seq = self._begin(last, since, level, request)
         dropped = 0
         try:
             while True:
                 for record in records:
                     dropped += record.seq - seq - 1
                     seq = record.seq
-                    if record.number >= level:
+                    if record.fits(level, request):
                         yield record, dropped
                         dropped = 0
                 if self.last == seq:
@@ -123,7 +128,7 @@ class RecentLogs(logging.Handler):
             with self._locked():
                 self._waiting.pop(news, None)
 
-    def _begin(self, last: int, since: int | None, level: int) -> tuple[list[Record], int]:
+    def _begin(self, last: int, since: int | None, level: int, request: str) -> tuple[list[Record], int]:
         """Return the records with which a reader begins, and the number of the record before them."""
         if since is not None:
             seq = since if since <= self.last else 0
@@ -131,7 +136,7 @@ class RecentLogs(logging.Handler):
         with self._locked():
             if not last:
                 return [], self.last
-            chosen = [record for record in self._ring if record.number >= level][-last:]
+            chosen = [record for record in self._ring if record.fits(level, request)][-last:]
             seq = chosen[0].seq - 1 if chosen else self.last  # older records were not asked for, so none is missing
             return self._after(seq), seq
 

@@ -91,6 +91,13 @@ async def test_the_socket_may_be_named_behind_every_command(backend: AdminEngine
     assert str(elsewhere[1]) in runs[2][2]
 
 
+async def test_the_status_counts_rejected_requests_by_reason(backend: AdminEngine) -> None:
+    backend.engine.metrics.rejected.update(overloaded=3, rate_limit_exceeded=12)
+    _, out, _ = await infdctl("--socket", backend.socket, "status")
+
+    assert "\nrejected  3 overloaded, 12 rate_limit_exceeded\n" in out
+
+
 async def test_abort_ends_a_request(backend: AdminEngine) -> None:
     async with backend.loaded(), backend.request() as (request_id, choices):
         code, out, err = await infdctl("abort", request_id, "--json", INFD_ADMIN_SOCKET=str(backend.socket))

@@ -46,6 +46,19 @@ async def test_the_last_records_of_a_level_as_json(backend: AdminEngine) -> None
     ]
 
 
+async def test_the_records_of_one_request_are_found_by_either_of_its_ids(backend: AdminEngine) -> None:
+    fields = [{}, {"request_id": "mine", "ticket": "0123"}, {"request_id": "other"}, {"request_id": "mine"}]
+    for number, each in enumerate(fields):
+        backend.logs.handle(record(logging.INFO, f"record {number}", **each))
+    runs = [
+        await infdctl("--socket", backend.socket, "logs", "--request", name, "-n", lines)
+        for name, lines in (("mine", "9"), ("mine", "1"), ("0123", "9"), ("x y", "9"))
+    ]
+
+    assert [[word for word in out.split() if word.isdigit()] for _, out, _ in runs] == [["1", "3"], ["3"], ["1"], []]
+    assert {code for code, _, _ in runs} == {0}
+
+
 async def test_a_follower_reads_new_records_until_the_daemon_ends(backend: AdminEngine) -> None:
     backend.logs.handle(record(logging.INFO, "old"))
     following = asyncio.create_task(infdctl("--socket", backend.socket, "logs", "-f", "-n", "0"))
@@ -72,7 +85,7 @@ async def test_an_unknown_level_is_refused(backend: AdminEngine) -> None:
     status, body = await ask(backend.socket, "GET", "/v1/logs?level=loud")
 
     assert (status, body["code"]) == (400, "bad_request")
-    assert "last, since, level, follow" in body["detail"]
+    assert "last, since, level, request, follow" in body["detail"]
 
 
 async def test_records_since_a_time_are_shown_without_older_ones(backend: AdminEngine) -> None:

@@ -68,15 +68,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 _STOP = "`infdctl drain` ends the daemon once its requests are finished, as `systemctl stop infd` does"
 _LISTS = "`infdctl ps` lists requests, `infdctl loras` adapters, and `infd models` models"
 _SHOWN = "`infdctl status` and `infdctl top` show the load, GET /metrics all counters"
+_REJECTED = "`infdctl status` and `infdctl top` count rejected requests by reason, `infdctl logs` has each"
 _INSTEAD = {
     **dict.fromkeys(("stop", "shutdown", "quit"), _STOP),
     **dict.fromkeys(("kill", "cancel"), "`infdctl abort ID` ends a request; `infdctl ps` lists the ids"),
     **dict.fromkeys(("list", "ls", "requests"), _LISTS),
+    **dict.fromkeys(("slowest", "latency"), "`infdctl slow` lists the slowest requests that have ended"),
+    **dict.fromkeys(("rejected", "rejects", "errors"), _REJECTED),
+    **dict.fromkeys(("compare", "plot", "benchmark"), "`infdctl bench` measures; its --compare and --plot take files"),
+    **dict.fromkeys(("tokens", "tenants", "keys", "quota"), "`infdctl usage` lists what keys and tenants have used"),
+    **dict.fromkeys(("adapters", "lora"), "`infdctl loras`, `infdctl load-lora` and `infdctl unload-lora`"),
+    **dict.fromkeys(("log", "journal", "trace"), "`infdctl logs -f` follows the log, with --request ID that of one"),
     **dict.fromkeys(("stats", "info", "metrics", "health"), _SHOWN),
     **dict.fromkeys(("get", "set"), "`infdctl config get` and `infdctl config set`"),
     "restart": "`systemctl restart infd`; while infd.socket is enabled no connection is refused meanwhile",
     "start": "`infd start` starts a daemon",
     "tail": "`infdctl logs -f` follows the log",
+    **dict.fromkeys(("log-level", "loglevel"), "`infdctl config set log.level=debug`"),
     "profile": "`infdctl top` shows the times of steps, `infdctl dump` stacks; there is no profile",
 }
 
@@ -116,7 +124,10 @@ def _usual_places() -> Iterator[str]:
 @json_option
 @click.pass_obj
 def status(client: AdminClient, as_json: bool) -> None:
-    """Show state, load and cache."""
+    """Show state, load, cache, and how many requests were rejected, by reason.
+
+    The log has each rejected request with its error: `infdctl logs`. GET /metrics counts them over time.
+    """
     answer = client.get("/v1/status", protocol.Status)
     show.as_json(answer) if as_json else show.status(answer)
 
@@ -141,7 +152,7 @@ def version(client: AdminClient, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def wait_(client: AdminClient, state: str, timeout_s: float | None, as_json: bool) -> None:
-    """Return once the daemon is in STATE, also if it is not started yet.
+    """Wait until the daemon is in STATE, such as ready, also if it is not started yet.
 
     Exit codes: 4 if the daemon failed, or ended while it was starting; 5 after --timeout. Without --timeout it waits
     until a daemon comes.
@@ -257,7 +268,7 @@ def dump(client: AdminClient, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def drain(client: AdminClient, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Admit no more requests, finish the requests in flight, then exit, as on TERM.
+    """Stop the daemon: admit no more requests, finish the requests in flight, then exit, as on TERM.
 
     After server.drain_timeout_s the daemon ends the requests that are left, and exits with code 75; --timeout ends only
     this command.

@@ -150,7 +150,7 @@ _SHARED = 0.5
     metavar="[FILE]",
     help="Write figures and every request's times as JSON, to standard output if no file is named.",
 )
-@click.option("--plot", metavar="FILE", help="Draw the measurement as one page of HTML.")
+@click.option("--plot", metavar="FILE", help="Draw the measurement, or both of --compare, as one page of HTML.")
 @click.option(
     "--compare",
     type=(str, str),
@@ -190,11 +190,12 @@ def bench(
     json_path: str | None,
     **options: Any,
 ) -> None:
-    """Measure a server: time to first token, token gaps, end-to-end time, throughput and goodput.
+    """Measure a server: latencies, throughput, goodput; plot measurements, and compare two.
 
-    Works with any OpenAI-compatible endpoint. Sends random prompts of exact lengths, or the requests of a file:
-    ShareGPT's conversations, an OpenAI batch, prompts, Mooncake's or BurstGPT's traces. Ctrl-C ends a measurement early
-    and prints what was measured. Takes the names of vLLM's `bench serve` too.
+    Latencies are time to first token, token gaps, time per token and end-to-end time. Works with any OpenAI-compatible
+    endpoint. Sends random prompts of exact lengths, or the requests of a file: ShareGPT's conversations, an OpenAI
+    batch, prompts, Mooncake's or BurstGPT's traces. Ctrl-C ends a measurement early and prints what was measured. Takes
+    the names of vLLM's `bench serve` too.
     """
     if compare is not None:
         from infd.loadgen.comparison import Judge

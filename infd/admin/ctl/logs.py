@@ -63,17 +63,29 @@ class Since(click.ParamType):  # type: ignore[type-arg]
     show_default=True,
     help="Only records of this level and above. The daemon logs none below its log.level.",
 )
+@click.option(
+    "--request",
+    metavar="ID",
+    default="",
+    help="Only records about this request: its X-Request-Id, or its id in `infdctl ps` or `infdctl slow`.",
+)
 @json_option
 @click.pass_obj
 def logs(
-    client: AdminClient, follow: bool, last: int, since: int | timedelta | None, level: str, as_json: bool
+    client: AdminClient,
+    follow: bool,
+    last: int,
+    since: int | timedelta | None,
+    level: str,
+    request: str,
+    as_json: bool,
 ) -> None:
-    """Show the daemon's recent log, wherever it is written to, as plain text.
+    """Show or follow the daemon's recent log, wherever it is written to, as plain text: all, or of one request.
 
     The daemon keeps about 2,000 records in memory. With --json each record is a line. The daemon disconnects a
     follower that does not read; --since N continues after record N.
     """
-    query = {"follow": str(follow).lower(), "last": last, "level": level}
+    query = {"follow": str(follow).lower(), "last": last, "level": level, "request": request}
     begin = 0.0
     if isinstance(since, timedelta):
         begin, query["since"] = time.time() - since.total_seconds(), 0

@@ -34,7 +34,7 @@ def loras(client: AdminClient, as_json: bool) -> None:
 def load_lora(
     client: AdminClient, name: str, path: str, in_place: bool, wait: bool, timeout_s: float | None, as_json: bool
 ) -> None:
-    """Serve the adapter in directory PATH, beneath lora.root, as NAME.
+    """Load the LoRA adapter in directory PATH, beneath lora.root, and serve it as the model NAME.
 
     infd reads and checks the whole adapter before requests can name it. With --in-place, running requests keep the
     replaced adapter.

@@ -36,7 +36,7 @@ def reload(client: AdminClient, as_json: bool) -> None:
 
 @click.group(cls=Group, no_args_is_help=False)
 def config() -> None:
-    """Show or change the settings of the running daemon."""
+    """Show or change the settings of the running daemon, such as log.level."""
 
 
 @config.command("get")
@@ -73,7 +73,8 @@ def _change(row: protocol.SettingRow) -> str:
 def set_(client: AdminClient, assigned: tuple[str, ...], as_json: bool) -> None:
     """Change settings until the next reload or start, all or none. Values are written as after `infd start --set`.
 
-    Files of API keys and certificates are read again too. A number without a value is `null`, and an empty table `{}`.
+    For example: infdctl config set log.level=debug. `infd config describe` says which settings are live. Files of API
+    keys and certificates are read again too. A number without a value is `null`, and an empty table `{}`.
     """
     values = {}
     for assignment in assigned:

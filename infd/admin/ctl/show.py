@@ -69,12 +69,17 @@ def status(now: protocol.Status) -> None:
         *(("apart", f"{text}, whose cost is not known: {reason}") for text, reason in now.apart.items()),
         ("cache", _pages(now)),
         *((("drafts", _drafts(now)),) if now.drafts else ()),
-        ("ended", ", ".join(f"{count} {reason}" for reason, count in now.terminal.items() if count) or "none yet"),
+        ("ended", _counted(now.terminal) or "none yet"),
+        *((("rejected", _counted(now.rejected)),) if now.rejected else ()),
         ("limits", f"{now.max_model_len} tokens a sequence, {now.rows} sequences, {now.step_tokens} tokens a step"),
         ("steps", f"{now.steps}{'' if now.last_step_age_s is None else f', last {now.last_step_age_s:.1f} s ago'}"),
         *(("next start", f"{each.key}: {value(each.old)} -> {value(each.new)}") for each in now.restart),
     ]
     table((), rows)
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
 
 
 def _numbers(now: protocol.Status) -> str:
