@@ -206,7 +206,7 @@ class MatrixStack(Parameter):
     kept, refused  see weights/load.py Parameter
     """
 
-    __slots__ = ("form", "kept", "outputs", "refused")
+    __slots__ = ("_packings", "form", "kept", "outputs", "refused")
 
     def __init__(
         self,
@@ -220,6 +220,9 @@ class MatrixStack(Parameter):
     ) -> None:
         super().__init__((count, *form.shape), form.dtype, sources)
         self.form, self.outputs, self.kept, self.refused = form, outputs, kept, refused
+        # Of the first matrix, by its address and the stored dtype: a model has ten thousands of experts' sources, and
+        # a look at a form's methods takes as long as reading a small one.
+        self._packings: dict[tuple[int, torch.dtype], Packing | None] = {}
 
     @property
     def input_scheme(self) -> InputScheme | None:
@@ -232,8 +235,13 @@ class MatrixStack(Parameter):
 
     def packing(self, first: int, dtype: torch.dtype) -> tuple[Packing, int] | None:
         expert, row = divmod(first, self.outputs)
-        packing = self.form.packing(self.tensor[expert], dtype) if isinstance(self.form, Packable) else None
-        return None if packing is None else (packing, row)
+        key = self.tensor.data_ptr(), dtype
+        if key not in self._packings:
+            found = self.form.packing(self.tensor[0], dtype) if isinstance(self.form, Packable) else None
+            self._packings[key] = found
+        if (packing := self._packings[key]) is None:
+            return None
+        return packing._replace(place=packing.place + expert * self.tensor.stride(0) * self.dtype.itemsize), row
 
     def groups(self) -> Groups | None:
         return self.form.groups if isinstance(self.form, Grouped) else None

@@ -211,11 +211,11 @@ class _Place(NamedTuple):
     def parts(self, stored: StoredTensor) -> list[FilePart] | None:
         """Return the parts of the tensor for native code to read; None if only Python can read the tensor."""
         first, dtype = self.source.row, DTYPES[stored.dtype]
-        if (rows := self.parameter.rows(first, self.source.rows)) is not None:
-            direct = rows.dtype == dtype and rows.device.type == "cpu"
-            return list(parts.copied(stored, rows)) if direct else None
-        found = self.parameter.packing(first, dtype)
-        return None if found is None else list(parts.packed(stored, *found))
+        if (found := self.parameter.packing(first, dtype)) is not None:
+            return list(parts.packed(stored, *found))
+        rows = self.parameter.rows(first, self.source.rows)
+        direct = rows is not None and rows.dtype == dtype and rows.device.type == "cpu"
+        return list(parts.copied(stored, rows)) if rows is not None and direct else None
 
 
 Places = dict[str, list[_Place]]  # the places of a tensor's views, or the place of the whole tensor

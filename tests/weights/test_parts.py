@@ -12,7 +12,7 @@ from infd.errors import CheckpointError
 from infd.kernels.cpu.fill import Fill
 from infd.kernels.cpu.groups import Int4
 from infd.kernels.cpu.linear import Int8, Matrices
-from infd.models.parameter import Matrix, Parameter, Source
+from infd.models.parameter import Matrix, MatrixStack, Parameter, Source
 from infd.weights import parts
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load, required_bytes
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 FORMS = {"bfloat16": Matrices, "int8": Int8, "int4": Int4}
 STACKED = {"q": 130, "k": 70, "v": 1}  # rows; neither ends where a panel does
+EXPERTS = {"gate.0": 40, "up.0": 40, "gate.1": 40, "up.1": 40}
 
 
 class Model:
-    """Matrices of a form, a norm, and a scalar."""
+    """Matrices of a form, those of two experts, a norm, and a scalar."""
 
     unread: frozenset[str] = frozenset()
 
@@ -40,6 +41,12 @@ class Model:
         stacked = tuple(Source(f"{n}", (r, inputs), f) for (n, r), f in zip(STACKED.items(), firsts, strict=True))
         self.parameters = [
             Matrix(of(201, inputs, torch.bfloat16), stacked),
+            MatrixStack(
+                of(80, inputs, torch.bfloat16),
+                2,
+                80,
+                tuple(Source(name, (rows, inputs), 40 * at) for at, (name, rows) in enumerate(EXPERTS.items())),
+            ),
             Parameter((inputs,), torch.bfloat16, (Source("norm", (inputs,)),)),
             Parameter((), torch.bfloat16, (Source("scale", ()),)),
             Parameter((2, 3), torch.float32, (Source("converted", (2, 3)),)),
@@ -48,7 +55,7 @@ class Model:
 
 def stored(inputs: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    matrices = {name: torch.randn(rows, inputs).to(dtype) for name, rows in STACKED.items()}
+    matrices = {name: torch.randn(rows, inputs).to(dtype) for name, rows in (STACKED | EXPERTS).items()}
     others = {"norm": torch.randn(inputs), "scale": torch.tensor(3.0), "converted": torch.randn(2, 3)}
     return matrices | {name: tensor.to(torch.bfloat16) for name, tensor in others.items()}
 
@@ -82,17 +89,19 @@ def test_native_code_fills_what_python_places(tmp_path, monkeypatch, library: Li
     directory = write_sharded(tmp_path, shards)
     expected, _ = filled(Model(form, library, inputs), directory, None)
     natively = Noting(Fill(library))
+    model = Model(form, library, inputs)
 
-    found, seen = filled(Model(form, library, inputs), directory, natively)
+    found, seen = filled(model, directory, natively)
 
     assert found.equal(expected)
+    assert filled(model, directory, Noting(Fill(library)))[0].equal(expected), "loaded again, into other memory"
     total = seen[0][1]
     assert seen[0] == (0, total)
     assert seen[-1] == (total, total)
     assert sum(part.bytes for part in natively.parts) == total - 2 * 3 * 2  # the one that is converted
     packed = [part for part in natively.parts if part.pack is not None]
-    assert sum(part.rows for part in packed) == 201
-    assert all(part.first % 64 == 0 or part.first in (130, 200) for part in packed)
+    assert sum(part.rows for part in packed) == 201 + 2 * 80
+    assert all(part.first % 64 == 0 or part.first in (130, 200, 40) for part in packed)
 
 
 def test_rows_of_a_type_that_is_converted_are_placed_by_python(tmp_path, library: Library):
