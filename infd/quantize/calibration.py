@@ -10,6 +10,7 @@ import codecs
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.nn import functional
 
 from infd.errors import CheckpointError, InputMalformed
 
@@ -23,10 +24,19 @@ MOST_TOKENS: Final = 2**15
 MOST_BYTES: Final = 32 * MOST_TOKENS
 SPAN: Final = 512  # tokens computed together
 LEAST_TOKENS: Final = 64
+LAYER_TOKENS: Final = (
+    16  # an expert's mean counts the layer's as so many tokens, since few tokens may choose the expert
+)
+# An expert's matrices, as checkpoints with a tensor for each expert name them: after transformers' name of the module
+# that stacks the experts, and in Mixtral and Phi.
+SPELLINGS: Final = (
+    ("{}.{}.gate_proj.weight", "{}.{}.up_proj.weight", "{}.{}.down_proj.weight"),
+    ("{}.{}.w1.weight", "{}.{}.w3.weight", "{}.{}.w2.weight"),
+)
 
 
 def measure(directory: Path, text: Path, progress: Callable[[int, int], None]) -> dict[str, Tensor]:
-    """Return the mean square of each input of each linear module of the text decoder, float32 [inputs].
+    """Return the mean square of each input of each linear module and expert of the text decoder, float32 [inputs].
 
     The keys are names of weights within the decoder, such as "layers.0.mlp.up_proj.weight": transformers names the
     decoder itself otherwise than some checkpoints.
@@ -64,12 +74,61 @@ def measure(directory: Path, text: Path, progress: Callable[[int, int], None]) -
 
         return add
 
+    experts: dict[str, Experts] = {}
     for name, module in decoder.named_modules():
         if isinstance(module, torch.nn.Linear):
             module.register_forward_pre_hook(watch(f"{name}.weight"))
+        elif _stacks_experts(module):
+            experts[name] = Experts(module)
     with torch.inference_mode():
         for first in range(0, len(tokens), SPAN):
             decoder(tokens[None, first : first + SPAN], use_cache=False)
             progress(min(first + SPAN, len(tokens)), len(tokens))
+    means = {name: found / len(tokens) for name, found in sums.items()}
+    for name, each in experts.items():
+        means |= each.means(name)
     # An input that is always 0 here keeps a little weight, so that its column is not ignored.
-    return {name: (found / len(tokens)).clamp(min=1e-12) for name, found in sums.items()}
+    return {name: found.clamp(min=1e-12) for name, found in means.items()}
+
+
+def _stacks_experts(module: torch.nn.Module) -> bool:
+    """Return whether a module of transformers stacks experts whose rows of gate precede those of up."""
+    both, down = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
+    if not isinstance(both, torch.Tensor) or not isinstance(down, torch.Tensor) or not hasattr(module, "act_fn"):
+        return False
+    return both.dim() == 3 and both.shape == (down.shape[0], 2 * down.shape[2], down.shape[1])
+
+
+class Experts:
+    """The sums of squares of the inputs of a layer's experts: of gate and up, and of down."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        experts, outputs, inner = (int(size) for size in module.get_parameter("down_proj").shape)
+        self._tokens = torch.zeros(experts, 1)
+        self._outer, self._inner = torch.zeros(experts, outputs), torch.zeros(experts, inner)
+        module.register_forward_pre_hook(self._add)
+
+    def _add(self, module: Any, inputs: tuple[Tensor, ...]) -> None:
+        """Add the inputs of a call: states [T, hidden], and the experts that they choose [T, k]."""
+        states, chosen = inputs[0].flatten(0, -2), inputs[1].flatten(0, -2)
+        for expert in chosen.unique().tolist():
+            rows = states[(chosen == expert).any(-1)]
+            gate, up = functional.linear(rows, module.gate_up_proj[expert]).chunk(2, -1)
+            self._tokens[expert] += len(rows)
+            self._outer[expert] += rows.float().square().sum(0)
+            self._inner[expert] += (module.act_fn(gate) * up).float().square().sum(0)
+
+    def means(self, name: str) -> dict[str, Tensor]:
+        """Return the mean squares by matrix. name: of the module."""
+        outer, inner = (
+            (sums + LAYER_TOKENS * sums.sum(0) / self._tokens.sum()) / (self._tokens + LAYER_TOKENS)
+            for sums in (self._outer, self._inner)
+        )
+        places = dict.fromkeys((name, name.replace(".mlp.", ".block_sparse_moe.")))
+        return {
+            spelling.format(place, expert): mean
+            for place in places
+            for gate, up, down in SPELLINGS
+            for expert in range(len(outer))
+            for spelling, mean in ((gate, outer[expert]), (up, outer[expert]), (down, inner[expert]))
+        }

@@ -19,7 +19,7 @@ from infd.cli import cli, main
 from infd.errors import CheckpointError, OutputFailed, UsageError
 from infd.kernels.select import insisting, quantized, select
 from infd.quantize import convert as module
-from infd.quantize.calibration import measure
+from infd.quantize.calibration import Experts, measure
 from infd.quantize.convert import convert, require_measured
 from infd.quantize.schemes import SCHEMES, quantize
 from infd.weights.checkpoint import Checkpoint
@@ -257,6 +257,51 @@ def test_calibration_measures_decoders_whose_prefix_transformers_changes(variant
     convert(made, tmp_path / "nearest", "int8")
     scales = [load_file(tmp_path / out / "model.safetensors") for out in ("out", "nearest")]
     assert any(not scales[0][name].equal(scales[1][name]) for name in scales[0] if name.endswith("weight_scale"))
+
+
+@pytest.mark.parametrize("variant", ["qwen2-moe", "mixtral"])
+def test_calibration_measures_experts(variant: str, tmp_path: Path) -> None:
+    sizes = {"vocab_size": 3072, "num_hidden_layers": 1, "mlp_only_layers": [], "moe_intermediate_size": 32}
+    text, made = tmp_path / "text.txt", make(variant, tmp_path / "made", **sizes, num_experts_per_tok=8)
+    text.write_text("What is one plus two? One plus two is three. " * 20)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(embedded.path() / name, made / name)
+    importance = measure(made, text, lambda done, total: None)
+
+    require_measured(made, "int8", importance)
+    written = convert(made, tmp_path / "out", "int8", importance=importance)
+    assert written.calibrated == written.matrices > 3 * 8
+    if variant == "qwen2-moe":  # each token chooses all experts, which read what shared experts read
+        layer = "layers.0.mlp"
+        shared, expert = (importance[f"{layer}.{each}.up_proj.weight"] for each in ("shared_expert", "experts.5"))
+        torch.testing.assert_close(expert, shared)
+        downs = [importance[f"{layer}.experts.{expert}.down_proj.weight"] for expert in (0, 1)]
+        assert downs[0].shape == (32,)
+        assert not downs[0].equal(downs[1])
+
+
+def test_experts_that_few_tokens_choose_weigh_inputs_as_their_layer_does() -> None:
+    from transformers.models.mixtral.modeling_mixtral import MixtralConfig, MixtralExperts
+
+    sizes = {"hidden_size": 6, "intermediate_size": 4, "num_local_experts": 3, "num_experts_per_tok": 1}
+    module = MixtralExperts(MixtralConfig(**sizes))
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        parameter.data.normal_()
+    sums, states = Experts(module), torch.randn(2000, 6)
+    states[:, 5] *= 9
+    chosen = torch.zeros(2000, 1, dtype=torch.int64)
+    chosen[:5] = 2
+    with torch.inference_mode():
+        module(states, chosen, torch.ones(2000, 1))
+    found = sums.means("layers.0.mlp.experts")
+
+    often, never, seldom = (found[f"layers.0.block_sparse_moe.experts.{e}.w1.weight"] for e in (0, 1, 2))
+    mean = states.square().mean(0)
+    torch.testing.assert_close(often, states[5:].square().mean(0), rtol=0.02, atol=0)
+    torch.testing.assert_close(never, mean)
+    torch.testing.assert_close(seldom, (states[:5].square().sum(0) + 16 * mean) / 21)
+    assert found["layers.0.mlp.experts.1.down_proj.weight"].gt(0).all()
 
 
 def test_a_model_that_pools_is_quantized_without_a_language_model_head(plain: Path, tmp_path: Path) -> None:
