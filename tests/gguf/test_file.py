@@ -115,6 +115,12 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         CheckpointError, match=r"00003\.gguf: blk\.0\.attn_norm\.weight is in model-00001-of-00003\.gguf"
     ):
         Checkpoint(first)
+    second.write_bytes(content)
+    begin, key = first.read_bytes(), b"split.tensors.count" + (5).to_bytes(4, "little")  # of type int32
+    stated = int.from_bytes(begin[begin.index(key) + len(key) :][:4], "little")
+    first.write_bytes(begin.replace(key + stated.to_bytes(4, "little"), key + (stated + 1).to_bytes(4, "little")))
+    with pytest.raises(CheckpointError, match=rf"count is {stated + 1}; the parts have {stated} tensors"):
+        Checkpoint(first)
     second.unlink()
     third.rename(tmp_path / "model-00001-of-01025.gguf")
     with pytest.raises(CheckpointError, match="1025 parts; between 1 and 1024"):

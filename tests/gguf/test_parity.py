@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from infd.errors import CheckpointError
-from infd.gguf.config import ARCHITECTURES, MIXTURES
+from infd.gguf.config import ARCHITECTURES, MIXTURES, MOST_LAYERS
 from infd.kernels.select import CANDIDATES, EXACT, select
 from infd.models.config import stored_dtype
 from infd.models.parameter import MatrixStack
@@ -139,6 +139,13 @@ def test_rotation_of_a_part_of_each_head_is_refused_where_infd_rotates_the_whole
     checkpoint = made("llama", tmp_path / "checkpoint", num_hidden_layers=1)
     path = write(checkpoint, tmp_path / "model.gguf", keys={"llama.rope.dimension_count": 4})
     with pytest.raises(CheckpointError, match=r"llama\.rope\.dimension_count: expected 16, .*found 4"):
+        read_config(path)
+
+
+def test_a_file_of_too_many_layers_is_refused(tmp_path: Path) -> None:
+    checkpoint = made("llama", tmp_path / "checkpoint", num_hidden_layers=1)
+    path = write(checkpoint, tmp_path / "model.gguf", keys={"llama.block_count": MOST_LAYERS + 1})
+    with pytest.raises(CheckpointError, match=rf"llama\.block_count: expected at most {MOST_LAYERS}, found"):
         read_config(path)
 
 

@@ -13,7 +13,6 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from infd.errors import CheckpointError
-from infd.gguf import vocabulary
 from infd.gguf.text import read_tokenizer
 from infd.gguf.vocabulary import CONTROL, RULES, USER_DEFINED
 from infd.text import vetting
@@ -188,15 +187,6 @@ def test_ids_and_texts_of_sentencepiece(prefix: bool, checkpoint: Path, tmp_path
         assert ours.decode(ids) == text
         assert ours.encode(text)[0] == theirs.bos_id()
     assert ours.end_ids == {theirs.eos_id()}
-
-
-def test_a_vocabulary_of_too_many_pairs_is_refused(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vocabulary, "MOST_MERGES", 10)
-    path = write(checkpoint, tmp_path / "model.gguf", vocabulary=sentencepiece_keys(sentencepiece_model()))
-    with pytest.raises(CheckpointError, match=r"tokens: expected tokens of at most 10 pairs"):
-        Tokenizer.load(path)
 
 
 def test_every_rule_runs_in_the_daemons_process(checkpoint: Path, tmp_path: Path) -> None:
