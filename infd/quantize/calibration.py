@@ -111,7 +111,7 @@ class Experts:
     def _add(self, module: Any, inputs: tuple[Tensor, ...]) -> None:
         """Add the inputs of a call: states [T, hidden], and the experts that they choose [T, k]."""
         states, chosen = inputs[0].flatten(0, -2), inputs[1].flatten(0, -2)
-        for expert in chosen.unique().tolist():
+        for expert in sorted({*chosen.flatten().tolist()}):
             rows = states[(chosen == expert).any(-1)]
             gate, up = functional.linear(rows, module.gate_up_proj[expert]).chunk(2, -1)
             self._tokens[expert] += len(rows)
