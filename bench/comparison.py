@@ -397,7 +397,7 @@ async def _beside(rival: Rival, workload: Workload, plan: Plan) -> AsyncIterator
     settings = _settings(rival, crowd, plan, "beside")
     begun = _Begun()
     async with connect(settings, observer=begun) as generator:
-        crowding = asyncio.create_task(_endlessly(generator, settings, begun))
+        crowding = asyncio.create_task(_endlessly(generator, crowd, settings, begun))
         try:
             await begun.event.wait()
             yield
@@ -418,14 +418,15 @@ class _Begun(Silent):
             self.event.set()
 
 
-async def _endlessly(generator: Generator, settings: Settings, begun: _Begun) -> None:
-    """Offer the load again and again until cancelled. Raises Refused if a request fails."""
+async def _endlessly(generator: Generator, crowd: Workload, settings: Settings, begun: _Begun) -> None:
+    """Offer the load again and again until cancelled. Raises Refused if a request fails, or is read cut."""
     try:
         for turn in count():
             load = structs.replace(settings, seed=settings.seed + turn)
             report = await generator.offer(load, keep_on_cancel=True)
             if failed := report.requests.failed:
                 raise Refused(f"{failed} requests beside the measured ones failed")
+            _check_lengths(crowd, report)
             if report.interrupted:
                 return
     finally:
@@ -443,11 +444,16 @@ def _check(workload: Workload, measured: Measured) -> None:
             f"{workload.name}: {measured.tokens.output} tokens came where {wanted} were asked for "
             f"(counted by the {measured.tokens.counted}): its `body` must say how it is made to go on"
         )
-    if measured.tokens.counted != "server":
+    _check_lengths(workload, measured)
+
+
+def _check_lengths(workload: Workload, measured: Measured) -> None:
+    """Raise Refused unless the prompts of the completed requests had about the length that was asked for."""
+    if measured.tokens.counted != "server" or not measured.requests.completed:
         return  # usage lacks prompt lengths; the client derived them from the probes' usage
-    read, asked = measured.tokens.input / workload.requests, workload.input_tokens * workload.inputs
     if workload.input_range or workload.task == "rerank":  # drawn lengths; each document is read behind a query
         return
+    read, asked = measured.tokens.input / measured.requests.completed, workload.input_tokens * workload.inputs
     if abs(read - asked) > max(_LENGTH_TOLERANCE * asked, 2):
         raise Refused(f"{workload.name}: it read prompts of {read:.0f} tokens where {asked} were meant")
 

@@ -21,6 +21,7 @@ def main() -> None:
     torch.manual_seed(0)
     config = BertConfig(architectures=["BertModel"])
     BertModel(config).save_pretrained(target)
+    (target / "sentence_bert_config.json").write_text('{"max_seq_length": 512, "do_lower_case": false}')
     pooling = target / "1_Pooling" / "config.json"
     width = '"word_embedding_dimension": '
     pooling.write_text(pooling.read_text().replace(f"{width}384", f"{width}{config.hidden_size}"))

@@ -42,7 +42,6 @@ class SentenceTransformers:
 
         torch.set_num_threads(threads)
         self._model = SentenceTransformer(directory, device="cpu", local_files_only=True)
-        self._model.max_seq_length = _most_tokens(directory)
         self._tokenizer = _tokenizer(directory)
 
     def embed(self, texts: Sequence[str]) -> tuple[Array, list[int]]:
@@ -95,7 +94,7 @@ LIBRARIES = {"sentence-transformers": SentenceTransformers, "onnxruntime": onnx_
 
 
 def _most_tokens(directory: str) -> int:
-    most: int = json.loads(Path(directory, "config.json").read_text())["max_position_embeddings"]
+    most: int = json.loads(Path(directory, "sentence_bert_config.json").read_text())["max_seq_length"]
     return most
 
 

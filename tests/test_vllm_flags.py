@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 import pytest
+from click.testing import CliRunner
 
 from infd.admin.ctl import cli as infdctl
 from infd.cli import cli, main
@@ -90,3 +91,20 @@ def test_other_commands_and_flags_say_that_there_is_no_such_option(capsys: pytes
         with pytest.raises(SystemExit):
             main(arguments)
         assert "No such option" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--backend", "openai-embeddings"], "--task embed (openai-embeddings, vllm-pooling) or rerank (vllm-rerank)"),
+        (["--no-reranker"], "--task embed: an embedding model is measured by its embeddings"),
+        (["--dataset-name", "random-rerank"], "--task rerank measures random queries, each with --inputs documents"),
+        (["--endpoint", "/v1/rerank"], "requests to /v1/rerank are measured by --task rerank"),
+        (["--random-batch-size", "0"], "0 is not in the range 1<=x<=2048"),
+    ],
+)
+def test_a_flag_of_vllm_for_pooling_models_is_answered_with_infds(arguments: list[str], told: str) -> None:
+    done = CliRunner().invoke(infdctl, ["bench", *arguments])
+
+    assert done.exit_code
+    assert told in f"{done.output}{done.exception}".replace("\n", " ")

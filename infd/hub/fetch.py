@@ -150,4 +150,10 @@ def _without_weights(name: str, missing: list[str], found: list[str]) -> str:
 def _remedy(name: str, weights: list[str]) -> str:
     if files := [path for path in first_parts(weights) if path.endswith(SUFFIX)]:
         return f"Name one of its GGUF files by the end of its name: {name}:{tag_of(PurePath(files[0]))}"
+    if any(path.endswith(".bin") for path in weights):
+        return (
+            "If you trust the origin of these pickled weights, transformers converts them:"
+            f' AutoModel.from_pretrained("{name}").save_pretrained(DIRECTORY); its tokenizer and the other files belong'
+            " there too"
+        )
     return "Choose another model, or another --revision"

@@ -17,7 +17,7 @@ from infd.kernels.families.attention import FLOAT8
 from infd.kernels.families.span_attention import Reach, SpanBatch
 from infd.kernels.recipe import LayerRecipe
 from infd.models.base import PageTensor
-from infd.models.heads import TokenLogits, pooling_layers
+from infd.models.heads import LABEL_HEADS, TokenLogits, pooling_layers
 from infd.models.layers import cache_scales
 from infd.models.layers.attention import LayerIndex, extent, page_groups
 from infd.models.layers.embedding import Embedding, Head
@@ -178,6 +178,8 @@ class Decoder:
             )
         else:
             self.unread |= {f"{head}.weight", f"{head}.bias"}
+            if not blueprint.pooling.labels:
+                self.unread |= {name for name in blueprint.stored if name.startswith(LABEL_HEADS)}
         self._pooling_head = None if self.generates else _pooling_head(blueprint, head, dims, tied, constants)
         self.logits_dtype = self._head.dtype if self.generates else torch.float32
         self.least_rows = blueprint.least_rows()

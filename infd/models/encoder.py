@@ -14,7 +14,7 @@ from msgspec import Struct
 from infd.errors import CheckpointError
 from infd.kernels.families.span_attention import SpanBatch
 from infd.kernels.recipe import EncoderLayerRecipe
-from infd.models.heads import denses, token_layers
+from infd.models.heads import LABEL_HEADS, denses, token_layers
 from infd.models.layers.rope import lay_out
 from infd.models.layers.span_attention import EncoderPass
 from infd.pooling import M3_FILES
@@ -139,7 +139,6 @@ class Encoder:
         self.vocab_size = dims.vocab
         self.parameters = blueprint.parameters
         self.targets = blueprint.targets
-        self.unread = Ignored(*ignored, *M3_FILES.values())
         self.cache_scales: dict[int, Parameter] = {}
         self._attention, self._stack = blueprint.ops.span_attention, blueprint.ops.encoder
         self._embedding = embedding
@@ -148,6 +147,7 @@ class Encoder:
         tasks = blueprint.pooling.tasks
         by_token = "token_classify" in tasks and blueprint.pooling.token_weight is None
         self._labels = head(by_token) if head is not None and (by_token or "classify" in tasks) else None
+        self.unread = Ignored(*ignored, *M3_FILES.values(), *(LABEL_HEADS if self._labels is None else ()))
         self._denses = denses(blueprint)
         self._by_token = token_layers(blueprint)
         if lay_out(blueprint.ropes).several:

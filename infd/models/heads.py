@@ -38,6 +38,10 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 )
 
 
+# What precedes the names of tensors in heads for labels, in checkpoints that transformers writes.
+LABEL_HEADS = ("classifier.", "pre_classifier.", "dense.", "head.", "score.")
+
+
 class Dense:
     """activation(x W^T + bias), in float32."""
 

@@ -15,7 +15,7 @@ from infd.runner.batch import gather
 from infd.runner.cuda_graphs.decoding import decoding
 from infd.runner.expert_loads import LoadSampler
 from infd.runner.faults import diagnose
-from infd.runner.readouts.pooling import Pooling, TokenPooling
+from infd.runner.readouts.pooling import TextPooling, TokenPooling
 from infd.runner.readouts.routing import Routing
 from infd.runner.readouts.sampling import Sampling
 from infd.runner.readouts.scoring import Scoring
@@ -181,7 +181,7 @@ def _readouts(instance: Instance, sampling: Sampling) -> tuple[Readout, ...]:
 
     Sampling is last, because it skips spans for which another readout has recorded a failure.
     """
-    pools = (TokenPooling(instance), Pooling(instance)) if instance.pooling.tasks else ()
+    pools = (TokenPooling(instance), TextPooling(instance)) if instance.pooling.tasks else ()
     if not instance.model.generates:
         return pools
     experts = instance.model.experts

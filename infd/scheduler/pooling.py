@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from infd.request import Pool
 
 
-class Pooling:
+class PromptPooling:
     """The numbers of one prompt.
 
     want    what the prompt is reduced to

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from infd.drafting.drafter import NO_DRAFTS
 from infd.request import Generate, Pool, Route, Score
-from infd.scheduler.pooling import Pooling
+from infd.scheduler.pooling import PromptPooling
 from infd.scheduler.routing import Routing
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Sequence:
         self.seed = self.min_tokens = self.preemptions = 0
         self.end_ids: frozenset[int] = frozenset()
         self.scoring = False
-        self.pooling: Pooling | None = None  # the numbers that the prompt is reduced to; None: it is not
+        self.pooling: PromptPooling | None = None  # the numbers that the prompt is reduced to; None: it is not
         self.routing: Routing | None = None  # the experts of the computed tokens; None: they are not reported
         self.uncomputed = 1  # tokens at the limit that are not computed
         for want in request.wants:
@@ -117,7 +117,7 @@ class Sequence:
                 case Score():  # only the first choice scores the prompt that all choices share
                     self.scoring = choice == 0 and self.prompt_tokens > 1  # whether log-probabilities are still missing
                 case Pool():
-                    self.pooling, self.uncomputed = Pooling(want, self.prompt_tokens), 0
+                    self.pooling, self.uncomputed = PromptPooling(want, self.prompt_tokens), 0
                     self.drafter = NO_DRAFTS
                 case Route():  # with drafts the host would not know which positions a span computes
                     self.routing, self.drafter = Routing(self.prompt_tokens), NO_DRAFTS

@@ -331,4 +331,10 @@ def _natural(name: str) -> list[tuple[str, int, str]]:
 
 def _instead(directory: Path) -> str:
     found = sorted(path.name for path in directory.iterdir() if path.suffix in (".bin", ".pt", ".pth"))
-    return f"; there is {found[0]}, but infd reads safetensors and GGUF only" if found else ""
+    if not found:
+        return ""
+    return (
+        f"; there is {found[0]}, but infd reads safetensors and GGUF only, since pickled weights may contain programs."
+        " If you trust their origin, transformers converts them: AutoModel.from_pretrained(DIRECTORY)"
+        ".save_pretrained(DIRECTORY)"
+    )

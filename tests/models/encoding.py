@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.ops import Ops
     from infd.models.base import Model
+    from infd.pooling.reading import Task
 
 VOCAB = 199
 PAD = 1  # the padding token's id; texts do not contain it
@@ -115,13 +116,14 @@ def load_encoder(
     ops: Ops | None = None,
     dtype: torch.dtype = torch.float32,
     changed: Mapping[str, Any] = MappingProxyType({}),
+    task: Task = "auto",
 ) -> Model:
     """Load a checkpoint as the daemon does. changed: replaces keys of its config.json."""
     with Checkpoint(directory) as checkpoint:
         ops, config = ops or select(CPU, dtype), {**checkpoint.config, **changed}
         if registry.is_implemented(config):
             registry.check_dimensions(config)
-        pooling = read(directory, config)
+        pooling = read(directory, config, task=task)
         model = registry.build(
             config, ops, dtype=dtype, device=CPU, max_len=128, stored=checkpoint.tensors, pooling=pooling
         )

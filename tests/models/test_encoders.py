@@ -96,6 +96,17 @@ def test_a_text_has_the_labels_that_transformers_gives_it(variant, checkpoint):
 
 
 @pytest.mark.parametrize("variant", LABELLED)
+def test_a_checkpoint_with_a_head_for_labels_embeds_without_it(variant, checkpoint):
+    directory = checkpoint(variant, CLASSIFIES, num_labels=3)
+    theirs, ours = oracle(directory), load_encoder(directory, task="embed")
+
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([text(5, 23)])).last_hidden_state[0]
+    assert off(encode(ours, [text(5, 23)])[0], expected) < CLOSE
+    assert ours.pooling_head("embed") is None
+
+
+@pytest.mark.parametrize("variant", LABELLED)
 def test_each_token_has_the_labels_that_transformers_gives_it(variant, checkpoint):
     directory = checkpoint(variant, TOKENS, num_labels=5)
     theirs, ours = oracle(directory, TOKENS), load_encoder(directory)

@@ -6,7 +6,7 @@ import pytest
 
 from infd.request import FinishReason, Pool, Pooled
 from infd.scheduler.layout import CacheLayout
-from infd.scheduler.pooling import Pooling
+from infd.scheduler.pooling import PromptPooling
 from tests.fakes import capacity, pooled
 from tests.scheduler.driver import Driver, granted, sequence
 
@@ -81,7 +81,7 @@ def test_several_whole_prompts_share_a_step_only_up_to_its_smaller_budget():
 
 
 def test_a_step_that_pools_the_same_tokens_again_adds_only_unknown_rows():
-    pooling = Pooling(Pool("token_embed", skip=1), 6)
+    pooling = PromptPooling(Pool("token_embed", skip=1), 6)
     pooling.add(0, 3, Pooled(1, b"bbbbcccc"))
     pooling.add(3, 5, Pooled(1, b"ddddeeee"))
     pooling.add(0, 4, Pooled(1, b"bbbbccccdddd"))

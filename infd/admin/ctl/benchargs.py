@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 SEVERAL: Final = ("--goodput", "--header", "--metadata", "--lora-modules")
 """Options that take all values up to the next option."""
 
+_TASKS: Final = {
+    "/v1/embeddings": "embed",
+    "/pooling": "embed",
+    "/classify": "classify",
+    "/rerank": "rerank",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+}
+"""Tasks by the paths that vLLM's --endpoint gives for them."""
+
 POSITIVE: Final = click.FloatRange(min=0, min_open=True)
 
 
@@ -161,6 +171,8 @@ def endpoint(text: str) -> str:
     """Read chat, completions, or the path of one of them."""
     known = {"chat": "chat", "/v1/chat/completions": "chat"}
     known |= {"completions": "completions", "/v1/completions": "completions"}
+    if text in _TASKS:
+        raise ValueError(f"requests to {text} are measured by --task {_TASKS[text]}")
     if text not in known:
         raise ValueError(f"{text!r} is not chat or completions")
     return known[text]
@@ -168,6 +180,8 @@ def endpoint(text: str) -> str:
 
 def dataset(text: str) -> str:
     """Read the name of a dataset, ours or vLLM's."""
+    if text == "random-rerank":
+        raise ValueError("--task rerank measures random queries, each with --inputs documents")
     name = {"prefix_repetition": "shared-prefix", "custom": "prompts"}.get(text, text)
     if name not in datasets():
         raise ValueError(f"{text!r} is not one of {', '.join(datasets())}")

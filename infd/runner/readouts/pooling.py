@@ -38,7 +38,7 @@ ONE: Final = ("cls", "lasttoken")  # reductions that read one token of a prompt
 MEANS: Final = ("mean", "weightedmean", "mean_sqrt_len_tokens")  # reductions that divide a sum
 
 
-class Read(NamedTuple):
+class HeadRows(NamedTuple):
     """A span of which rows pass through the head.
 
     span  index in the plan
@@ -51,8 +51,8 @@ class Read(NamedTuple):
     rows: int
 
 
-class Finish(NamedTuple):
-    """What follows the reduction.
+class Postprocessing(NamedTuple):
+    """What follows the model's head: fewer dimensions, normalization, activation.
 
     dimensions  leading numbers that are kept; None: all
     """
@@ -63,7 +63,7 @@ class Finish(NamedTuple):
     activation: str
 
     @classmethod
-    def of(cls, pool: Pool, settings: PoolingSettings) -> Finish:
+    def of(cls, pool: Pool, settings: PoolingSettings) -> Postprocessing:
         if not embeds(pool.task):
             return cls(pool.task, None, False, "none" if pool.activation is False else settings.activation)
         normalize = settings.normalize if pool.normalize is None else pool.normalize
@@ -81,8 +81,8 @@ class Finish(NamedTuple):
         return outputs.sigmoid() if self.activation == "sigmoid" else outputs
 
 
-class Numbers(NamedTuple):
-    """The numbers of prompts with the same Finish.
+class HeadOutputs(NamedTuple):
+    """The outputs of the model's head for prompts with the same Postprocessing, after it.
 
     rows    by span: index in the plan, and number of rows
     values  [N, width] float32, span after span
@@ -97,7 +97,7 @@ class Numbers(NamedTuple):
 class PooledPrompts(Reading):
     """The numbers of a step's prompts."""
 
-    def __init__(self, parts: list[Numbers]) -> None:
+    def __init__(self, parts: list[HeadOutputs]) -> None:
         self._parts = parts
 
     def sample(self, mask: Array | None) -> None:
@@ -105,7 +105,7 @@ class PooledPrompts(Reading):
 
     def download(self, staging: Staging) -> None:
         self._parts = [
-            Numbers(part.rows, staging.down(part.values.contiguous()), staging.down(part.finite))
+            HeadOutputs(part.rows, staging.down(part.values.contiguous()), staging.down(part.finite))
             for part in self._parts
         ]
 
@@ -144,26 +144,26 @@ class Prompts:
             if span.pools and (found := self._pools.get(span.row)) is not None:
                 yield index, span, *found
 
-    def finish(self, reads: Sequence[Read], rows: Tensor) -> PooledPrompts:
+    def finish(self, reads: Sequence[HeadRows], rows: Tensor) -> PooledPrompts:
         """Pass the rows of `reads`, one after the other, through the model's head.
 
         rows  [N, hidden] float32
         """
-        alike: dict[Finish, list[Read]] = {}
+        alike: dict[Postprocessing, list[HeadRows]] = {}
         for read in reads:
-            alike.setdefault(Finish.of(read.pool, self._settings), []).append(read)
+            alike.setdefault(Postprocessing.of(read.pool, self._settings), []).append(read)
         ends = dict(zip([read.span for read in reads], np.cumsum([read.rows for read in reads]).tolist(), strict=True))
         parts = []
-        for finish, some in alike.items():
+        for postprocessing, some in alike.items():
             chosen = rows
             if len(alike) > 1:
                 places = [np.arange(ends[read.span] - read.rows, ends[read.span]) for read in some]
                 chosen = rows[self._upload(np.concatenate(places))]
-            head = self._model.pooling_head(finish.task)
+            head = self._model.pooling_head(postprocessing.task)
             slots = np.repeat(self._slots[[read.row for read in some]], [read.rows for read in some])
             outputs = chosen if head is None else head(chosen, self._adapters.adapted(slots))
             owners = [(read.span, read.rows) for read in some]
-            parts.append(Numbers(owners, finish(outputs), outputs.isfinite().all(-1)))
+            parts.append(HeadOutputs(owners, postprocessing(outputs), outputs.isfinite().all(-1)))
         return PooledPrompts(parts)
 
 
@@ -189,15 +189,15 @@ class TokenPooling(Readout):
     def compute(self, spans: Sequence[Span], selection: Selection, hidden: Tensor) -> PooledPrompts:
         return self._prompts.finish([read for read, _ in self._reads(spans)], selection.of(hidden).float())
 
-    def _reads(self, spans: Sequence[Span]) -> list[tuple[Read, Span]]:
+    def _reads(self, spans: Sequence[Span]) -> list[tuple[HeadRows, Span]]:
         found = []
         for index, span, pool, _ in self._prompts.among(spans):
             if (rows := span.start + span.count - max(span.start, pool.skip)) > 0:
-                found.append((Read(index, span.row, pool, rows), span))
+                found.append((HeadRows(index, span.row, pool, rows), span))
         return found
 
 
-class Pooling(Readout):
+class TextPooling(Readout):
     """Computes `request.Pool` of the other tasks."""
 
     def __init__(self, instance: Instance) -> None:
@@ -219,12 +219,12 @@ class Pooling(Readout):
         reads = self._reads(spans)
         tokens = [len(read) for *_, read in reads]
         vectors = self._reduced(selection.of(hidden)[: sum(tokens)].float(), [read for *_, read in reads])
-        ended: list[tuple[int, Read, float]] = []
+        ended: list[tuple[int, HeadRows, float]] = []
         for number, (index, span, pool, prompt, _) in enumerate(reads):
             if (kept := self._kept.pop(span.row, None)) is not None:
                 vectors[number] = self._joined(kept, vectors[number])
             if span.start + span.count == prompt:
-                ended.append((number, Read(index, span.row, pool, 1), self._divisor(pool.skip, prompt)))
+                ended.append((number, HeadRows(index, span.row, pool, 1), self._divisor(pool.skip, prompt)))
             else:
                 self._kept[span.row] = vectors[number].clone()
         if len(ended) < len(reads):

@@ -20,6 +20,7 @@ from infd.kernels.flashinfer import modules
 from infd.kernels.select import vocabulary_of
 from infd.kernels.triton.presence import installed
 from infd.models.config import architecture
+from infd.models.heads import LABEL_HEADS
 from infd.runner.arenas.arena import Anonymous, Arena
 from infd.runner.arenas.vram import bank_of
 from infd.runner.arenas.weights_source import WeightsSource
@@ -137,6 +138,8 @@ def _build(
             len(unused),
             unused[0],
         )
+    if heads := [name for name in checkpoint.tensors if name.startswith(LABEL_HEADS) and name in setup.model.unread]:
+        log.info("weights: the head for labels (%s) is not used: the model embeds", ", ".join(heads))
     try:
         source = WeightsSource.of(checkpoint)
         loaded = assemble(Runners(config, setup, bank, pulse), bank, weights, source)

@@ -12,7 +12,7 @@ import torch
 from infd.pooling import PoolingSettings
 from infd.request import Pool
 from infd.runner.adapters import DeviceSlots
-from infd.runner.readouts.pooling import Pooling, TokenPooling
+from infd.runner.readouts.pooling import TextPooling, TokenPooling
 from infd.runner.readouts.readout import Selection
 from infd.scheduler.plan import Join, Span, StepResult
 from tests.runner.driving import make_rows
@@ -39,7 +39,7 @@ class Readouts:
         model = SimpleNamespace(pooling_head=heads.get)
         adapters = DeviceSlots(None, rows.staging)
         instance: Any = SimpleNamespace(model=model, rows=rows, pooling=PoolingSettings(**settings), adapters=adapters)
-        self.readouts = Pooling(instance), TokenPooling(instance)
+        self.readouts = TextPooling(instance), TokenPooling(instance)
 
     def join(self, row: int, tokens: int, pool: Pool) -> None:
         for readout in self.readouts:
