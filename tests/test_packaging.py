@@ -160,6 +160,16 @@ def test_units_of_a_hidden_installation_are_printed_with_a_warning(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_every_man_page_is_installed_in_the_section_of_its_name() -> None:
+    pages = PROJECT["tool"]["scikit-build"]["wheel"]["force-include"]
+
+    assert pages == {
+        f"man/{page.name}": f"${{SKBUILD_DATA_DIR}}/share/man/man{page.suffix[1:]}/{page.name}"
+        for page in (ROOT / "man").iterdir()
+        if page.suffix[1:].isdigit()
+    }
+
+
 def test_the_units_header_installs_files_that_exist() -> None:
     header = (ROOT / "systemd" / "infd.service").read_text().partition("[Unit]")[0]
     files = re.findall(r"(?<= )(?:man|systemd)/\S+|\S+\.txt", header)
