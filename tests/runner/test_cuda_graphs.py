@@ -34,6 +34,7 @@ from tests.runner.recording import Impossible, Recordings, SlotTables, TableAtte
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from infd.adapters.fit import Target
     from infd.runner.cuda_graphs.capture import Graphs
     from infd.runner.start.assembly import Loaded
 
@@ -94,11 +95,16 @@ class Served:
     def with_adapters(self) -> list[int]:
         return self.loaded.runner.facts()["graphs"]["with_adapters"]
 
+    @property
+    def targets(self) -> Sequence[Target]:
+        """The products that adapters may change."""
+        return self.loaded.reader._targets
+
     def adapter(self, slot: int, seed: int, rank: int = 2, targets: slice = slice(1, 5)) -> Load:
         """Return the load of an adapter that changes some of the model's products, much."""
         generator = torch.Generator().manual_seed(seed)
         low = {}
-        for target in self.loaded.reader._targets[targets]:
+        for target in self.targets[targets]:
             stack = (target.experts,) if target.experts else ()
             a = torch.randn(*stack, rank, target.inputs, generator=generator)
             outputs = next(iter(target.modules.values()))
@@ -593,7 +599,7 @@ def test_steps_with_adapters_of_a_mixture_are_not_captured(serve, monkeypatch):
     slots = (1, 0, 1, 0)
     first = [each.start(4, slots=slots, loads=[each.adapter(1, 1, targets=targets)]) for each in (served, eager)]
 
-    assert any(target.experts for target in served.loaded.reader._targets[targets])
+    assert any(target.experts for target in served.targets[targets])
     assert first[0] == first[1]
     assert served.go_on(4, 4) == eager.go_on(4, 4)
     assert served.with_adapters == []
