@@ -41,7 +41,8 @@ class Placed(Struct):
     """Spans with the rows and positions of their tokens.
 
     starts, counts, offsets  as in AttentionBatch
-    row, start               [S] int64: row and first position of each span
+    row                      [S] int64: row of each span
+    start                    [S] int32: first position of each span
     token_row, position      [T] int64: row and position of each token, padding included
     """
 
@@ -58,16 +59,16 @@ class Placed(Struct):
         rows, layout = instance.rows, instance.layout
         group, end = layout.groups[number], max(map(add, self.starts, self.counts))
         size = group.page_tokens
-        page = rows.tables[self.token_row, number, self.position // size]
+        table, slots = rows.place_pages(number, self.row, ceil_div(end, size), self.token_row, self.position, size)
         batch = AttentionBatch(
             page_tokens=size,
             window=group.window,
             starts=self.starts,
             counts=self.counts,
             offsets=self.offsets,
-            start=self.start.to(torch.int32),
-            table=rows.tables[:, number, : ceil_div(end, size)].index_select(0, self.row),
-            slots=page.to(torch.int64) * size + self.position % size,
+            start=self.start,
+            table=table,
+            slots=slots,
             upload=rows.staging.up,
         )
         return instance.ops.attention.prepare(batch if group.chunk is None else in_chunks(batch, group.chunk))
@@ -113,9 +114,7 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         sent, [count + 1, count + 1, tokens + padding, tokens + padding, *map(len, indices)]
     )
 
-    start = torch.minimum(bound, rows.length[row] - 1)  # planned starts are upper bounds
-    position = start[span_index] + offset
-    token_row = row[span_index]
+    start, token_row, position, token = rows.place_tokens(row, bound, span_index, offset)
     rotary, prompts = position, None
     if layout.regimes.several and (regimes := rows.regimes[row_ids]).any():
         regime = rows.upload(regimes)[span_index]
@@ -129,7 +128,7 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
     adapted = instance.adapters.adapted(slots[span_of])
     placed = Placed(starts, counts, offsets, row[:count], start[:count], token_row, position)
     batch = Batch(
-        tokens=rows.tokens[token_row, position].to(torch.int64),
+        tokens=token,
         positions=rotary,
         attention=[placed.plan(number, instance) for number in range(len(layout.groups))],
         cache=instance.cache,
@@ -156,7 +155,8 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         assert sampled is not None
         bounds = (np.array(starts)[span_of[chosen]] + within[chosen]).tolist()
         ones, upto = [1] * len(chosen), list(range(len(chosen) + 1))
-        single = Placed(bounds, ones, upto, sampled.rows, sampled.positions, sampled.rows, sampled.positions)
+        start = sampled.positions.to(torch.int32)
+        single = Placed(bounds, ones, upto, sampled.rows, start, sampled.rows, sampled.positions)
         last = max(range(len(layout.groups)), key=lambda number: max(layout.groups[number].layers))
         batch.sampled = SampledBatch(sampled.index, single.plan(last, instance), sampled.adapters)
     return Gathered(batch, selections[: len(readouts)])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.families.rows import DecodeInputs, RowKernels
+    from infd.kernels.families.rows import DecodeInputs, RowKernels, TokenPlaces
     from infd.runner.staging import Staging
     from infd.scheduler.plan import Draft, Grant, Join
 
@@ -217,6 +217,16 @@ class Rows:
     def append(self, row: Tensor, end: Tensor, token: Tensor) -> None:
         """Append a sampled token to each row, at position `end`. row, end, token: [N] int64."""
         self._kernels.append(self.state, row, end, token)
+
+    def place_tokens(self, row: Tensor, bound: Tensor, span: Tensor, offset: Tensor) -> TokenPlaces:
+        """Locate a step's tokens; see families.rows.RowKernels."""
+        return self._kernels.place_tokens(self.state, row, bound, span, offset)
+
+    def place_pages(
+        self, group: int, row: Tensor, pages: int, token_row: Tensor, position: Tensor, page_tokens: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the pages of spans, and the slots of tokens, in page group `group`; see families.rows.RowKernels."""
+        return self._kernels.place_pages(self.tables[:, group], row, pages, token_row, position, page_tokens)
 
     def gather_inputs(self, inputs: DecodeInputs) -> None:
         """Fill the input buffers of a decoding step with the last known token of each row."""

@@ -158,7 +158,8 @@ class Sampler:
     def likeliest(self, logits: Tensor) -> Likeliest:
         """Find the likeliest tokens of logits [N, vocab]."""
         largest, tokens = self._draw.largest(logits)
-        return Likeliest(largest, tokens, torch.where(largest.isfinite(), SOUND, NOT_FINITE))
+        # An infinite or invalid number minus itself is NaN; so NOT_FINITE is 1, and SOUND is 0.
+        return Likeliest(largest, tokens, (largest - largest).ne(0).to(torch.int64))
 
     def __call__(
         self,
@@ -177,6 +178,10 @@ class Sampler:
         appended  the result of `likeliest` if its tokens have been appended to `Rows`; else None
         """
         stages = self._stages(at)
+        if allowed is None and not stages.any():  # no row requests more than its likeliest token
+            _, tokens, verdict = appended or self.likeliest(logits)
+            kept = self._append(at, tokens, verdict, samples, appended=appended is not None)
+            return Sampled(tokens, verdict, kept, [], None)
         processed = stages & Stage.PROCESSED != 0
         scoring = np.flatnonzero((stages & Stage.LOGPROBS != 0) & ~processed)
         raw = logits[self._rows.upload(scoring)].float() if scoring.size else None
@@ -200,11 +205,7 @@ class Sampler:
             tokens, verdict = _merged(chosen, tokens, verdict, self._rows.upload(subset))
             adapted = self._adapt(chosen, at, stages, subset)
             appended = None
-        kept = None
-        if samples is not None:
-            kept = self._keep(at, tokens, verdict, samples)
-        elif appended is None:
-            self._rows.append(at.rows, at.ends, tokens)
+        kept = self._append(at, tokens, verdict, samples, appended=appended is not None)
 
         scored: list[tuple[int, int]] = []
         values = None
@@ -217,8 +218,19 @@ class Sampler:
             scoring = np.concatenate((scoring, np.flatnonzero(processed)))
         if raw is not None:
             scored, values = self._score(raw, tokens, at, scoring)
-        self._rows.least[at.row_ids] += 1  # once for each row: of a span's samples at least the first is kept
         return Sampled(tokens, verdict, kept, scored, values, adapted)
+
+    def _append(
+        self, at: SampledPositions, tokens: Tensor, verdict: Tensor, samples: Array | None, *, appended: bool
+    ) -> Tensor | None:
+        """Append the samples to keep to `Rows`, unless they are appended; return their number of each span, or None."""
+        kept = None
+        if samples is not None:
+            kept = self._keep(at, tokens, verdict, samples)
+        elif not appended:
+            self._rows.append(at.rows, at.ends, tokens)
+        self._rows.least[at.row_ids] += 1  # once for each row: of a span's samples at least the first is kept
+        return kept
 
     def _score(
         self, logits: Tensor, tokens: Tensor, at: SampledPositions, scoring: Array

@@ -44,8 +44,44 @@ class DecodeInputs(NamedTuple):
     slots: Sequence[Tensor]
 
 
+class TokenPlaces(NamedTuple):
+    """The places of a step's T tokens, in S spans.
+
+    start          [S] int32: position of each span's first token
+    row, position  [T] int64: of each token
+    token          [T] int64
+    """
+
+    start: Tensor
+    row: Tensor
+    position: Tensor
+    token: Tensor
+
+
 class RowKernels(Protocol):
-    """Reads and writes of the persistent batch that depend on lengths known only to the device."""
+    """Reads and writes of the persistent batch that depend on lengths known only to the device.
+
+    All tensors of one dimension are contiguous.
+    """
+
+    def place_tokens(self, state: BatchState, row: Tensor, bound: Tensor, span: Tensor, offset: Tensor) -> TokenPlaces:
+        """Locate a step's tokens.
+
+        row, bound    [S] int64: row of each span, and an upper bound of its first token's position
+        span, offset  [T] int64: span of each token, and its distance from the span's first token
+        """
+
+    def place_pages(
+        self, table: Tensor, row: Tensor, pages: int, token_row: Tensor, position: Tensor, page_tokens: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the pages of spans, and the slots of tokens, in one page group.
+
+        table                [R, pages] int32: the group's part of BatchState.tables
+        row                  [S] int64: row of each span
+        pages                number of pages to return of each row
+        token_row, position  [T] int64
+        ->                   [S, pages] int32; [T] int64: page * page_tokens + offset
+        """
 
     def gather_inputs(self, state: BatchState, inputs: DecodeInputs) -> None:
         """Fill `inputs` for the next step."""

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from infd.kernels.families.rows import TokenPlaces
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -14,6 +16,18 @@ if TYPE_CHECKING:
 
 class RowKernels:
     """Implements families.rows.RowKernels."""
+
+    def place_tokens(self, state: BatchState, row: Tensor, bound: Tensor, span: Tensor, offset: Tensor) -> TokenPlaces:
+        start = torch.minimum(bound, state.length[row] - 1)
+        token_row, position = row[span], start[span] + offset
+        token = state.tokens[token_row, position].to(torch.int64)
+        return TokenPlaces(start.to(torch.int32), token_row, position, token)
+
+    def place_pages(
+        self, table: Tensor, row: Tensor, pages: int, token_row: Tensor, position: Tensor, page_tokens: int
+    ) -> tuple[Tensor, Tensor]:
+        page = table[token_row, position // page_tokens].to(torch.int64)
+        return table[:, :pages].index_select(0, row), page * page_tokens + position % page_tokens
 
     def gather_inputs(self, state: BatchState, inputs: DecodeInputs) -> None:
         row, position = inputs.row, inputs.position

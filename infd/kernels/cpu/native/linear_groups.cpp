@@ -30,6 +30,10 @@ inline Ints pairs_of_bytes(Ints a, Ints b) { return _mm512_maddubs_epi16(a, b); 
 inline Ints plus_pairs(Ints a, Ints b) { return _mm512_add_epi16(a, b); }
 inline Ints pairs_of_words(Ints a, Ints b) { return _mm512_madd_epi16(a, b); }
 inline Ints ones() { return _mm512_set1_epi16(1); }
+// The integers of a group as bytes, in order.
+inline __m256i bytes_of(const Ints (&whole)[GROUP / WIDTH]) {
+  return _mm256_set_m128i(_mm512_cvtepi32_epi8(whole[1]), _mm512_cvtepi32_epi8(whole[0]));
+}
 #else
 inline Ints ints(int32_t x) { return _mm256_set1_epi32(x); }
 inline Ints words_at(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -47,6 +51,12 @@ inline Ints pairs_of_bytes(Ints a, Ints b) { return _mm256_maddubs_epi16(a, b); 
 inline Ints plus_pairs(Ints a, Ints b) { return _mm256_add_epi16(a, b); }
 inline Ints pairs_of_words(Ints a, Ints b) { return _mm256_madd_epi16(a, b); }
 inline Ints ones() { return _mm256_set1_epi16(1); }
+// The integers of a group as bytes, in order.
+inline __m256i bytes_of(const Ints (&whole)[GROUP / WIDTH]) {
+  const Ints first = _mm256_packs_epi32(whole[0], whole[1]), second = _mm256_packs_epi32(whole[2], whole[3]);
+  const Ints order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packing is by halves of 128 bits
+  return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), order);
+}
 #endif
 
 // Whether a group's weights stay in registers while the rows of a block are multiplied one after the other. AVX-512 has
@@ -127,32 +137,47 @@ struct alignas(HOLDS_WEIGHTS ? 32 : 4) Inputs {
       return word(i);
   }
 
+  // Quantize GROUP numbers. Bytes stay in registers until all are known, because a load that spans several recent stores
+  // waits for them.
   template <class Number>
-  void fill(const Number* x, int64_t count) {
-    uint8_t bytes[GROUP] = {};
-    scale = scale_of(x, count);
+  void fill(const Number* x) {
+    scale = scale_of(x, GROUP);
+    const Vec inverse = inverse_of(scale);
+    Ints whole[GROUP / WIDTH];
+#pragma GCC unroll 4
+    for (int i = 0; i < GROUP / WIDTH; i++) whole[i] = rounded(load(x + i * WIDTH) * inverse);
+#pragma GCC unroll 2
     for (int part = 0; part < PARTS; part++) {
-      const int64_t first = part * PART, left = count - first;
-      totals[part] = left > 0 ? quantize(x + first, left < PART ? left : PART, scale, bytes + first, 0) : 0;
+      Ints total = no_ints();
+#pragma GCC unroll 4
+      for (int i = part * PART / WIDTH; i < (part + 1) * PART / WIDTH; i++) total = plus(total, whole[i]);
+      totals[part] = sum_of(total);
       scaled_totals[part] = scale * static_cast<float>(totals[part]);
     }
-    for (int64_t i = 0; i < GROUP; i += 4) {
-      const int8_t* four = reinterpret_cast<const int8_t*>(bytes + i);
-      if constexpr (WIDE) {
-        const int16_t halves[4] = {four[0], four[2], four[1], four[3]};
-        put(i / 2, halves);
-        put(i / 2 + 1, halves + 2);
-      } else {
-        put(i / 4, four);
-      }
+    const __m256i bytes = bytes_of(whole);
+    if constexpr (WIDE) {
+      put<0>(_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8));
+      put<1>(_mm256_srai_epi16(bytes, 8));
+    } else {
+      put<0>(bytes);
     }
   }
 
  private:
-  void put(int64_t i, const void* bytes) {
-    uint32_t word;
-    memcpy(&word, bytes, sizeof word);
-    for (uint32_t& copy : words[i]) copy = word;
+  // Store a word of each quad.
+  template <int HALF>
+  void put(__m256i words_of_quads) {
+    uint32_t each[GROUP / 4];
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(each), words_of_quads);
+    asm volatile("" ::: "memory");  // a load repeats a word in fewer instructions than a permutation
+#pragma GCC unroll 8
+    for (int quad = 0; quad < GROUP / 4; quad++) {
+      uint32_t* copies = words[WIDE ? 2 * quad + HALF : quad];
+      if constexpr (HOLDS_WEIGHTS)
+        put_words(copies, ints(each[quad]));
+      else
+        *copies = each[quad];
+    }
   }
 };
 
@@ -460,13 +485,14 @@ struct RowByRow<Grouped<STORED, PARTS>> {
 
 thread_local Scratch scratch;
 
-// Quantize a group of a row: `count` numbers from x[first] on, or, if `order` is given, the numbers that it names.
+// Quantize a group of a row: `count` numbers from x[first] on, or, if `order` is given, the numbers that it names; zeros
+// follow.
 template <class Group, class Number>
 void fill(Group& group, const Number* x, const int32_t* order, int64_t first, int64_t count) {
-  if (order == nullptr) return group.fill(x + first, count);
-  Number chosen[GROUP];
-  for (int64_t i = 0; i < count; i++) chosen[i] = x[order[first + i]];
-  group.fill(chosen, count);
+  if (order == nullptr && count == GROUP) return group.fill(x + first);
+  Number chosen[GROUP] = {};
+  for (int64_t i = 0; i < count; i++) chosen[i] = x[order ? order[first + i] : first + i];
+  group.fill(chosen);
 }
 
 template <Stored STORED, int PARTS, class Number>

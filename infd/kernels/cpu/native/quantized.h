@@ -37,9 +37,10 @@ float scale_of(const Number* x, int64_t count) {
 using Ints = __m512i;
 inline Ints no_ints() { return _mm512_setzero_si512(); }
 inline int32_t sum_of(Ints x) { return _mm512_reduce_add_epi32(x); }
+inline Ints rounded(Vec x) { return _mm512_cvtps_epi32(x); }
 // Round WIDTH numbers to integers and store them as bytes, each XORed with `flip`; return the integers.
 inline Ints put_bytes(Vec x, uint8_t* to, uint8_t flip) {
-  const Ints whole = _mm512_cvtps_epi32(x);
+  const Ints whole = rounded(x);
   const __m128i bytes = _mm_xor_si128(_mm512_cvtepi32_epi8(whole), _mm_set1_epi8(static_cast<char>(flip)));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
   return whole;
@@ -60,9 +61,10 @@ inline int32_t sum_of(Ints x) {
   s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
 }
+inline Ints rounded(Vec x) { return _mm256_cvtps_epi32(x); }
 // Round WIDTH numbers to integers and store them as bytes, each XORed with `flip`; return the integers.
 inline Ints put_bytes(Vec x, uint8_t* to, uint8_t flip) {
-  const Ints whole = _mm256_cvtps_epi32(x);
+  const Ints whole = rounded(x);
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
   const __m128i bytes = _mm_xor_si128(_mm_packs_epi16(words, words), _mm_set1_epi8(static_cast<char>(flip)));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(to), bytes);
@@ -93,9 +95,11 @@ int32_t quantize_by(const Number* x, int64_t count, const Scaled& scaled, uint8_
   return sum_of(total);
 }
 
+inline Vec inverse_of(float scale) { return set(scale > 0 ? 1 / scale : 0); }
+
 template <class Number>
 int32_t quantize(const Number* x, int64_t count, float scale, uint8_t* to, uint8_t flip) {
-  const Vec inverse = set(scale > 0 ? 1 / scale : 0);
+  const Vec inverse = inverse_of(scale);
   return quantize_by(x, count, [&](Vec numbers) { return numbers * inverse; }, to, flip);
 }
 

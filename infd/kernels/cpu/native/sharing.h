@@ -24,4 +24,7 @@ inline bool worth_sharing(int64_t rows, int64_t outputs, int64_t inputs) {
 // `awake`: a product has just run on all threads.
 inline bool worth_sharing(int64_t products, bool awake) { return products > (awake ? 1 << 17 : 1 << 20); }
 
+// The number of elements above which threads share norms, rotations and activations.
+inline int64_t enough_elements(bool awake) { return awake ? 1 << 13 : 1 << 14; }
+
 }  // namespace

@@ -12,14 +12,6 @@
 #include "sharing.h"
 #include "tokens.h"
 
-INFD_KERNEL(rms_norm)
-(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t heads, int64_t size, const void* weight,
- float eps, float offset);
-INFD_KERNEL(add_rms_norm)
-(int64_t half, const void* x, const void* residual, void* stream, void* out, int64_t tokens, int64_t size,
- const void* weight, float eps, float offset);
-INFD_KERNEL(silu_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size);
-INFD_KERNEL(gelu_tanh_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size);
 INFD_KERNEL(route)
 (int64_t half, const Router* router, const void* x, int64_t tokens, int64_t* experts, float* weights);
 INFD_KERNEL(experts)
@@ -61,35 +53,33 @@ struct Workspace {
 };
 
 // Add x to `stream`, or copy x to `stream` if `starts`. Return the norm of `stream`, stored in `normed`; if `norm`
-// has no weight, return `stream`.
+// has no weight, return `stream`. enough: the number of elements above which threads share the work, as below.
 template <class Number>
 const Number* enter(const StackNorm& norm, const Number* x, Number* stream, bool starts, Number* normed,
-                    const StackStep& step) {
+                    const StackStep& step, int64_t enough) {
   const int64_t tokens = step.tokens, size = step.hidden;
-  if (starts) {
-    memcpy(stream, x, tokens * size * sizeof(Number));
-    if (norm.weight == nullptr) return stream;
-    INFD_HERE(rms_norm)(HALF<Number>, stream, size, normed, tokens, 1, size, norm.weight, norm.eps, norm.offset);
-    return normed;
+  const Norm<Number> apply{static_cast<const Number*>(norm.weight), norm.eps, norm.offset};
+#pragma omp parallel for if (tokens * size > enough)
+  for (int64_t t = 0; t < tokens; t++) {
+    Number* sum = stream + t * size;
+    if (starts)
+      memcpy(sum, x + t * size, size * sizeof(Number));
+    else
+      add(x + t * size, sum, sum, size);
+    if (norm.weight != nullptr) apply(sum, normed + t * size, size);
   }
-  if (norm.weight == nullptr) {
-#pragma omp parallel for if (tokens * size > ENOUGH)
-    for (int64_t t = 0; t < tokens; t++) add(x + t * size, stream + t * size, stream + t * size, size);
-    return stream;
-  }
-  INFD_HERE(add_rms_norm)(HALF<Number>, x, stream, stream, normed, tokens, size, norm.weight, norm.eps, norm.offset);
-  return normed;
+  return norm.weight == nullptr ? stream : normed;
 }
 
 template <class Number>
-void finish(const StackTransform& transform, Number* x, const StackStep& step) {
+void finish(const StackTransform& transform, Number* x, const StackStep& step, int64_t enough) {
   const int64_t size = step.hidden;
-  if (transform.norm.weight != nullptr)
-    INFD_HERE(rms_norm)(HALF<Number>, x, size, x, step.tokens, 1, size, transform.norm.weight, transform.norm.eps,
-                        transform.norm.offset);
-  if (transform.factor != 1) {
-#pragma omp parallel for if (step.tokens * size > ENOUGH)
-    for (int64_t t = 0; t < step.tokens; t++) scale(x + t * size, transform.factor, size);
+  if (transform.norm.weight == nullptr && transform.factor == 1) return;
+  const Norm<Number> apply{static_cast<const Number*>(transform.norm.weight), transform.norm.eps, transform.norm.offset};
+#pragma omp parallel for if (step.tokens * size > enough)
+  for (int64_t t = 0; t < step.tokens; t++) {
+    if (transform.norm.weight != nullptr) apply(x + t * size, x + t * size, size);
+    if (transform.factor != 1) scale(x + t * size, transform.factor, size);
   }
 }
 
@@ -104,11 +94,11 @@ void norm_heads(const StackNorm& norm, Number* heads, int64_t count, int64_t siz
 
 // Norm and rotate q and k in place, and write k and v to the cache.
 template <class Cached, class Number>
-void place_heads(const StackLayer& layer, const StackStep& step, Number* qkv) {
+void place_heads(const StackLayer& layer, const StackStep& step, Number* qkv, int64_t enough) {
   const int64_t size = layer.size, page_tokens = step.groups[layer.group]->page_tokens, width = row_size<Cached>(size);
   const int64_t* slots = step.slots[layer.group];
   const Rotation rotate{layer.turned, layer.interleaved != 0};
-#pragma omp parallel for if (step.tokens * layer.qkv.outputs > ENOUGH)
+#pragma omp parallel for if (step.tokens * layer.qkv.outputs > enough)
   for (int64_t t = 0; t < step.tokens; t++) {
     Number* q = qkv + t * layer.qkv.outputs;
     Number* k = q + layer.heads * size;
@@ -137,10 +127,15 @@ void keep_sampled(Number* rows, int64_t stride, int64_t size, const StackStep& s
 
 template <class Number>
 void feed(const StackLayer& layer, const Number* input, Number* out, const Workspace<Number>& space,
-          const StackStep& step) {
+          const StackStep& step, int64_t enough) {
   multiply(layer.gate_up, input, space.rounded, space.gate_up, step.tokens);
-  const auto gate = layer.gelu ? INFD_HERE(gelu_tanh_mul) : INFD_HERE(silu_mul);
-  gate(HALF<Number>, space.gate_up, layer.gate_up.outputs, space.gated, step.tokens, layer.gate_up.outputs / 2);
+  const int64_t size = layer.gate_up.outputs / 2;
+  const auto apply = layer.gelu ? gate<Gelu, Number> : gate<Silu, Number>;
+#pragma omp parallel for if (step.tokens * size > enough)
+  for (int64_t t = 0; t < step.tokens; t++) {
+    const Number* row = space.gate_up + 2 * t * size;
+    apply(row, row + size, space.gated + t * size, size);
+  }
   multiply(layer.down, space.gated, space.gated, out, step.tokens);
 }
 
@@ -154,12 +149,12 @@ void report_routes(const Experts& layer, const int64_t* chosen, const StackStep&
 
 template <class Number>
 void mix(const StackLayer& layer, const Number* input, Number* out, const Workspace<Number>& space,
-         const StackStep& step) {
+         const StackStep& step, int64_t enough) {
   INFD_HERE(route)(HALF<Number>, &layer.experts->router, input, step.tokens, space.chosen, space.weights);
   if (step.routes) report_routes(*layer.experts, space.chosen, step);
   INFD_HERE(experts)(HALF<Number>, layer.experts, input, step.tokens, space.chosen, space.weights, nullptr, out);
   if (layer.gate_up.multiply == nullptr) return;
-  feed(layer, input, space.shared, space, step);
+  feed(layer, input, space.shared, space, step, enough);
   const bool gated = layer.shared_gate.multiply != nullptr;
   if (gated) multiply(layer.shared_gate, input, space.rounded, space.shared_gate, step.tokens);
   INFD_HERE(add_shared)(HALF<Number>, out, space.shared, gated ? space.shared_gate : nullptr, step.tokens, step.hidden);
@@ -168,9 +163,11 @@ void mix(const StackLayer& layer, const Number* input, Number* out, const Worksp
 template <class Number>
 void compute(const StackLayer& layer, const StackStep& all, const Workspace<Number>& space, Number* x, Number* stream,
              bool starts, bool ends) {
-  const Number* input = enter(layer.input_norm, x, stream, starts, space.normed, all);
+  const bool awake = worth_sharing(all.tokens, layer.qkv.outputs, layer.qkv.inputs);
+  const int64_t enough = enough_elements(awake);
+  const Number* input = enter(layer.input_norm, x, stream, starts, space.normed, all, enough);
   multiply(layer.qkv, input, space.rounded, space.qkv, all.tokens);
-  (layer.quantized ? place_heads<int8_t, Number> : place_heads<Number, Number>)(layer, all, space.qkv);
+  (layer.quantized ? place_heads<int8_t, Number> : place_heads<Number, Number>)(layer, all, space.qkv, enough);
   StackStep step = all;
   const AttentionStep* attended = all.groups[layer.group];
   if (ends && all.sampled > 0) {
@@ -178,21 +175,20 @@ void compute(const StackLayer& layer, const StackStep& all, const Workspace<Numb
     keep_sampled(stream, all.hidden, all.hidden, all);
     step.tokens = all.sampled, attended = all.sampled_attention;
   }
-  const bool awake = worth_sharing(all.tokens, layer.qkv.outputs, layer.qkv.inputs);
   const AttentionLayer attention{HALF<Number>, layer.quantized, layer.heads,    layer.kv_heads,
                                  layer.size,   space.qkv,       layer.qkv.outputs, layer.k,
                                  layer.v,      space.attended,  layer.scale,    layer.softcap,
                                  awake,        0,               nullptr,        0};
   INFD_HERE(attention)(attended, &attention);
   multiply(layer.output, space.attended, space.attended, x, step.tokens);
-  finish(layer.attention_transform, x, step);
+  finish(layer.attention_transform, x, step, enough);
 
-  input = enter(layer.post_norm, x, stream, false, space.normed, step);
+  input = enter(layer.post_norm, x, stream, false, space.normed, step, enough);
   if (layer.experts)
-    mix(layer, input, x, space, step);
+    mix(layer, input, x, space, step, enough);
   else
-    feed(layer, input, x, space, step);
-  finish(layer.mlp_transform, x, step);
+    feed(layer, input, x, space, step, enough);
+  finish(layer.mlp_transform, x, step, enough);
 }
 
 template <class Number>
