@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from infd.admin import protocol
+from infd.admin.ctl.app import wait_
 from infd.admin.ctl.client import AdminClient, TimedOut, Unreachable
 from infd.admin.ctl.show import left_out_of
 from infd.engine.lifecycle.state import State
@@ -215,6 +217,20 @@ async def test_waiting_for_longer_than_allowed_exits_5(backend: AdminEngine) -> 
     code, _, err = await infdctl("--socket", backend.socket, "drain", "--wait", "--timeout", "0")
     assert code == 5
     assert "still draining" in err
+
+
+def test_wait_goes_on_while_the_daemon_does_not_answer(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(str(tmp_path / "admin.sock"))
+        busy.listen()
+        client = AdminClient([str(tmp_path / "admin.sock")], timeout_s=0.01)
+        told = CliRunner().invoke(wait_, ["ready", "--timeout", "0.5"], obj=client)
+
+    assert told.exit_code == 5
+    assert told.output == (
+        "infdctl: waiting: the daemon does not answer yet\n"
+        "Error: not ready after 0.5 s: the daemon does not answer yet\n"
+    )
 
 
 def test_a_daemon_that_does_not_answer_is_a_timeout(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="Callable[..., None]")
 
 _POLL_S = 0.2
+_LEAST_PATIENCE_S = 1.0  # the last question of `wait` may take so long, also beyond --timeout
 
 
 class Drained(Struct):
@@ -158,14 +159,19 @@ def wait_(client: AdminClient, state: str, timeout_s: float | None, as_json: boo
     until a daemon comes.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    told, starting = "", False
+    told: set[str] = set()
+    starting = False
     while True:
+        now: protocol.Status | None = None
+        patience_s = None if deadline is None else max(deadline - time.monotonic(), _LEAST_PATIENCE_S)
         try:
-            now: protocol.Status | None = client.get("/v1/status", protocol.Status)
+            now = client.get("/v1/status", protocol.Status, timeout_s=patience_s)
+        except TimedOut:
+            seen = "the daemon does not answer yet"
         except Unreachable as error:
             if starting:
                 raise WrongState("the daemon ended while it was starting; its log says why") from error
-            now, seen = None, str(error)
+            seen = str(error)
         if now is not None:
             starting = now.state == "starting"
             seen = f"the daemon is {now.state}{f' ({now.reason})' if now.reason else ''}"
@@ -175,9 +181,9 @@ def wait_(client: AdminClient, state: str, timeout_s: float | None, as_json: boo
                 raise WrongState(seen)
         if deadline is not None and time.monotonic() >= deadline:
             raise TimedOut(f"not {state} after {timeout_s:g} s: {seen}")
-        if seen != told:
+        if seen not in told:
             click.echo(f"infdctl: waiting: {seen}", err=True)
-            told = seen
+            told.add(seen)
         time.sleep(_POLL_S)
     if as_json:
         show.as_json(now)

@@ -52,9 +52,10 @@ class AdminClient:
         self._sockets = sockets
         self._timeout_s = timeout_s
 
-    def get(self, path: str, reply: type[Reply]) -> Reply:
-        """Call a reading verb and return the answer."""
-        return self._ask("GET", path, reply)
+    def get(self, path: str, reply: type[Reply], *, timeout_s: float | None = None) -> Reply:
+        """Call a reading verb and return the answer. `timeout_s`: in place of the client's, if it is less."""
+        client = self if timeout_s is None else AdminClient(self._sockets, timeout_s=min(timeout_s, self._timeout_s))
+        return client._ask("GET", path, reply)
 
     def post(
         self, path: str, reply: type[Reply], arguments: Mapping[str, object] | None = None, *, patient: bool = False
