@@ -147,7 +147,7 @@ class ChatClient:
         try:
             body = self._request(connection, "GET", "/models", None).read()
             return [model.id for model in msgspec.json.decode(body, type=_Models).data]
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise NotAnswered(f"{self.url} is not an OpenAI-compatible server: {error}") from None
         except (OSError, http.client.HTTPException) as error:
             raise self._lost(error) from None
@@ -161,7 +161,7 @@ class ChatClient:
         try:
             response = self._request(connection, "POST", "/chat/completions", msgspec.json.encode(asked))
             yield from self._read(response)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise NotAnswered(f"{self.url} sent an event that is not a chat's: {error}") from None
         except (OSError, http.client.HTTPException) as error:
             raise self._lost(error) from None
@@ -223,7 +223,7 @@ class ChatClient:
             hint = "; give a key in INFD_API_KEY or with --key-file"
         try:
             refusal = msgspec.json.decode(response.read(), type=_Chunk).error
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             refusal = None
         reason = refusal.message if refusal is not None and refusal.message else f"{response.status} {response.reason}"
         if response.status == http.HTTPStatus.BAD_REQUEST or (

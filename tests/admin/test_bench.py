@@ -186,6 +186,8 @@ async def test_failures_are_told_and_are_exit_code_1(capsys: pytest.CaptureFixtu
         (["--lora-modules", "a=b"], "is not NAME or NAME=WEIGHT"),
         (["--header", "x"], "'x' is not NAME=VALUE"),
         (["--extra-body", "[]"], "not a JSON object"),
+        (["--extra-body", f"[{'9' * 5000}]"], "not JSON"),
+        (["--extra-body", "[" * 100_000], "not JSON"),
         (["--schema", "/nonexistent"], "/nonexistent: No such file"),
         (["--tokenizer", "x"], "which infd has not: infdctl bench reads no tokenizer"),
         (["--num_prompt", "3"], "No such option"),

@@ -91,6 +91,7 @@ async def test_a_refusal_shows_the_servers_message():
             "the answer left",
         ),
         (b"data: {\n\n", "an event that is not a chat's"),
+        (b'data: {"error": {"message": "\xff"}}\n\n', "an event that is not a chat's"),
         (b"", "broke off"),
     ],
 )

@@ -143,7 +143,7 @@ def weighted(text: str) -> tuple[str, float]:
 def json_object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")
