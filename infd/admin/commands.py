@@ -171,10 +171,13 @@ async def requests(context: AdminContext, args: protocol.NoArguments) -> protoco
 
 
 async def slow(context: AdminContext, args: protocol.ReadSlow) -> protocol.SlowRequests:
-    ended = context.engine.slowest.read(args.by)
-    return protocol.SlowRequests(
-        PERIODS * PERIOD_S, msgspec.convert(ended, list[protocol.SlowRequest], from_attributes=True)
-    )
+    within_s = min(args.within_s, PERIODS * PERIOD_S)
+    rows = []
+    for ended in context.engine.slowest.read(args.by, time.time() - within_s):
+        row = msgspec.structs.asdict(ended)
+        causes = row.pop("causes")
+        rows.append(protocol.SlowRequest(**row, cause=causes[args.by]))
+    return protocol.SlowRequests(within_s, rows)
 
 
 async def ops(context: AdminContext, args: protocol.NoArguments) -> protocol.Ops:

@@ -175,10 +175,12 @@ class Requests(Struct):
 class ReadSlow(Struct, forbid_unknown_fields=True):
     """List the slowest requests that ended within the last hours.
 
-    by  the time that is compared: of the whole answer, until the first token, or until the first step
+    by        the time that is compared: of the whole answer, until the first token, or until the first step
+    within_s  only requests that ended in the last so many seconds
     """
 
     by: Literal["total", "ttft", "queue"] = "total"
+    within_s: Annotated[float, Meta(ge=0)] = 6 * 3600.0
 
 
 class SlowRequest(Struct):
@@ -192,7 +194,7 @@ class SlowRequest(Struct):
     ttft_ms    from the arrival to the first token; null: there was none
     prompt     prompt tokens; `cached` of them were found in the cache
     generated  tokens delivered
-    cause      the stage that took longest, in words
+    cause      what took most of the time that is compared, in words
     """
 
     id: str

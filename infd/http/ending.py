@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING
 
+from infd.http.causes import cause
 from infd.telemetry import log
-from infd.telemetry.slowest import Ended
+from infd.telemetry.slowest import ORDERS, Ended
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from infd.engine.admission.ticket import Ticket
     from infd.http.backend import Backend
     from infd.http.exchange import Exchange
-
-HINTS: Final = {
-    "prepare_ms": "the prompt, its grammar or its adapter took long to prepare, or the server was paused",
-    "queue_ms": "it waited for a place among the running requests",
-    "prefill_ms": "its prompt was long, or waited for the prompts of others",
-    "decode_ms": "its answer was long, or steps were slow",
-    "send_ms": "the client read slowly",
-}
 
 
 @contextmanager
@@ -41,6 +35,14 @@ def _note(exchange: Exchange, ticket: Ticket, backend: Backend) -> None:
     model = ticket.adapter or backend.model().names[0]
     told = ticket.summary()
     told.pop("adapter", None)
+    stages = ticket.stages()
+    why = partial(
+        cause,
+        stages,
+        computed=ticket.prompt_tokens - ticket.cached_tokens,
+        generated=ticket.generated_tokens,
+        preemptions=ticket.preemptions,
+    )
     backend.engine.slowest.note(
         {"total": told["total_ms"], "ttft": told["ttft_ms"], "queue": told["queue_ms"]},
         lambda: Ended(
@@ -49,13 +51,12 @@ def _note(exchange: Exchange, ticket: Ticket, backend: Backend) -> None:
             tenant=exchange.tenant,
             model=model,
             time=time.time(),
-            cause=_cause(ticket, ticket.stages()),
+            causes={order: why(order) for order in ORDERS},
             **told,
         ),
     )
     slow_s = backend.config.log.slow_s
     if slow_s is not None and ticket.age_s >= slow_s:
-        stages = ticket.stages()
         log.slow(
             request_id=exchange.id,
             client=exchange.client,
@@ -66,19 +67,5 @@ def _note(exchange: Exchange, ticket: Ticket, backend: Backend) -> None:
             cached=ticket.cached_tokens,
             generated=ticket.generated_tokens,
             preemptions=ticket.preemptions,
-            cause=_cause(ticket, stages),
+            cause=why(),
         )
-
-
-def _cause(ticket: Ticket, stages: Mapping[str, float]) -> str:
-    """Return the likely cause of a slow request: the stage that took longest."""
-    slowest = max(stages, key=stages.__getitem__)
-    cause = HINTS[slowest]
-    if slowest == "decode_ms":
-        generated = ticket.generated_tokens
-        cause += f" ({generated} tokens, {stages[slowest] / max(1, generated - 1):.1f} ms each)"
-    elif slowest == "prefill_ms":
-        cause += f" ({ticket.prompt_tokens - ticket.cached_tokens} tokens computed)"
-    if ticket.preemptions:
-        cause += f"; preempted {ticket.preemptions} times, because pages ran out or a tenant was beyond its share"
-    return cause

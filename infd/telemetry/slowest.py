@@ -35,7 +35,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     ttft_ms    from the arrival to the first token; None: there was none
     prompt     prompt tokens; `cached` of them were found in the cache
     generated  tokens delivered
-    cause      which stage took longest, in words
+    causes     by order: what took most of the time compared, in words
     """
 
     id: str
@@ -50,7 +50,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     cached: int
     generated: int
     finish: str
-    cause: str
+    causes: Mapping[Order, str]
 
     def measure(self, order: Order) -> float | None:
         """Return the milliseconds by which `order` compares; None: the request is left out of that order."""
@@ -89,11 +89,15 @@ class Slowest:
             kept = kept or ended()
             (heappush if len(heap) < KEPT else heappushpop)(heap, (took, next(self._ended), kept))
 
-    def read(self, order: Order) -> list[Ended]:
-        """Return at most KEPT requests, the slowest first."""
+    def read(self, order: Order, since: float = 0.0) -> list[Ended]:
+        """Return at most KEPT requests, the slowest first.
+
+        since  Unix time. Of the period that it divides, only requests among that period's KEPT slowest are known
+        """
         oldest = self._number() - PERIODS
         heaps = (period.heaps[order] for period in self._periods if period.number > oldest)
-        return [ended for _, _, ended in sorted((each for heap in heaps for each in heap), reverse=True)[:KEPT]]
+        ended = (each for heap in heaps for each in heap if each[2].time >= since)
+        return [each for _, _, each in sorted(ended, reverse=True)[:KEPT]]
 
     def __len__(self) -> int:
         """Return the number of entries kept in all orders."""

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from infd.admin import protocol
 from infd.admin.ctl.app import wait_
 from infd.admin.ctl.client import AdminClient, TimedOut, Unreachable
-from infd.admin.ctl.show import left_out_of
+from infd.admin.ctl.show import left_out_of, time_of
 from infd.engine.lifecycle.state import State
 from infd.telemetry.slowest import Ended
 from infd.telemetry.usage import Usage
@@ -312,7 +312,7 @@ async def test_the_slowest_ended_requests_are_listed_by_the_time_asked_for(backe
             client="ann",
             tenant="team",
             model="tiny",
-            time=1.7e9,
+            time=time.time() - 600 * number,
             queue_ms=3.0,
             ttft_ms=ttft,
             total_ms=total,
@@ -320,7 +320,7 @@ async def test_the_slowest_ended_requests_are_listed_by_the_time_asked_for(backe
             cached=4,
             generated=11,
             finish="stop",
-            cause="its answer was long",
+            causes={"total": "11 tokens in 5.0 s", "ttft": "waited", "queue": "waited"},
         )
         backend.engine.slowest.note({"total": total, "ttft": ttft, "queue": 3.0}, lambda ended=ended: ended)  # type: ignore[misc]
 
@@ -331,18 +331,29 @@ async def test_the_slowest_ended_requests_are_listed_by_the_time_asked_for(backe
         "slowest requests that ended in the last 6 hours, by the time of the whole answer\n",
     )
     assert head.split()[:8] == ["ID", "CLIENT", "TENANT", "MODEL", "ENDED", "QUEUE", "TTFT", "TOTAL"]
-    assert first.split()[:6] == ["req-1", "ann", "team", "tiny", "22:13:20", "0.00s"]
+    assert first.split()[:4] + first.split()[5:6] == ["req-1", "ann", "team", "tiny", "0.00s"]
     assert first.split()[6:12] == ["0.02s", "5.00s", "7", "4", "11", "stop"]
-    assert first.endswith("its answer was long")
+    assert first.endswith("11 tokens in 5.0 s")
     assert [line.split()[0] for line in rest] == ["req-0", "req-2"]
 
     _, shown, _ = await infdctl("--socket", backend.socket, "slow", "--by", "ttft", "--json")
     answer = msgspec.json.decode(shown)
     assert [row["id"] for row in answer["requests"]] == ["req-0", "req-1"]
     assert answer["within_s"] == 6 * 3600
+    assert {row["cause"] for row in answer["requests"]} == {"waited"}
+    _, shown, err = await infdctl("--socket", backend.socket, "slow", "--since", "15m")
+    assert "in the last 15 minutes" in err
+    assert [line.split()[0] for line in shown.splitlines()] == ["ID", "req-1", "req-0"]
     code, _, err = await infdctl("--socket", backend.socket, "slow", "--by", "age")
     assert code == 2
     assert "'total', 'ttft', 'queue'" in err
+
+
+def test_a_time_of_another_day_has_its_date():
+    noon = time.mktime((2026, 3, 4, 12, 0, 0, 0, 0, -1))
+
+    assert time_of(noon, noon + 3600) == "12:00:00"
+    assert time_of(noon, noon + 86400) == "2026-03-04T12:00:00"
 
 
 def test_a_narrow_terminal_goes_without_spare_columns_until_the_others_fit():

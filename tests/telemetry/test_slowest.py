@@ -32,7 +32,7 @@ def note(slowest: Slowest, clock: Clock, name: str, total: float, ttft: float | 
             cached=0,
             generated=1,
             finish="stop",
-            cause="",
+            causes={},
         )
 
     slowest.note({"total": total, "ttft": ttft, "queue": queue}, ended)

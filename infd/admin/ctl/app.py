@@ -22,7 +22,7 @@ from infd.admin.ctl.bench import bench
 from infd.admin.ctl.client import AdminClient, Failure, TimedOut, Unreachable, WrongState
 from infd.admin.ctl.events import events
 from infd.admin.ctl.logs import logs
-from infd.admin.ctl.options import json_option, patience_options
+from infd.admin.ctl.options import Ago, json_option, patience_options
 from infd.admin.ctl.top import top
 from infd.commandline import Group, misused, unwritable
 from infd.config import Environment
@@ -31,6 +31,7 @@ from infd.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from datetime import timedelta
 
 C = TypeVar("C", bound="Callable[..., None]")
 
@@ -206,15 +207,18 @@ def ps(client: AdminClient, as_json: bool) -> None:
     show_default=True,
     help="total: the whole answer; ttft: until the first token; queue: until the first step.",
 )
+@click.option("--since", type=Ago(), metavar="TIME", help="Only those that ended since: 90s, 5m, 2h ago. At most 6h.")
 @json_option
 @click.pass_obj
-def slow(client: AdminClient, by: str, as_json: bool) -> None:
+def slow(client: AdminClient, by: str, since: timedelta | None, as_json: bool) -> None:
     """List the slowest requests that have ended, with the times of their stages and the likely cause.
 
     At most 20, of the last six hours of this daemon. Times begin at the request's arrival. `infdctl ps` lists the
-    requests that have not ended; log.slow_s makes the daemon log slow requests as they end.
+    requests that have not ended; log.slow_s makes the daemon log slow requests as they end. CAUSE names the stage that
+    took the largest share of the time that --by compares, and each other stage above a third of it.
     """
-    answer = client.get(f"/v1/slow?by={by}", protocol.SlowRequests)
+    within = "" if since is None else f"&within_s={since.total_seconds():.0f}"
+    answer = client.get(f"/v1/slow?by={by}{within}", protocol.SlowRequests)
     show.as_json(answer) if as_json else show.slow(answer, by)
 
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import time
 import urllib.parse
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
 from infd.admin.ctl import show
-from infd.admin.ctl.options import json_option
+from infd.admin.ctl.options import ago_of, json_option
 from infd.admin.items import Level, LogRecord
 
 if TYPE_CHECKING:
     from infd.admin.ctl.client import AdminClient
-
-
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Since(click.ParamType):  # type: ignore[type-arg]
@@ -27,9 +23,8 @@ class Since(click.ParamType):  # type: ignore[type-arg]
     name = "since"
 
     def convert(self, value: str, parameter: click.Parameter | None, context: click.Context | None) -> int | timedelta:
-        found = re.fullmatch(r"(\d{1,9})([smhd])", value, re.ASCII)
-        if found is not None and int(found[1]) * _SECONDS[found[2]] < 10**10:
-            return timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
+        if (ago := ago_of(value)) is not None:
+            return ago
         if value.isdecimal() and int(value) <= 2**62:
             return int(value)
         return self.fail(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
 _TOKENS = ("PROMPT", "CACHED", "GENERATED")
 _SLOWEST = {
-    "total": "slowest requests that ended in the last {hours:.0f} hours, by the time of the whole answer",
-    "ttft": "slowest requests that ended in the last {hours:.0f} hours, by the time until the first token",
-    "queue": "slowest requests that ended in the last {hours:.0f} hours, by the time until the first step",
+    "total": "slowest requests that ended in the last {within}, by the time of the whole answer",
+    "ttft": "slowest requests that ended in the last {within}, by the time until the first token",
+    "queue": "slowest requests that ended in the last {within}, by the time until the first step",
 }
 _PIPE_WIDTH = 10_000  # columns; wide enough that rich never folds output to a pipe
 
@@ -157,9 +158,9 @@ def requests(rows: Iterable[protocol.RequestRow]) -> None:
 
 def slow(answer: protocol.SlowRequests, by: str) -> None:
     if not answer.requests:
-        click.echo(f"no request ended in the last {answer.within_s / 3600:.0f} hours", err=True)
+        click.echo(f"no request ended in the last {_span(answer.within_s)}", err=True)
         return
-    click.echo(_SLOWEST[by].format(hours=answer.within_s / 3600), err=True)
+    click.echo(_SLOWEST[by].format(within=_span(answer.within_s)), err=True)
     table(
         ("ID", "CLIENT", "TENANT", "MODEL", "ENDED", "QUEUE", "TTFT", "TOTAL", *_TOKENS, "FINISH", "CAUSE"),
         (
@@ -168,7 +169,7 @@ def slow(answer: protocol.SlowRequests, by: str) -> None:
                 row.client or "-",
                 row.tenant or "-",
                 row.model,
-                f"{dt.datetime.fromtimestamp(row.time).astimezone():%H:%M:%S}",
+                time_of(row.time, time.time()),
                 *(
                     "-" if time_ms is None else f"{time_ms / 1e3:.2f}s"
                     for time_ms in (row.queue_ms, row.ttft_ms, row.total_ms)
@@ -182,6 +183,19 @@ def slow(answer: protocol.SlowRequests, by: str) -> None:
         right=("QUEUE", "TTFT", "TOTAL", *_TOKENS),
         spare=("CAUSE", "CACHED", "MODEL", "TENANT", "FINISH", "QUEUE"),
     )
+
+
+def _span(span_s: float) -> str:
+    for unit, name in ((3600, "hours"), (60, "minutes")):
+        if span_s >= unit and span_s % unit == 0:
+            return f"{span_s / unit:.0f} {name}"
+    return f"{span_s:.0f} seconds"
+
+
+def time_of(unix_s: float, now: float) -> str:
+    """Return the local time, with the date unless that is today's. Both arguments are Unix times."""
+    at, today = (dt.datetime.fromtimestamp(each).astimezone() for each in (unix_s, now))
+    return f"{at:%H:%M:%S}" if at.date() == today.date() else f"{at:%Y-%m-%dT%H:%M:%S}"
 
 
 def _seconds(time_ms: float | None) -> str:
