@@ -188,7 +188,7 @@ def slow(answer: protocol.SlowRequests, by: str) -> None:
 def _span(span_s: float) -> str:
     for unit, name in ((3600, "hours"), (60, "minutes")):
         if span_s >= unit and span_s % unit == 0:
-            return f"{span_s / unit:.0f} {name}"
+            return name.removesuffix("s") if span_s == unit else f"{span_s / unit:.0f} {name}"
     return f"{span_s:.0f} seconds"
 
 
