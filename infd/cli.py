@@ -492,8 +492,9 @@ def chat(
 def install_unit(show: bool, root: Path) -> int:
     """Write systemd's units for this installation, to start at boot or on demand: infd.service, infd.socket, infd@NAME.
 
-    On demand: with infd.socket enabled in place of infd.service, the first connection starts the daemon, and with
-    server.idle_exit_s it ends when idle. infd@NAME.service and infd@NAME.socket do the same for /etc/infd/NAME.toml.
+    On demand: with infd.socket enabled in place of infd.service, the first connection starts the daemon, and with the
+    setting server.idle_exit_s, in seconds, it ends when idle. infd.socket has the address and port then.
+    infd@NAME.service and infd@NAME.socket do the same for /etc/infd/NAME.toml.
 
     Also writes the service's user and operators' groups (sysusers.d) and directories (tmpfiles.d), and links `infd`,
     `infdctl` and their man pages into /usr/local. Starts and enables nothing; the commands to do so are printed.

@@ -108,6 +108,11 @@ class RequestError(InfdError):
         self.param = param if param is not None else type(self).param
         self.code = code if code is not None else type(self).code
 
+    @property
+    def facts(self) -> dict[str, int]:
+        """Fields of the request's access line, besides those that every error has."""
+        return {}
+
 
 class InvalidRequest(RequestError):
     """A field is malformed, of the wrong type, out of range, or contradicts another field."""
@@ -138,6 +143,11 @@ class PromptTooLong(RequestError):
         context = f"this model's maximum context length is {limit + answered} tokens"
         answer = ", one of them for the answer" if answered else ""
         super().__init__(f"the prompt is {size} tokens; {context}{answer}", param=param)
+        self.tokens, self.limit = tokens, limit
+
+    @property
+    def facts(self) -> dict[str, int]:
+        return {"prompt": self.tokens, "limit": self.limit}
 
 
 class NothingAllowed(RequestError):

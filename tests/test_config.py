@@ -151,6 +151,16 @@ def test_an_unknown_key_names_the_nearest_known_one(key: str, nearest: str) -> N
     ]
 
 
+def test_an_item_of_a_table_is_no_setting_and_the_form_of_the_table_is_shown() -> None:
+    (line,) = problems(command_line=[Assignment("quotas.tenants.alice", "share=2", "flag --set", text=True)])
+    form = """quotas.tenants='{alice = "share=2"}'"""
+
+    assert line.endswith(f"set as a whole table, as in {form}")
+    value = form.partition("=")[2].strip("'")
+    config = load(command_line=[Assignment("quotas.tenants", value, "flag --set", text=True)]).config
+    assert config.quotas.tenants == {"alice": "share=2"}
+
+
 def test_an_unknown_key_without_a_near_one_names_all_of_its_table() -> None:
     assert problems(command_line=[Assignment("quotas.foo", "1", "flag --set")]) == [
         "flag --set: unknown setting quotas.foo; [quotas] has requests_per_minute, tokens_per_minute, burst_s, tenants"

@@ -310,11 +310,12 @@ async def reset_prefix_cache(context: AdminContext, args: protocol.ResetPrefixCa
 async def usage(context: AdminContext, args: protocol.NoArguments) -> protocol.UsageRows:
     metrics = context.engine.metrics
     rows = [protocol.UsageRow(key, **msgspec.structs.asdict(used)) for key, used in sorted(metrics.usage.items())]
+    quotas = {row.key: row.value for row in context.settings.rows()}.get("quotas.tenants", {})
     sums: dict[str, protocol.TenantUsage] = {}
     for row in rows:
-        total = sums.setdefault(row.tenant, protocol.TenantUsage(row.tenant))
+        total = sums.setdefault(row.tenant, protocol.TenantUsage(row.tenant, quota=quotas.get(row.tenant, "")))
         total.keys += bool(row.key)
-        for name in ("requests", "limited", "answered", "prompt", "cached", "generated"):
+        for name in ("requests", "limited", "refused", "answered", "prompt", "cached", "generated"):
             setattr(total, name, getattr(total, name) + getattr(row, name))
     return protocol.UsageRows(metrics.since, rows, [sums[tenant] for tenant in sorted(sums)])
 

@@ -372,6 +372,7 @@ class Reloaded(Struct):
     keys     number of API keys in force
     undone   settings among `applied` whose value of `infdctl config set` the reload replaced
     certificate  whether a certificate was read again; later handshakes present it
+    doubts   what is likely a mistake in the settings in force, in words
     """
 
     applied: list[SettingChange]
@@ -379,6 +380,7 @@ class Reloaded(Struct):
     keys: int
     undone: list[str] = []
     certificate: bool = False
+    doubts: list[str] = []
 
 
 class LoadWeights(Struct, forbid_unknown_fields=True):
@@ -488,6 +490,7 @@ class UsageRow(Struct):
     key        the key's name; empty: requests to a server without keys
     requests   inference requests that found room in the queue; those refused because of a rate too
     limited    requests refused because a rate was used up
+    refused    requests refused because of load or the daemon's state (queue_full, key_in_flight, draining ...)
     answered   requests that were queued and have ended
     prompt     prompt tokens; `cached` of them were found in the cache
     generated  tokens delivered
@@ -497,6 +500,7 @@ class UsageRow(Struct):
     tenant: str
     requests: int
     limited: int
+    refused: int
     answered: int
     prompt: int
     cached: int
@@ -504,12 +508,18 @@ class UsageRow(Struct):
 
 
 class TenantUsage(Struct):
-    """The sums over the API keys of one tenant. keys: their number; other fields as in `UsageRow`."""
+    """The sums over the API keys of one tenant. Fields that are not listed are as in `UsageRow`.
+
+    keys   number of the tenant's API keys
+    quota  rates and share in quotas.tenants; empty: none
+    """
 
     tenant: str
     keys: int = 0
+    quota: str = ""
     requests: int = 0
     limited: int = 0
+    refused: int = 0
     answered: int = 0
     prompt: int = 0
     cached: int = 0

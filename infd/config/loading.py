@@ -6,6 +6,7 @@ One error reports all problems with their origins.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -237,6 +238,11 @@ def _unknown(assignment: Assignment) -> str:
         return f"unknown table [{key}]; the nearest known one is [{near}]"
     if key in Config.__struct_fields__:
         return f"{key} is a table, [{key}], and cannot have a value itself"
+    within = next((known for known in SETTINGS if SETTINGS[known].mapping and key.startswith(f"{known}.")), None)
+    if within is not None:
+        name = key.removeprefix(f"{within}.")
+        item = f"{{{name} = {json.dumps(assignment.value)}}}"
+        return f"unknown setting {key}; {within} is set as a whole table, as in {within}='{item}'"
     table, _, name = key.partition(".")
     names = [known.partition(".")[2] for known in SETTINGS if known.startswith(f"{table}.")]
     near = _nearest(key)

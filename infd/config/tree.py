@@ -160,7 +160,9 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     api_key_file: Annotated[
         str,
         about(
-            "file of API keys, a line each: name:sha256-of-key, see KEY FILE in infd.toml(5); empty: no keys",
+            "file of API keys, a line each: name:sha256-of-key[:tenant] [in_flight=N] [priority=N]"
+            " [requests_per_minute=N] [tokens_per_minute=N], the hash as `printf %s KEY | sha256sum` prints it; see KEY"
+            " FILE in infd.toml(5); empty: the credential api-keys of systemd, else INFD_API_KEY, else no keys",
             flag="--api-key-file",
             live=True,
         ),

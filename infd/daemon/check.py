@@ -74,6 +74,8 @@ def check(config: Config, environment: Environment) -> list[str]:
     found.collect(lambda: resolve.grammar_engine(config))
     found.collect(lambda: Servers.read(config.mcp))
     found.collect(adapters)
+    if config.server.idle_exit_s is not None:
+        found.unchecked.append("whether systemd passes a socket (server.idle_exit_s)")
     if config.lora.modules:
         found.unchecked.append("whether the adapters fit the model")
     if found.faults:

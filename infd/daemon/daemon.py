@@ -150,6 +150,8 @@ class Daemon:
             # A directory that is misspelled is not made.
             make_directory=not self.live.now.admin.socket and self.environment.admin is None,
         )
+        for doubt in self._start.doubts():
+            log.warning("%s", doubt)
         log.info("listening", extra={"address": " ".join(sockets.addresses), "admin": str(self.admin_socket)})
         if sockets.reachable_from_outside and not self.http.keys:
             log.warning(

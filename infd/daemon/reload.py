@@ -50,6 +50,12 @@ class Replacement(Struct, frozen=True):
         tenants(config.quotas)
         return cls(config, resolve.keys(config, environment), tls.context(config.server))
 
+    def doubts(self) -> list[str]:
+        """Return a line for each tenant in quotas.tenants to which no API key belongs."""
+        owners = {key.tenant for key in self.keys}
+        idle = [tenant for tenant in self.config.quotas.tenants if tenant not in owners]
+        return [f"quotas.tenants: no API key belongs to tenant {tenant!r}" for tenant in idle]
+
 
 class Reloader:
     """The live settings, and the values that `infdctl config set` gave them since the last reload."""
@@ -145,6 +151,9 @@ class Reloader:
         config = _merged(now, loaded, applied)
         replacement = await self._offload(Replacement.read, config, self._environment)
         await self._apply(replacement)
+        doubts = replacement.doubts()
+        for doubt in doubts:
+            log.warning("%s", doubt)
         self._set = assigned
         fixed = (key for key, setting in SETTINGS.items() if not setting.live)
         self._waiting = {key: loaded.value(key) for key in fixed if loaded.value(key) != value_of(now, key)}
@@ -155,6 +164,7 @@ class Reloader:
             restart=[changes[key] for key in changed if not SETTINGS[key].live],
             keys=len(replacement.keys),
             certificate=replacement.tls is not None,
+            doubts=doubts,
         )
 
 

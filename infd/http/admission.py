@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import wraps
 from typing import TYPE_CHECKING
 
+from infd.errors import NotReady, Overloaded
 from infd.http.service import EXCHANGE, SERVICE
 
 if TYPE_CHECKING:
@@ -28,10 +29,14 @@ def guarded(handler: Handler) -> Handler:
     @wraps(handler)
     async def admit(request: web.Request) -> web.StreamResponse:
         service, exchange = request.app[SERVICE], request[EXCHANGE]
-        with exchange.place as place:
-            place.enter_context(service.in_flight.hold(exchange.key))
-            service.engine.require_room(exchange.account.tenant)
-            exchange.account.enter()
-            return await handler(request)
+        try:
+            with exchange.place as place:
+                place.enter_context(service.in_flight.hold(exchange.key))
+                service.engine.require_room(exchange.account.tenant)
+                exchange.account.enter()
+                return await handler(request)
+        except (Overloaded, NotReady):
+            exchange.account.usage.refused += 1
+            raise
 
     return admit

@@ -83,7 +83,8 @@ class Keys:
                 digest = b""
             if not name or len(digest) != sha256().digest_size:
                 raise ConfigError(
-                    f"{origin}:{number}: expected `name:sha256-of-key[:tenant]`, the hash as the 64 hex digits that"
+                    f"{origin}:{number}: expected `name:sha256-of-key[:tenant] [in_flight=N] [priority=N]"
+                    " [requests_per_minute=N] [tokens_per_minute=N]`, the hash as the 64 hex digits that"
                     ' `printf %s "$key" | sha256sum` prints'
                 )
             if name in keys:

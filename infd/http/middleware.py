@@ -223,4 +223,6 @@ def _access_fields(request: web.Request, exchange: Exchange, status: int, second
         fields |= exchange.ticket.summary()
         if exchange.client_id is not None:
             fields["ticket"] = exchange.ticket.id
+    if error is not None:
+        fields |= error.facts
     return fields

@@ -121,6 +121,7 @@ SERIES = (
 USAGE = {
     "requests": "Inference requests of an API key, except those refused because of load or state.",
     "limited": "Requests of an API key that were refused because a rate was used up.",
+    "refused": "Requests of an API key that were refused because of load, such as its cap in flight, or state.",
     "answered": "Requests of an API key that were queued and have ended.",
     "prompt_tokens": "Prompt tokens of an API key.",
     "cached_tokens": "Prompt tokens of an API key that were found in the cache.",

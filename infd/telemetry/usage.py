@@ -10,6 +10,8 @@ class Usage(Struct, kw_only=True):
 
     requests   requests that found room in the queue; those refused because of a rate too
     limited    requests refused because a rate was used up
+    refused    requests refused because of load or the daemon's state (queue_full, key_in_flight, draining ...); they
+               count in `requests` too if there was room until their bodies were read
     answered   requests that were queued and have ended
     prompt     prompt tokens; a prompt counts once for all its choices
     cached     prompt tokens found in the cache
@@ -19,6 +21,7 @@ class Usage(Struct, kw_only=True):
     tenant: str = ""
     requests: int = 0
     limited: int = 0
+    refused: int = 0
     answered: int = 0
     prompt: int = 0
     cached: int = 0

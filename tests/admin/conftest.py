@@ -35,7 +35,8 @@ class AdminEngine:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.executor = FakeExecutor()
-        self.engine = Engine(LiveConfig(Config()), self.executor, Metrics())
+        self.live = LiveConfig(Config())
+        self.engine = Engine(self.live, self.executor, Metrics())
         self.drained = asyncio.Event()
         self.logs = RecentLogs()
         self.admin = self.server()
@@ -43,7 +44,7 @@ class AdminEngine:
     def server(self) -> AdminServer:
         """Another server of the same engine; it does not listen yet."""
         context = AdminContext(
-            self.engine, "embedded", self.drained.set, fixed(), grammars=lambda: GRAMMARS, logs=self.logs
+            self.engine, "embedded", self.drained.set, fixed(self.live), grammars=lambda: GRAMMARS, logs=self.logs
         )
         return AdminServer(context)
 

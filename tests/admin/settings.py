@@ -8,9 +8,9 @@ from infd.offload import Offload
 from infd.telemetry.events import Events
 
 
-def fixed() -> Reloader:
-    """The built-in settings; every change is refused."""
-    return Reloader(LiveConfig(Config()), None, Environment(), Offload(), Events(), _keep)
+def fixed(live: LiveConfig | None = None) -> Reloader:
+    """The built-in settings, or `live`; every change is refused."""
+    return Reloader(live or LiveConfig(Config()), None, Environment(), Offload(), Events(), _keep)
 
 
 async def _keep(replacement: Replacement) -> None:

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from infd.admin import protocol
 from infd.admin.ctl.app import wait_
 from infd.admin.ctl.client import AdminClient, TimedOut, Unreachable
 from infd.admin.ctl.show import left_out_of, time_of
+from infd.config import QuotasConfig
 from infd.engine.lifecycle.state import State
 from infd.telemetry.slowest import Ended
 from infd.telemetry.usage import Usage
@@ -268,25 +270,26 @@ async def test_infdctl_starts_without_server_code() -> None:
 
 async def test_usage_lists_what_each_key_and_each_tenant_has_used(backend: AdminEngine):
     used = {
-        "ann": Usage(tenant="team", requests=5, limited=2, answered=3, prompt=40, cached=16, generated=9),
+        "ann": Usage(tenant="team", requests=5, limited=2, refused=4, answered=3, prompt=40, cached=16, generated=9),
         "bob": Usage(tenant="team", requests=2, limited=0, answered=2, prompt=10, cached=4, generated=1),
         "": Usage(requests=1, answered=1, prompt=4, generated=1),
     }
     backend.engine.metrics.usage.update(used)
+    backend.live.now = replace(backend.live.now, quotas=QuotasConfig(tenants={"team": "share=2"}))
 
     code, shown, _ = await infdctl("--socket", backend.socket, "usage")
     keys, tenants = ([line.split() for line in part.splitlines()] for part in shown.split("\n\n"))
     assert code == 0
     assert keys == [
-        ["KEY", "TENANT", "REQUESTS", "LIMITED", "ANSWERED", "PROMPT", "CACHED", "GENERATED"],
-        ["-", "-", "1", "0", "1", "4", "0", "1"],
-        ["ann", "team", "5", "2", "3", "40", "16", "9"],
-        ["bob", "team", "2", "0", "2", "10", "4", "1"],
+        ["KEY", "TENANT", "REQUESTS", "LIMITED", "REFUSED", "ANSWERED", "PROMPT", "CACHED", "GENERATED"],
+        ["-", "-", "1", "0", "0", "1", "4", "0", "1"],
+        ["ann", "team", "5", "2", "4", "3", "40", "16", "9"],
+        ["bob", "team", "2", "0", "0", "2", "10", "4", "1"],
     ]
     assert tenants == [
-        ["TENANT", "KEYS", "REQUESTS", "LIMITED", "ANSWERED", "PROMPT", "CACHED", "GENERATED"],
-        ["-", "0", "1", "0", "1", "4", "0", "1"],
-        ["team", "2", "7", "2", "5", "50", "20", "10"],
+        ["TENANT", "KEYS", "REQUESTS", "LIMITED", "REFUSED", "ANSWERED", "PROMPT", "CACHED", "GENERATED", "QUOTA"],
+        ["-", "0", "1", "0", "0", "1", "4", "0", "1", "-"],
+        ["team", "2", "7", "2", "4", "5", "50", "20", "10", "share=2"],
     ]
 
     _, shown, _ = await infdctl("--socket", backend.socket, "usage", "--json")

@@ -122,6 +122,16 @@ async def test_a_key_file_is_read_again_although_no_setting_changed(server: Serv
     assert server.keys.identify("Bearer two") is not None
 
 
+async def test_a_tenant_that_no_key_has_is_named(server: Server, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"ann:{sha256(b'ann').hexdigest()}:alice\n")
+    server.file.write_text(f'[server]\nport = 8000\napi_key_file = "{keys}"\n')
+
+    assert (await server.reloader.reload()).doubts == []
+    done = await server.reloader.set({"quotas.tenants": '{alice = "share=2", alise = "share=3"}'})
+    assert done.doubts == ["quotas.tenants: no API key belongs to tenant 'alise'"]
+
+
 async def test_a_setting_stays_set_until_the_reload_which_names_it(server: Server) -> None:
     await server.reloader.set({"server.idle_timeout_s": "7"})
     await server.reloader.set({"limits.choices": "3"})

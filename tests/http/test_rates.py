@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from infd.config import Config, LiveConfig, LogConfig, QuotasConfig
+from infd.config import Config, LiveConfig, LogConfig, QuotasConfig, SchedulerConfig
 from infd.errors import ConfigError, RateLimited
 from infd.http.accounts import Accounts
 from infd.http.auth import Key, Keys
@@ -271,6 +271,21 @@ async def test_a_slow_request_is_logged_with_its_stages_and_the_likely_cause(cap
     assert line["request_id"]
     assert line["cause"]
     assert line["levelname"] == "WARNING"
+
+
+async def test_a_refusal_because_of_load_is_counted_for_its_key_and_a_long_prompt_is_logged_with_the_limit(
+    caplog: pytest.LogCaptureFixture,
+):
+    caplog.set_level("INFO", "infd.access")
+    async with serving(Config(scheduler=SchedulerConfig(max_waiting=1)), keys=key_file("ann")) as endpoint:
+        async with endpoint.engine.admit(1, 0):
+            refused = await ask(endpoint, "ann")
+        assert "(scheduler.max_waiting)" in refused[2]["error"]["message"]
+        assert endpoint.server.service.metrics.usage["ann"].refused == 1
+        assert (await ask(endpoint, "ann", prompt=[5] * 300))[0] == 400
+
+    line = vars([record for record in caplog.records if record.name == "infd.access"][-1])
+    assert (line["error"], line["prompt"], line["limit"]) == ("context_length_exceeded", 300, 255)
 
 
 async def test_each_ended_request_is_compared_with_the_slowest():

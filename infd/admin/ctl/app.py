@@ -229,7 +229,10 @@ def usage(client: AdminClient, as_json: bool) -> None:
     """List what each API key and each tenant has used since the daemon started: requests and tokens.
 
     Only inference requests count: for generated text, embeddings, labels and scores. LIMITED are those of REQUESTS that
-    were refused because a rate was used up. A tenant's sums are those of its present keys. For a day or an hour, take
+    were refused because a rate was used up. REFUSED are those refused because of load or the daemon's state, such as
+    queue_full and key_in_flight; `infdctl status` counts all refusals by reason.
+
+    A tenant's sums are those of its present keys. For a day or an hour, take
     the difference of two outputs, or the increase of the metrics infd_key_*.
     """
     answer = client.get("/v1/usage", protocol.UsageRows)

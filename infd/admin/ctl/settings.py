@@ -98,6 +98,8 @@ def _show_changes(done: protocol.Reloaded) -> None:
         click.echo(f"{change.key}: {show.value(change.old)} -> {show.value(change.new)}{note}")
     for change in done.restart:
         click.echo(f"{change.key}: {show.value(change.old)} -> {show.value(change.new)}  (at the next start)")
+    for doubt in done.doubts:
+        click.echo(f"infdctl: {doubt}", err=True)
     if not done.keys and any(change.key == "server.api_key_file" for change in done.applied):
         click.echo("infdctl: no API key is left: requests are served without a key now", err=True)
 

@@ -203,24 +203,24 @@ def _seconds(time_ms: float | None) -> str:
 
 
 def usage(answer: protocol.UsageRows) -> None:
-    """Print a table of the keys and, if any key has a tenant other than itself, one of the tenants."""
-    columns = ("REQUESTS", "LIMITED", "ANSWERED", *_TOKENS)
+    """Print a table of the keys and, if any key has a tenant other than itself or a quota, one of the tenants."""
+    columns = ("REQUESTS", "LIMITED", "REFUSED", "ANSWERED", *_TOKENS)
     table(
         ("KEY", "TENANT", *columns),
         ((row.key or "-", row.tenant or "-", *_counts(row)) for row in answer.usage),
         right=columns,
     )
-    if any(row.tenant != row.key for row in answer.usage):
+    if any(row.tenant != row.key for row in answer.usage) or any(row.quota for row in answer.tenants):
         click.echo()
         table(
-            ("TENANT", "KEYS", *columns),
-            ((row.tenant or "-", str(row.keys), *_counts(row)) for row in answer.tenants),
+            ("TENANT", "KEYS", *columns, "QUOTA"),
+            ((row.tenant or "-", str(row.keys), *_counts(row), row.quota or "-") for row in answer.tenants),
             right=("KEYS", *columns),
         )
 
 
 def _counts(row: protocol.UsageRow | protocol.TenantUsage) -> Iterable[str]:
-    return map(str, (row.requests, row.limited, row.answered, row.prompt, row.cached, row.generated))
+    return map(str, (row.requests, row.limited, row.refused, row.answered, row.prompt, row.cached, row.generated))
 
 
 def loras(answer: protocol.Loras) -> None:

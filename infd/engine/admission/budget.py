@@ -63,7 +63,9 @@ class QueueBudget:
             share, held = self._share(tenant)
             if held.choices + choices > most * share:
                 wait_s = self._choices.wait_s(waiting + choices - most)
-                raise Overloaded(f"{waiting} choices are waiting, of at most {most}", retry_after_s=wait_s)
+                raise Overloaded(
+                    f"{waiting} choices are waiting, of at most {most} (scheduler.max_waiting)", retry_after_s=wait_s
+                )
         self._require_tokens(tokens, self.queued_tokens, tenant)
 
     def reserve(self, choices: int, tokens: int, tenant: Tenant = ANYONE) -> Reservation:
@@ -134,6 +136,7 @@ class QueueBudget:
             if held.tokens - reserved + tokens <= most * share:
                 return
             raise Overloaded(
-                f"{beside} prompt tokens are waiting, of at most {most}: {tokens} more would be too many",
+                f"{beside} prompt tokens are waiting, of at most {most} (scheduler.max_waiting_tokens):"
+                f" {tokens} more would be too many",
                 retry_after_s=self._tokens.wait_s(beside + tokens - most),
             )
