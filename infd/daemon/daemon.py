@@ -131,7 +131,7 @@ class Daemon:
             if self._sockets is not None:
                 self._sockets.close()
             await self._close(self.admin.close())
-            await self._close(self.model.close())
+            await self._close(self.model.close(), loading=not self.engine.loaded)
             self.model.release()
             self.notifier.close()
             self._ignore_signals()
@@ -330,12 +330,16 @@ class Daemon:
             fast.cancel()
         return drained
 
-    async def _close(self, closing: Awaitable[None]) -> None:
-        # A component that hangs must not prevent the exit.
+    async def _close(self, closing: Awaitable[None], *, loading: bool = False) -> None:
+        # A component that hangs must not prevent the exit. A load may be at work that cannot be interrupted, such as
+        # the import of torch: it ends with the process.
         try:
             async with asyncio.timeout(CLOSING_S):
                 await closing
         except TimeoutError:
+            if loading:
+                log.info("exits while the model is still being loaded", extra={"waited_s": CLOSING_S})
+                return
             log.error("a component of the daemon did not end within %.0f s", CLOSING_S, stack_info=True)
 
     def _listen_to_signals(self) -> None:

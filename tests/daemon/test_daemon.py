@@ -230,6 +230,30 @@ async def test_term_during_a_load_that_never_ends_is_a_clean_exit(tmp_path: Path
     assert executor.closed
 
 
+async def test_term_during_a_load_that_cannot_be_interrupted_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("infd.daemon.daemon.CLOSING_S", 0.05)
+    caplog.set_level(logging.INFO, "infd")
+    loading = asyncio.Event()
+
+    class Loading(FakeExecutor):
+        async def load(self, lost=None):  # type: ignore[no-untyped-def]
+            loading.set()
+            await asyncio.Event().wait()
+
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    running = asyncio.ensure_future(daemon_of(tmp_path, Loading()).run())
+    await loading.wait()
+    signal.raise_signal(signal.SIGTERM)
+
+    assert await running == 0
+    assert "exits while the model is still being loaded" in caplog.messages
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
 async def test_a_load_that_fails_is_what_the_daemon_fails_with(tmp_path: Path) -> None:
     executor = FakeExecutor()
     executor.load_error = OutOfMemory("the weights need 2 GiB; 1 GiB is free")
