@@ -13,6 +13,7 @@ import asyncio
 import faulthandler
 import gc
 import logging
+import math
 import os
 import signal
 import sys
@@ -32,7 +33,7 @@ from infd.daemon.notify import Notifier
 from infd.daemon.progress import Stage
 from infd.daemon.reload import Reloader, Replacement
 from infd.engine.lifecycle.state import State
-from infd.errors import ConfigError, ServerStopped
+from infd.errors import ConfigError
 from infd.http.app import HttpServer
 from infd.mcp.servers import Servers
 from infd.memory import trim
@@ -313,18 +314,27 @@ class Daemon:
         log.info("draining", extra={"reason": self._stop_reason, "requests": in_flight, "timeout_s": timeout_s})
         if not self._fast.is_set() and await self._drain():
             return os.EX_OK
-        if cut_off := self.engine.status().tickets:
-            reason = self._stop_reason if self._fast.is_set() else "the drain ran out of time"
-            log.warning("requests are cut off", extra={"requests": cut_off, "reason": reason})
-        self.engine.fail_all(ServerStopped())
+        fast, cut_off = self._fast.is_set(), self.engine.status().tickets
+        reason = self._stop_reason if fast else "the drain ran out of time"
+        self.engine.cut_off(cut_off, reason, after_s=None if fast else self.live.now.server.drain_timeout_s)
         return os.EX_OK if self._fast.is_set() else EX_DRAIN_TIMED_OUT
 
     async def _drain(self) -> bool:
-        """Wait until requests in flight have finished. Return False on timeout or a second signal."""
+        """Wait until requests in flight have finished. Return False on timeout or a second signal.
+
+        A change of `server.drain_timeout_s` meanwhile applies, within BEAT_S.
+        """
+        clock = asyncio.get_running_loop().time
+        began = clock()
         async with asyncio.TaskGroup() as tasks:
-            drain = tasks.create_task(self.engine.drain(self.live.now.server.drain_timeout_s), name="drain")
+            drain = tasks.create_task(self.engine.drain(None), name="drain")
             fast = tasks.create_task(self._fast.wait(), name="second-signal")
-            await asyncio.wait((drain, fast), return_when=asyncio.FIRST_COMPLETED)
+            ended, left_s = False, math.inf
+            while not ended and left_s > 0:
+                left_s = max(0.0, began + self.live.now.server.drain_timeout_s - clock())
+                beat_s = min(left_s, BEAT_S)
+                done, _ = await asyncio.wait((drain, fast), timeout=beat_s, return_when=asyncio.FIRST_COMPLETED)
+                ended = bool(done)
             drained = drain.done() and drain.result()
             drain.cancel()
             fast.cancel()

@@ -137,22 +137,33 @@ class Engine:
         if self._running is not None:
             self._running.cancel()
 
-    async def drain(self, timeout_s: float) -> bool:
+    async def drain(self, timeout_s: float | None) -> bool:
         """Refuse new requests and wait until every reader has left. Return False if `timeout_s` passes first.
+
+        None: no limit.
 
         Frozen requests fail at once, because no step would finish them.
         """
         if self.lifecycle.state is not State.DRAINING:
             self.lifecycle.enter(State.DRAINING)
         if self.control.stop():
-            log.warning("requests are cut off", extra={"requests": len(self.core.in_flight), "reason": "no step runs"})
-            self.fail_all(ServerStopped())
+            self.cut_off(len(self.core.in_flight), "no step runs")
         try:
             async with asyncio.timeout(timeout_s):
                 await self.admission.emptied()
         except TimeoutError:
             return False
         return True
+
+    def cut_off(self, requests: int, reason: str, *, after_s: float | None = None) -> None:
+        """End every stream because the server stops, and report the number of unfinished requests, if any.
+
+        after_s  the limit that ran out, in seconds; None: another reason
+        """
+        if requests:
+            log.warning("requests are cut off", extra={"requests": requests, "reason": reason})
+            self.events.publish("request", "cut off", requests=requests, reason=reason, after_s=after_s)
+        self.fail_all(ServerStopped())
 
     def fail_all(self, error: Exception) -> None:
         """End every stream with one error event, refuse requests not queued yet, and stop lifecycle transitions."""

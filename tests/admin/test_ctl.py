@@ -215,10 +215,24 @@ async def test_drain_waits_until_the_daemon_is_gone(backend: AdminEngine) -> Non
     assert msgspec.json.decode(out)["exited"] is True
 
 
+async def test_a_drain_that_cut_requests_off_exits_1(backend: AdminEngine) -> None:
+    async def leave() -> None:
+        await backend.drained.wait()
+        backend.engine.cut_off(2, "the drain ran out of time", after_s=60.0)
+        await backend.admin.close()
+
+    (code, out, err), _ = await asyncio.gather(
+        infdctl("--socket", backend.socket, "drain", "--wait", "--json"), leave()
+    )
+    assert code == 1
+    assert msgspec.json.decode(out)["cut_off"] == 2
+    assert err.endswith("infdctl: drained, but 2 requests were cut off after 60 s (server.drain_timeout_s)\n")
+
+
 async def test_waiting_for_longer_than_allowed_exits_5(backend: AdminEngine) -> None:
     code, _, err = await infdctl("--socket", backend.socket, "drain", "--wait", "--timeout", "0")
     assert code == 5
-    assert "still draining" in err
+    assert "still draining after 0 s (0 running, 0 waiting; at most 60 s more, by server.drain_timeout_s)" in err
 
 
 def test_wait_goes_on_while_the_daemon_does_not_answer(tmp_path: Path) -> None:

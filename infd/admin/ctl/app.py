@@ -14,15 +14,15 @@ import urllib.parse
 from typing import TYPE_CHECKING, TypeVar
 
 import click
-from msgspec import Struct
 
 from infd.admin import protocol
 from infd.admin.ctl import lifecycle, loras, settings, show
 from infd.admin.ctl.bench import bench
 from infd.admin.ctl.client import AdminClient, Failure, TimedOut, Unreachable, WrongState
+from infd.admin.ctl.drain import drain
 from infd.admin.ctl.events import events
 from infd.admin.ctl.logs import logs
-from infd.admin.ctl.options import Ago, json_option, patience_options
+from infd.admin.ctl.options import Ago, json_option
 from infd.admin.ctl.top import top
 from infd.commandline import Group, misused, unwritable
 from infd.config import Environment
@@ -37,15 +37,6 @@ C = TypeVar("C", bound="Callable[..., None]")
 
 _POLL_S = 0.2
 _LEAST_PATIENCE_S = 1.0  # the last question of `wait` may take so long, also beyond --timeout
-
-
-class Drained(Struct):
-    """JSON output of `drain`. `exited`: whether `drain` has waited until the daemon exited."""
-
-    pid: int
-    running: int
-    waiting: int
-    exited: bool
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -276,46 +267,12 @@ def dump(client: AdminClient, as_json: bool) -> None:
     show.as_json(answer) if as_json else show.dump(answer)
 
 
-@cli.command()
-@patience_options("Return once the daemon has exited.")
-@json_option
-@click.pass_obj
-def drain(client: AdminClient, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Stop the daemon: admit no more requests, finish the requests in flight, then exit, as on TERM.
-
-    After server.drain_timeout_s the daemon ends the requests that are left, and exits with code 75; --timeout ends only
-    this command.
-    """
-    begun = client.post("/v1/drain", protocol.Draining)
-    click.echo(f"draining: {begun.running} running, {begun.waiting} waiting", err=True)
-    if wait:
-        _wait_until_gone(client, begun.pid, timeout_s)
-    if as_json:
-        show.as_json(Drained(begun.pid, begun.running, begun.waiting, exited=wait))
-
-
-def _wait_until_gone(client: AdminClient, pid: int, timeout_s: float | None) -> None:
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    while True:
-        try:
-            now = client.get("/v1/status", protocol.Status)
-        except Unreachable:
-            return
-        if now.pid != pid:  # a service manager has already started the next daemon
-            return
-        if deadline is not None and time.monotonic() >= deadline:
-            raise TimedOut(
-                f"still draining after {timeout_s:g} s ({now.running} running, {now.waiting} waiting);"
-                " it goes on: wait again, see `infdctl ps`, or end requests with `infdctl abort`"
-            )
-        time.sleep(_POLL_S)
-
-
 for command in (
     bench,
     events,
     top,
     logs,
+    drain,
     lifecycle.pause,
     lifecycle.resume,
     lifecycle.sleep,

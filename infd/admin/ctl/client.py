@@ -66,10 +66,15 @@ class AdminClient:
 
     def read(self, path: str, reply: type[Reply]) -> Iterator[Reply]:
         """Yield a feed's items on arrival, without a timeout."""
+        with self.subscribed(path, reply) as items:
+            yield from items
+
+    @contextmanager
+    def subscribed(self, path: str, reply: type[Reply]) -> Iterator[Iterator[Reply]]:
+        """Subscribe to a feed before the block begins, and yield its items as `read` does."""
         with self._exchange("GET", path, patient=True) as response:
             _require(response, FEED_TYPE)
-            for line in response:
-                yield msgspec.json.decode(line, type=reply)
+            yield (msgspec.json.decode(line, type=reply) for line in response)
 
     def _ask(self, method: str, path: str, reply: type[Reply], body: bytes = b"", *, patient: bool = False) -> Reply:
         with self._exchange(method, path, body, patient=patient) as response:
