@@ -132,7 +132,7 @@ def test_an_origin_is_written_as_browsers_send_it(origin: str, write: Write) -> 
 def test_toml_values_keep_their_type(write: Write) -> None:
     file = write("a.toml", '[server]\nport = "8000"')
 
-    assert problems(file=file) == [f"{file}: server.port = '8000': expected int, got str"]
+    assert problems(file=file) == [f"{file}: server.port = '8000': expected a whole number"]
 
 
 @pytest.mark.parametrize(

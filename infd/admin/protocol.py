@@ -369,7 +369,8 @@ class Reloaded(Struct):
 
     applied  settings that changed
     restart  settings with another value in their source, which takes effect at the next start
-    keys     number of API keys in force
+    keys     number of API keys in force; of them `keys_added` and `keys_changed` (another hash, tenant or limit)
+    keys_removed  number of keys that are accepted no longer
     undone   settings among `applied` whose value of `infdctl config set` the reload replaced
     certificate  whether a certificate was read again; later handshakes present it
     doubts   what is likely a mistake in the settings in force, in words
@@ -381,6 +382,9 @@ class Reloaded(Struct):
     undone: list[str] = []
     certificate: bool = False
     doubts: list[str] = []
+    keys_added: int = 0
+    keys_removed: int = 0
+    keys_changed: int = 0
 
 
 class LoadWeights(Struct, forbid_unknown_fields=True):

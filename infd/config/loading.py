@@ -30,6 +30,15 @@ OTHER_VARIABLES = frozenset({"INFD_API_KEY", "INFD_ADMIN_SOCKET"})
 # Kubernetes sets INFD_PORT=tcp://10.0.0.1:8000 for a service named infd, INFD_SERVER_PORT for one named infd-server.
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 _ITEM = re.compile(r"\[(\d+)\]$")  # in msgspec's path of a refused item
+_WRONG_TYPE = re.compile(r"Expected ([a-z |]+), got [a-z]+")  # msgspec's message
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "array": "a list",
+    "object": "a table",
+}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -282,4 +291,6 @@ def _readable(error: Exception, setting: Setting) -> str:
         return f"expected {setting.help}"
     text, _, place = text.partition(" - at ")
     item = f"item {int(found[1]) + 1}: " if (found := _ITEM.search(place)) else ""
+    if wrong := _WRONG_TYPE.fullmatch(text):
+        return f"{item}expected {' or '.join(_TYPES.get(kind, kind) for kind in wrong[1].split(' | '))}"
     return item + text[:1].lower() + text[1:]

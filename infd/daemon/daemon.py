@@ -103,7 +103,9 @@ class Daemon:
             self.store,
             Servers.read(config.mcp),
         )
-        self.reloader = Reloader(self.live, start, environment, self.model.offload, self.engine.events, self._apply)
+        self.reloader = Reloader(
+            self.live, start, environment, self.model.offload, self.engine.events, self._apply, self._start.keys
+        )
         self._hangup = asyncio.Event()
         self.admin_socket = environment.admin_socket(config)
         self.admin = AdminServer(
@@ -280,9 +282,8 @@ class Daemon:
                 self.notifier.reloading()
             try:
                 await self.reloader.reload()
-            except ConfigError as error:
-                for line in str(error).splitlines():
-                    log.error("not reloaded: %s", line)
+            except ConfigError:
+                pass  # the reloader has logged it
             except Exception:
                 log.exception("not reloaded: this is a bug in infd, or a limit of the system")
             if announced and not self._stopping.is_set():

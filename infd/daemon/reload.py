@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
     from infd.config import Config, Environment, LiveConfig
-    from infd.http.auth import Keys
+    from infd.http.auth import Key, Keys
     from infd.offload import Offload
     from infd.telemetry.events import Events
 
@@ -68,11 +68,13 @@ class Reloader:
         offload: Offload,
         events: Events,
         apply: Callable[[Replacement], Awaitable[None]],
+        keys: Iterable[Key] = (),
     ) -> None:
         """Take the settings of the start.
 
         start  settings of the start, with their sources; None: settings that a program chose, which never change
         apply  puts a replacement in force, once it is known to be valid
+        keys   API keys of the start
         """
         self._live = live
         self._sources = None if start is None else start.sources
@@ -80,6 +82,7 @@ class Reloader:
         self._offload = offload
         self._events = events
         self._apply = apply
+        self._keys = tuple(keys)
         self._set: dict[str, Assignment] = {}
         self._waiting: dict[str, Any] = {}  # values of the next start, as last read, where they differ from those now
         self._origins: Mapping[str, str] = {} if start is None else start.origins
@@ -92,6 +95,8 @@ class Reloader:
             try:
                 done = await self._change({})
             except ConfigError as error:
+                for line in str(error).splitlines():
+                    log.warning("not reloaded: %s", line)
                 self._events.publish("config", "not reloaded", error=str(error))
                 raise
             done.undone = [key for key in undone if key in {change.key for change in done.applied}]
@@ -112,7 +117,10 @@ class Reloader:
             if fixed := [key for key in values if key in SETTINGS and not SETTINGS[key].live]:
                 raise ConfigError(f"{', '.join(fixed)}: changes at a start only; set it in a file, and restart infd")
             assigned = {key: Assignment(key, value, SET) for key, value in values.items()}
-            done = await self._change(self._set | assigned, only=assigned)
+            try:
+                done = await self._change(self._set | assigned, only=assigned)
+            except ConfigError as error:  # the operator has just typed the command
+                raise ConfigError("\n".join(line.removeprefix(f"{SET}: ") for line in str(error).split("\n"))) from None
             for change in done.applied:
                 log.info("setting changed", extra=msgspec.structs.asdict(change))
                 self._events.publish("config", "set", key=change.key, old=change.old, new=change.new)
@@ -150,11 +158,13 @@ class Reloader:
         applied = [key for key in changed if SETTINGS[key].live]
         config = _merged(now, loaded, applied)
         replacement = await self._offload(Replacement.read, config, self._environment)
+        before = {key.name: key for key in self._keys}
+        after = {key.name: key for key in replacement.keys}
         await self._apply(replacement)
         doubts = replacement.doubts()
         for doubt in doubts:
             log.warning("%s", doubt)
-        self._set = assigned
+        self._set, self._keys = assigned, tuple(replacement.keys)
         fixed = (key for key, setting in SETTINGS.items() if not setting.live)
         self._waiting = {key: loaded.value(key) for key in fixed if loaded.value(key) != value_of(now, key)}
         self._origins = {**self._origins, **{key: loaded.origins[key] for key in only if SETTINGS[key].live}}
@@ -163,6 +173,9 @@ class Reloader:
             applied=[changes[key] for key in applied],
             restart=[changes[key] for key in changed if not SETTINGS[key].live],
             keys=len(replacement.keys),
+            keys_added=len(after.keys() - before.keys()),
+            keys_removed=len(before.keys() - after.keys()),
+            keys_changed=sum(before[name] != after[name] for name in before.keys() & after.keys()),
             certificate=replacement.tls is not None,
             doubts=doubts,
         )

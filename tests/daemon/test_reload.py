@@ -220,3 +220,34 @@ async def test_settings_of_a_program_do_not_change() -> None:
         await reloader.reload()
     assert {row.key: row.value for row in reloader.rows()} == {key: value_of(config, key) for key in SETTINGS}
     offload.close()
+
+
+async def test_a_refused_change_of_a_setting_names_the_type_in_words(server: Server) -> None:
+    with pytest.raises(ConfigError) as refused:
+        await server.reloader.set({"server.idle_timeout_s": "soon"})
+
+    assert str(refused.value) == "server.idle_timeout_s = 'soon': expected a number"
+
+
+async def test_a_refused_reload_is_logged_with_its_reason(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    server.file.write_text('[limits]\nchoices = "x"\n')
+    with pytest.raises(ConfigError):
+        await server.reloader.reload()
+
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == f"not reloaded: {server.file}: limits.choices = 'x': expected a whole number"
+
+
+async def test_a_reload_tells_how_keys_changed(server: Server, tmp_path: Path) -> None:
+    digest = sha256(b"k").hexdigest()
+    keys = tmp_path / "keys"
+    server.file.write_text(f'[server]\nport = 8000\napi_key_file = "{keys}"\n')
+    counts = []
+    for lines in ("a:{0}\nb:{0}\n", "a:{0}:team\nc:{0}\n"):
+        keys.write_text(lines.format(digest))
+        keys.chmod(0o600)
+        done = await server.reloader.reload()
+        counts.append((done.keys, done.keys_added, done.keys_removed, done.keys_changed))
+
+    assert counts == [(2, 2, 0, 0), (2, 1, 1, 1)]

@@ -9,6 +9,7 @@ from msgspec import UNSET
 
 from infd.admin import protocol
 from infd.admin.ctl import show
+from infd.admin.ctl.client import Refused
 from infd.admin.ctl.options import json_option
 from infd.commandline import Group, assignments, setting_names
 
@@ -25,12 +26,19 @@ def reload(client: AdminClient, as_json: bool) -> None:
     The configuration is checked whole first; if it is invalid, nothing changes and the exit code is 1. Settings that
     take effect at the next start only are listed. Values of `infdctl config set` are replaced.
     """
-    done = client.post("/v1/reload", protocol.Reloaded, patient=True)
+    try:
+        done = client.post("/v1/reload", protocol.Reloaded, patient=True)
+    except Refused as refusal:
+        raise Refused(f"not reloaded, nothing changed: {refusal}") from None
     if as_json:
         show.as_json(done)
         return
     certificate = ", certificate read again" if done.certificate else ""
-    click.echo(f"reloaded: {len(done.applied)} settings changed, {done.keys} API keys{certificate}", err=True)
+    click.echo(f"reloaded: {len(done.applied)} settings changed{certificate}", err=True)
+    changes = {"added": done.keys_added, "removed": done.keys_removed, "changed": done.keys_changed}
+    told = ", ".join(f"{number} {change}" for change, number in changes.items() if number)
+    if done.keys or told:
+        click.echo(f"API keys: {done.keys} ({told or 'none changed'})", err=True)
     _show_changes(done)
 
 
