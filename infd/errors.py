@@ -47,7 +47,8 @@ InfdError
 ├── StepTooLarge           a step did not fit in the device's memory; a smaller step may fit
 ├── DeviceLost             the device is unusable; the daemon exits 70
 ├── NotAnswered            `infd chat` got no answer from the server; exit code 69
-│   └── RequestRefused     the server answered 400, e.g. to a schema; exit code 65
+│   ├── RequestRefused     the server answered 400, e.g. to a schema; exit code 65
+│   └── KeyRefused         the server answered 401 or 403; exit code 77
 └── StartError             the daemon cannot start; carries a sysexits code
     ├── UsageError         64
     ├── InputMalformed     65, a file named on the command line
@@ -456,6 +457,12 @@ class RequestRefused(NotAnswered):
     """The server answered 400: the message, the schema or an option has to change."""
 
     exit_code = os.EX_DATAERR
+
+
+class KeyRefused(NotAnswered):
+    """The server refused the API key, or asks for a key."""
+
+    exit_code = os.EX_NOPERM
 
 
 class StartError(InfdError):

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from infd.errors import NotAnswered, RequestRefused, UsageError
+from infd.errors import KeyRefused, NotAnswered, RequestRefused, UsageError
 from infd.sockets.tls import failed_handshake
 from infd.unixhttp import UnixConnection
 
@@ -218,9 +218,6 @@ class ChatClient:
         response = connection.getresponse()
         if response.status == http.HTTPStatus.OK:
             return response
-        hint = ""
-        if response.status == http.HTTPStatus.UNAUTHORIZED:
-            hint = "; give a key in INFD_API_KEY or with --key-file"
         try:
             refusal = msgspec.json.decode(response.read(), type=_Chunk).error
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -230,7 +227,11 @@ class ChatClient:
             response.status == http.HTTPStatus.NOT_FOUND and refusal is not None  # a model that is not served
         ):
             raise RequestRefused(reason)
-        raise NotAnswered(reason + hint)
+        if response.status == http.HTTPStatus.UNAUTHORIZED:
+            raise KeyRefused(f"{reason}; give a key in INFD_API_KEY or with --key-file")
+        if response.status == http.HTTPStatus.FORBIDDEN:
+            raise KeyRefused(reason)
+        raise NotAnswered(reason)
 
     def _lost(self, error: Exception) -> NotAnswered:
         if isinstance(error, ssl.SSLError):
@@ -238,6 +239,8 @@ class ChatClient:
         if isinstance(error, TimeoutError):
             return NotAnswered(f"{self.url} has sent nothing for {PATIENCE_S:g} s")
         advice = ""
-        if isinstance(error, ConnectionError) and self.url.startswith("https:"):
+        if isinstance(error, http.client.RemoteDisconnected) and self.url.startswith("http:"):
+            advice = "; if it speaks TLS, write https:// in place of http://"
+        elif isinstance(error, ConnectionError) and self.url.startswith("https:"):
             advice = "; if it asks for a client's certificate, give one with --cert and --key"
         return NotAnswered(f"lost the connection to {self.url}: {str(error) or type(error).__name__}{advice}")

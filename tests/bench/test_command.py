@@ -48,7 +48,9 @@ async def test_a_key_is_taken_from_the_named_variable() -> None:
     assert code == 2
     assert "MY_KEY" in err
     async with serving(keys=Keys.of("secret")) as endpoint:
-        code, _, err = await infdctl("bench", "--url", endpoint.url, "--requests", "1")
+        ask = ("bench", "--url", endpoint.url, "--requests", "1", "--input-tokens", "4", "--output-tokens", "2")
+        code, _, err = await infdctl(*ask)
+        assert (await infdctl(*ask, INFD_API_KEY="secret"))[0] == 0
     assert code == 1
     assert "--api-key-env" in err
 

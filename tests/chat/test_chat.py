@@ -19,7 +19,7 @@ from infd.chat.client import AnswerPart, ChatClient, Ending, Turn
 from infd.chat.conversation import Conversation, read_schema
 from infd.chat.screen import Plain, Terminal
 from infd.chat.talk import answer
-from infd.errors import NotAnswered, StartError, UsageError
+from infd.errors import KeyRefused, NotAnswered, StartError, UsageError
 from infd.http.auth import Keys
 from tests.http.endpoint import serving
 from tests.http.model import MODEL
@@ -74,8 +74,9 @@ async def test_without_a_server_the_message_names_infd_start(tmp_path: Path):
 
 async def test_a_refusal_shows_the_servers_message():
     async with serving(keys=Keys.of("secret")) as endpoint:
-        with pytest.raises(NotAnswered, match="INFD_API_KEY or with --key-file"):
+        with pytest.raises(KeyRefused, match="INFD_API_KEY or with --key-file") as refused:
             await ask(ChatClient(endpoint.url))
+        assert refused.value.exit_code == os.EX_NOPERM
         assert await ask(ChatClient(endpoint.url, "secret"), {**ASKED, "max_tokens": 2})
         with pytest.raises(NotAnswered, match="model 'x' is not served here"):
             await ask(ChatClient(endpoint.url, "secret"), {**ASKED, "model": "x"})

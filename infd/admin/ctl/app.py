@@ -76,6 +76,7 @@ _INSTEAD = {
     **dict.fromkeys(("get", "set"), "`infdctl config get` and `infdctl config set`"),
     "restart": "`systemctl restart infd`; while infd.socket is enabled no connection is refused meanwhile",
     "start": "`infd start` starts a daemon",
+    "completion": "`infd completion SHELL` prints the script that completes both `infd` and `infdctl`",
     "tail": "`infdctl logs -f` follows the log",
     **dict.fromkeys(("log-level", "loglevel"), "`infdctl config set log.level=debug`"),
     "profile": "`infdctl top` shows the times of steps, `infdctl dump` stacks; there is no profile",

@@ -51,7 +51,7 @@ _SHARED = 0.5
     show_default=True,
     help="Texts of a request that embeds or classifies, or documents of one that ranks; --input-tokens of each.",
 )
-@click.option("--api-key-env", metavar="NAME", help="Environment variable that holds the API key.")
+@click.option("--api-key-env", metavar="NAME", help="Variable that holds the API key.  [INFD_API_KEY]")
 @click.option("--header", type=Parsed("name=value", benchargs.pair), multiple=True, help="Header of every request.")
 @tls_options
 @click.option("--requests", type=click.IntRange(min=1), default=64, show_default=True, help="Requests to measure.")
@@ -302,7 +302,7 @@ def _raise(ended: Exception | KeyboardInterrupt | None, timeout_s: float) -> Non
         raise Unreachable(str(ended))
     if ended.kind == "timeout":
         raise TimedOut(f"no answer within {timeout_s:g} s")
-    advice = "; name the variable that holds the key with --api-key-env" if ended.status == 401 else ""
+    advice = "; give a key in INFD_API_KEY, or name another variable with --api-key-env" if ended.status == 401 else ""
     raise Refused(f"{ended}{advice}")
 
 
@@ -380,7 +380,7 @@ def _schema(options: dict[str, Any]) -> dict[str, Any]:
 
 def _key(name: str | None) -> str:
     if name is None:
-        return ""
+        return os.environ.get("INFD_API_KEY", "")
     if name not in os.environ:
         raise click.BadParameter(f"the environment has no variable {name}", param_hint="--api-key-env")
     return os.environ[name]

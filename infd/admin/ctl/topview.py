@@ -213,7 +213,8 @@ class View:
         """Return the table of requests: its head and at most `room` rows, the selected one among them."""
         rows = self.rows
         cells = {column.name: [column.cell(row) for row in rows] for column in COLUMNS}
-        heads = {column.name: self._heading(column) for column in COLUMNS}
+        # Without keys, as in `top --once`, the order cannot be changed, so no heading has its mark.
+        heads = {column.name: column.name if room is None else self._heading(column) for column in COLUMNS}
         widths = {name: max(map(len, [heads[name], *each])) for name, each in cells.items()}
         empty = {name for name, each in cells.items() if set(each) <= {"-"}}
         if cells["TENANT"] == cells["CLIENT"]:  # no key shares a tenant
