@@ -10,6 +10,7 @@ from infd.errors import ConfigError
 if TYPE_CHECKING:
     from infd.config import ServerConfig
 
+_OTHER_HOST = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
@@ -90,6 +91,8 @@ def failed_handshake(error: ssl.SSLError) -> str:
     reason = getattr(error, "reason", "") or str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         why = getattr(error, "verify_message", "") or reason
+        if getattr(error, "verify_code", 0) in _OTHER_HOST:
+            return f"its certificate is for another host ({why}); write a name of the certificate in --url"
         return (
             f"its certificate is not trusted ({why}); name its authority with --cacert, or accept any with --insecure"
         )

@@ -16,6 +16,7 @@ import pytest
 from infd.chat.client import ChatClient
 from infd.errors import NotAnswered
 from infd.sockets.tls import client_context as tls_client_context
+from infd.sockets.tls import failed_handshake
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,6 +176,10 @@ def test_infds_own_clients_show_a_certificate_or_are_told_which_option_lacks(
     assert "--cacert" in told[0]
     assert "--cert and --key" in told[1]
     assert told[2:] == ["embedded"]
+    with socket.create_connection(daemon.address, timeout=60) as plain, pytest.raises(ssl.SSLError) as refused:
+        client_context(authority).wrap_socket(plain, server_hostname="other.example")
+    assert "is for another host" in failed_handshake(refused.value)
+    assert "'other.example'" in failed_handshake(refused.value)
 
 
 def test_versions_and_ciphers_are_those_of_the_settings(start_daemon: Start, authority: Authority) -> None:
