@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from infd.admin.ctl.benchview import differences
 from infd.http.auth import Keys
+from infd.loadgen.datasets.spec import Synthetic
 from tests.admin.test_ctl import infdctl
 from tests.bench.fake_server import FakeOpenAI
 from tests.http.endpoint import serving
@@ -63,3 +65,12 @@ async def test_no_server_exits_3_and_no_answer_exits_1() -> None:
     code, _, err = await infdctl("bench", "--url", server.url)
     assert code == 3
     assert "is the server running" in err
+
+
+def test_settings_that_differ_are_shown_as_options() -> None:
+    settings = [
+        {"dataset": Synthetic(input_tokens=n, output_tokens=8), "body": body}
+        for n, body in ((32, {}), (96, {"top_k": 1}))
+    ]
+
+    assert list(differences("", *settings)) == ["--input-tokens 32, 96", "--top-k not given, 1"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import Struct, structs
 
 from infd.admin.ctl import show as output
 from infd.loadgen.sweep import name_of
@@ -20,6 +21,15 @@ _LENGTHS = {
     "ids": "token ids, of exact lengths",
     "tokenize": "texts, counted by the server's tokenizer",
     "probes": "texts of about the lengths: the server has no /tokenize",
+}
+
+_OPTIONS = {
+    "path": "--dataset-path",
+    "shape": "--dataset",
+    "input_range": "--range-ratio (input)",
+    "output_range": "--range-ratio (output)",
+    "assignment": "--lora-assignment",
+    "models": "--lora-modules",
 }
 
 
@@ -161,7 +171,8 @@ def compared(comparison: Comparison) -> None:
     judge = comparison.judge
     click.echo(f"{comparison.before} -> {comparison.after}")
     for name, (old, new) in comparison.different.items():
-        click.echo(f"measured differently: {name} {old} -> {new}")
+        for difference in differences(name, old, new):
+            click.echo(f"measured differently: {difference}")
     for load in comparison.loads:
         runs = f"{load.before_runs} and {load.after_runs} runs"
         click.echo(f"\n{load.load}: {runs}, {load.before_requests} and {load.after_requests} requests")
@@ -179,6 +190,18 @@ def compared(comparison: Comparison) -> None:
         click.echo("Cannot tell: the change may be within the margin or beyond it; more runs narrow FROM and TO.")
     for name in comparison.alone:
         click.echo(f"{name}: measured in one of the two, not compared")
+
+
+def differences(name: str, old: Any, new: Any) -> Iterator[str]:
+    """Yield a setting's differences, each as an option of `bench` with both values."""
+    if isinstance(old, Struct) and type(old) is type(new):
+        old, new = structs.asdict(old), structs.asdict(new)
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys((*old, *new)):
+            yield from differences(key, old.get(key, "not given"), new.get(key, "not given"))
+    elif old != new:
+        values = (type(value).__name__.lower() if isinstance(value, Struct) else value for value in (old, new))
+        yield "{} {}, {}".format(_OPTIONS.get(name, f"--{name.replace('_', '-')}"), *values)
 
 
 def _change(change: Change) -> tuple[str, ...]:
