@@ -56,14 +56,14 @@ def test_in_a_pipe_a_question_gets_its_answer_alone(daemon: Daemon, tmp_path: Pa
 
 
 def test_without_a_key_or_a_daemon_the_error_names_the_remedy(daemon: Daemon, tmp_path: Path):
-    for arguments, says in (
-        (chat(daemon), "INFD_API_KEY or with --key-file"),
-        ([*INFD, "chat", "--url", f"unix:{tmp_path}/none"], "start a daemon with `infd start`"),
+    for arguments, code, says in (
+        (chat(daemon), os.EX_NOPERM, "INFD_API_KEY or with --key-file"),
+        ([*INFD, "chat", "--url", f"unix:{tmp_path}/none"], os.EX_UNAVAILABLE, "start a daemon with `infd start`"),
     ):
         done = subprocess.run(
             arguments, input="hi", capture_output=True, text=True, env=environment(tmp_path), check=False, cwd=ROOT
         )
-        assert (done.returncode, done.stdout) == (os.EX_UNAVAILABLE, "")
+        assert (done.returncode, done.stdout) == (code, "")
         assert done.stderr.startswith("infd: ")
         assert says in done.stderr
 
