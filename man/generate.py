@@ -73,6 +73,10 @@ The model could not be fetched from its hub, or a batch's output could not be wr
 .B 75
 Stopped, and requests were cut off when the drain timed out, or lines of a batch remain.
 .TP
+.B 77
+.BR "infd chat" :
+the server wants an API key, or refused the given key.
+.TP
 .B 78
 Bad configuration or checkpoint.
 .SH ENVIRONMENT
