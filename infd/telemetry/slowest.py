@@ -52,10 +52,6 @@ class Ended(Struct, frozen=True, kw_only=True):
     finish: str
     causes: Mapping[Order, str]
 
-    def measure(self, order: Order) -> float | None:
-        """Return the milliseconds by which `order` compares; None: the request is left out of that order."""
-        return {"total": self.total_ms, "ttft": self.ttft_ms, "queue": self.queue_ms}[order]
-
 
 class _Period:
     """The slowest requests of one period: a heap for each order, whose first entry is the fastest."""

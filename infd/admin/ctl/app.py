@@ -224,8 +224,8 @@ def usage(client: AdminClient, as_json: bool) -> None:
     were refused because a rate was used up. REFUSED are those refused because of load or the daemon's state, such as
     queue_full and key_in_flight; `infdctl status` counts all refusals by reason.
 
-    A tenant's sums are those of its present keys. For a day or an hour, take
-    the difference of two outputs, or the increase of the metrics infd_key_*.
+    A tenant's sums are those of its present keys. For a day or an hour, take the difference of two outputs, or the
+    increase of the metrics infd_key_*.
     """
     answer = client.get("/v1/usage", protocol.UsageRows)
     show.as_json(answer) if as_json else show.usage(answer)
