@@ -42,9 +42,9 @@ def test_a_stack_gives_what_its_layers_give(built, tiny, variant, layers, monkey
     assert compute(tiny(variant), ops).equal(compute(tiny(variant), one_by_one(ops)))
 
 
-def all_in(library, paged_attention):
-    matrices = linear.Matrices(library)
-    return select(CPU, torch.bfloat16).replace(
+def all_in(library, paged_attention, dtype=torch.bfloat16):
+    matrices = linear.Matrices(library) if dtype == torch.bfloat16 else linear.Floats(library)
+    return select(CPU, dtype).replace(
         attention=paged_attention(library),
         linear=matrices,
         vocabulary=matrices,
@@ -74,9 +74,7 @@ def test_with_quantized_weights(library, tiny, matrices):
 @pytest.mark.parametrize("cached", [attention.PagedAttention, attention.Int8PagedAttention])
 @pytest.mark.parametrize("variant", ["qwen3", "gemma2", "granite", "olmo2", "qwen2-moe", "glm4-moe"])
 def test_in_float32(library, tiny, variant, cached):
-    ops = select(CPU, torch.float32).replace(
-        attention=cached(library), linear=groups.Int4(library), stack=Stack(library)
-    )
+    ops = all_in(library, cached, torch.float32).replace(linear=groups.Int4(library))
     assert load_model(tiny(variant), ops=ops, dtype=torch.float32).stacked is not None
     expected = compute(tiny(variant), one_by_one(ops), torch.float32)
     assert compute(tiny(variant), ops, torch.float32).equal(expected)
