@@ -45,6 +45,15 @@ def test_native_limits_are_the_references(library, asked, vocabulary):
     compare(library, logits_of(3, vocabulary), [asked] * 3)
 
 
+def test_a_threshold_of_0_keeps_the_least_likely_token_though_its_share_is_no_float(library):
+    logits = torch.tensor([[0.0, -1.0, -2.0, -3.0, -4.0, -torch.inf]])
+    asked = {"late": 0.0, "temperature": 0.01, "xtc_probability": 1.0, "xtc_threshold": 0.0}
+    compare(library, logits, [asked])
+    found = logits.clone()
+    Draw(library).narrow(found, narrowing_of(logits, [asked]))
+    assert (found > -torch.inf).tolist() == [[False, False, False, False, True, False]]
+
+
 @given(
     asked=st.lists(st.fixed_dictionaries(chance), min_size=4, max_size=4),
     vocabulary=st.sampled_from([2, 17, 64, 1000]),

@@ -107,8 +107,8 @@ def _typical(logits: Tensor, mass: Tensor) -> Tensor:
 
 
 def _without_top_choices(logits: Tensor, narrowing: Narrowing) -> Tensor:
-    share = logits.softmax(-1)
-    top = (share >= narrowing.xtc_threshold[:, None]) & (share > 0)
+    # In logarithms: the shares of unlikely tokens are below the smallest float, and a threshold may be 0.
+    top = (logits.log_softmax(-1) >= narrowing.xtc_threshold.log()[:, None]) & (logits > float("-inf"))
     least = logits.masked_fill(~top, torch.inf).amin(-1)
     drops = chance(narrowing.seed, narrowing.position) < narrowing.xtc_probability
     drops &= narrowing.xtc_threshold <= 0.5
