@@ -442,7 +442,10 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
         about("most queued prompt tokens, then 429, except for tenants that hold less than their share", live=True),
     ] = 2**20
     priority_patience: Annotated[
-        Count, about("later arrivals that may overtake a request, for each level of priority")
+        Count,
+        about(
+            "later arrivals that may overtake a request, for each level of priority; half as many a long text to pool"
+        ),
     ] = 64
 
 

@@ -9,16 +9,21 @@ The prompts that a client sends together, such as 2,048 texts to embed, have pla
 one arrival apart, and an arrival comes after the places that have started. So the
 prompts of several clients take turns: a single prompt waits behind one prompt of
 each other client.
+
+A prompt that is pooled comes an arrival later for every PASSED_TOKENS of its tokens,
+at most half of `patience`. So short texts go before long ones that wait, which wait
+for a bounded number of them, and a level of priority is worth more than any length.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from infd.scheduler.sequence import QueuePlace, Sequence
 
 LEVELS = 100  # levels of priority on each side of 0
+PASSED_TOKENS: Final = 16  # tokens for which a pooled prompt is placed one arrival later
 
 
 class Policy:
@@ -29,19 +34,24 @@ class Policy:
         self._latest = 0  # place of the latest arrival, or the latest that has started, without priorities
         self._placed = 0
 
-    def place(self, priority: int, number: int = 0) -> QueuePlace:
-        """Return the place of the next arrival. Lower priorities are earlier; priorities are clamped to ±LEVELS.
+    def place(self, seq: Sequence, number: int = 0) -> QueuePlace:
+        """Return the place of `seq`, which arrives next. Lower priorities are earlier; they are clamped to ±LEVELS.
 
         number  of the prompt among those that arrive together; the first, 0, is placed first
         """
         if not number:
             self._latest += 1
         self._placed += 1
-        return self._latest + number + clamped(priority) * self._patience, self._placed
+        return self._latest + number + self._shift(seq), self._placed
 
     def started(self, seq: Sequence) -> None:
-        """Later arrivals come after the place of `seq`."""
-        self._latest = max(self._latest, seq.place[0] - clamped(seq.request.priority) * self._patience)
+        """Later arrivals come after the place of `seq`, but for priority and length."""
+        self._latest = max(self._latest, seq.place[0] - self._shift(seq))
+
+    def _shift(self, seq: Sequence) -> int:
+        """Return the arrivals by which a sequence's priority and length move its place."""
+        length = 0 if seq.pooling is None else min(seq.prompt_tokens // PASSED_TOKENS, self._patience // 2)
+        return clamped(seq.request.priority) * self._patience + length
 
     def may_pass(self, seq: Sequence, waiting: Sequence) -> bool:
         """Return whether `seq` may be admitted before `waiting`, an earlier sequence that lacks a resource.

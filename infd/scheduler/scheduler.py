@@ -123,7 +123,7 @@ class Scheduler:
         if seq.pooling is not None and self.capacity.pools_last:
             seq.whole = by_token(seq.pooling.want.task)
         seq.token_cost = self.capacity.score_cost if seq.scoring else 1
-        seq.place = self._policy.place(seq.request.priority, number) if place is None else place
+        seq.place = self._policy.place(seq, number) if place is None else place
         self.waiting.add(seq)
 
     def remove(self, seq: Sequence, finish: FinishReason, failure: BaseException | None = None) -> None:

@@ -37,7 +37,7 @@ class Floods:
         """Queue a sequence that may generate `limit` tokens, and will end after `answer`."""
         share = self._shares.get(tenant, 1.0)
         seq = sequence(prompt, max_tokens=limit, tenant=tenant, share=share, priority=priority)
-        seq.place = self._policy.place(priority)
+        seq.place = self._policy.place(seq)
         seq.tokens += [0] * answer  # counted as generated once the sequence ends
         self.queue.add(seq)
         return seq
@@ -82,10 +82,10 @@ def test_floods_get_their_shares_of_the_work(tenants, seed):
 @few
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50), st.integers(-3, 3)), max_size=30))
 def test_one_tenant_is_served_in_the_order_of_places(arrivals):
-    floods, policy = Floods({}), Policy(4)
-    queued = [(policy.place(priority), floods.arrive("a", *size, priority=priority)) for *size, priority in arrivals]
+    floods = Floods({})
+    queued = [floods.arrive("a", *size, priority=priority) for *size, priority in arrivals]
 
-    expected = [seq for _, seq in sorted(queued, key=lambda pair: pair[0])]
+    expected = sorted(queued, key=lambda seq: seq.place)
     assert list(floods.queue) == expected
     assert [floods.serve() for _ in arrivals] == expected
     assert not floods.queue

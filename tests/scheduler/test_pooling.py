@@ -73,11 +73,59 @@ def test_without_a_cache_whole_prompts_are_packed_into_a_step():
 def test_several_whole_prompts_share_a_step_only_up_to_its_smaller_budget():
     layout = CacheLayout((), divisible=False)
     driver = Driver(capacity(layout, pages=0, step_tokens=64, max_model_len=64, mixed_tokens=32))
-    long, *short = [driver.add(sequence(length, pool=EMBED)) for length in (60, 12, 20, 1)]
+    long = driver.add(sequence(60, pool=EMBED, priority=-1))
+    short = [driver.add(sequence(length, pool=EMBED)) for length in (12, 20, 1)]
 
     assert granted(driver.step()) == {long: 60}
     assert granted(driver.step()) == dict(zip(short[:2], (12, 20), strict=True))
     assert granted(driver.step()) == {short[2]: 1}
+
+
+def queue() -> Driver:
+    """A scheduler whose steps compute one prompt each."""
+    return Driver(
+        capacity(CacheLayout((), divisible=False), pages=0, rows=1, step_tokens=512, max_model_len=512), patience=64
+    )
+
+
+def test_short_texts_go_before_long_ones_that_wait_and_equal_ones_in_order_of_arrival():
+    driver = queue()
+    long = [driver.add(sequence(400, pool=EMBED)) for _ in range(4)]
+    started = [*granted(driver.step())]
+    short = [driver.add(sequence(30, pool=EMBED)) for _ in range(3)]
+    started += [next(iter(granted(driver.step()))) for _ in range(6)]
+
+    assert started == [long[0], *short, *long[1:]]
+
+
+def test_a_long_text_waits_for_at_most_half_the_patience_of_short_ones():
+    driver = queue()
+    long = driver.add(sequence(512, pool=EMBED))
+    passed = 0
+    while long.finish is None:
+        driver.add(sequence(8, pool=EMBED))
+        driver.add(sequence(8, pool=EMBED))
+        passed += long not in granted(driver.step())
+
+    assert 16 <= passed <= 32
+
+
+def test_a_long_text_of_an_earlier_level_of_priority_goes_before_short_ones():
+    driver = queue()
+    short = driver.add(sequence(8, pool=EMBED))
+    long = driver.add(sequence(512, pool=EMBED, priority=-1))
+
+    assert long in granted(driver.step())
+    assert short in granted(driver.step())
+
+
+def test_prompts_that_generate_are_not_ordered_by_length():
+    driver = Driver(capacity(rows=1, step_tokens=64))
+    long = driver.add(sequence(40, max_tokens=1))
+    short = driver.add(sequence(4, max_tokens=1))
+
+    assert long in granted(driver.step())
+    assert short in granted(driver.step())
 
 
 def test_a_step_that_pools_the_same_tokens_again_adds_only_unknown_rows():
