@@ -98,7 +98,11 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     ] = ()
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "float", "half"],
-        about("type of weights and activations; float is float32, half is float16", flag="--dtype"),
+        about(
+            "type of weights and activations; float is float32, half is float16; auto: the checkpoint's, but on a CPU"
+            " bfloat16 or float32, whichever the processor is faster in, and float32 for decoders in float32",
+            flag="--dtype",
+        ),
     ] = "auto"
     quantization: Annotated[
         Literal["none", "int8", "int4", "fp8", "mxfp4"],

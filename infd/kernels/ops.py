@@ -99,6 +99,10 @@ class Ops:
         return self._ask("vocabulary")
 
     @cached_property
+    def table(self) -> Matrices:
+        return self._ask("table")
+
+    @cached_property
     def packed(self) -> Packed:
         return self._ask("packed")
 

@@ -157,6 +157,8 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _reference("dense:Matrices"),
         ),
         "vocabulary": (_native("linear:Matrices", "bfloat16"), _reference("dense:Matrices")),
+        # A vocabulary that is only looked up: in panels, each pair of numbers of a row is on another line of the cache.
+        "table": (_reference("dense:Matrices"),),
         "packed": (
             _native("packed:Packed", *_FLOATS, name="native packed"),
             _triton("packed:Packed", "triton packed"),
@@ -236,7 +238,8 @@ def quantized(linear: str, vocabulary: str = "auto") -> Mapping[str, Sequence[Ca
                 the vocabulary loses a third as much accuracy as int4 in all layers; int8 loses nothing measurable
                 (bench/LOG.md).
     """
-    families = {"linear": linear, "encoder_linear": linear, "vocabulary": vocabulary_of(linear, vocabulary)}
+    kept = vocabulary_of(linear, vocabulary)
+    families = {"linear": linear, "encoder_linear": linear, "vocabulary": kept, "table": kept}
     return {**CANDIDATES, **{family: QUANTIZED[how] for family, how in families.items() if how != "none"}}
 
 

@@ -96,6 +96,11 @@ def is_implemented(config: Mapping[str, Any]) -> bool:
     return False
 
 
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Return whether infd's own code computes the architecture as an encoder."""
+    return bool(config.get("architectures")) and architecture(config) in ENCODERS
+
+
 def check_dimensions(config: Mapping[str, Any]) -> None:
     """Check the sizes that config.json states for an architecture of infd's own. Raises CheckpointError."""
     (EncoderDimensions if architecture(config) in ENCODERS else Dimensions).read(decoder(config))

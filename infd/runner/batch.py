@@ -6,6 +6,7 @@ they are read from `Rows` on the device. A step can therefore be issued while th
 
 from __future__ import annotations
 
+from itertools import accumulate
 from operator import add
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,7 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
     count = len(spans)
     counts = [span.count for span in spans]
     starts = [span.start for span in spans]
-    offsets = [0, *np.cumsum(counts).tolist()]
+    offsets = [0, *accumulate(counts)]
     tokens = offsets[-1]
     row_ids = [*(span.row for span in spans), rows.scratch]
     slots = rows.slots[row_ids]
@@ -143,11 +144,11 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
             rows=token_row[each],
             positions=position[each],
             adapters=None if adapted is None else adapted.at(np.array(chosen)),
-            narrowed=narrowed,
+            narrowed=narrowed or read == tokens + padding,
         )
         if chosen
         else None
-        for each, chosen in zip(index, indices, strict=True)
+        for each, chosen, read in zip(index, indices, [*map(len, selected), 0], strict=False)
     ]
     if narrowed:
         # The last layer computes only the selected tokens, so its attention plan has a span of one token for each.

@@ -197,11 +197,11 @@ class Rows:
         Raises ValueError or OverflowError for an invalid join.
         """
         for join in joins:
-            self.sampling[join.row] = sampling = _row_sampling(join, self.vocab_size)
+            pool = pick(Pool, join.wants)
+            self.sampling[join.row] = sampling = _NOTHING if pool else _row_sampling(join, self.vocab_size)
             self.stages[join.row] = sampling.stages
             self.slots[join.row] = join.slot
             self.regimes[join.row] = join.regime
-            pool = pick(Pool, join.wants)
             self.seconds[join.row] = self.max_len if pool is None or pool.second is None else pool.second
             self.least[join.row] = len(join.tokens)
         if joins:
@@ -249,20 +249,22 @@ class Rows:
         """Write the rows of `joins`: pairs of a join and its tokens [n] int32."""
         count, longest = len(joins), max(len(tokens) for _, tokens in joins)
         history = np.zeros((count, longest), dtype=np.int32)
-        tables = np.zeros((count, *self.tables.shape[1:]), dtype=np.int32)
-        floats = np.empty((count, self.floats.shape[1]), dtype=np.float32)
-        integers = np.empty((count, self.integers.shape[1]), dtype=np.int64)
-        for i, (join, tokens) in enumerate(joins):
+        for i, (_, tokens) in enumerate(joins):
             history[i, : len(tokens)] = tokens
-            for group, table in enumerate(join.tables):
-                tables[i, group, : len(table)] = table
-            floats[i], integers[i] = _columns(join, self.vocab_size, self.max_len)
         row = self.upload(np.array([join.row for join, _ in joins], dtype=np.int64))
         self.tokens[:, :longest].index_copy_(0, row, self.upload(history))
         self.length.index_copy_(0, row, self.upload(np.array([len(tokens) for _, tokens in joins], dtype=np.int64)))
-        self.tables.index_copy_(0, row, self.upload(tables))
-        self.floats.index_copy_(0, row, self.upload(floats))
-        self.integers.index_copy_(0, row, self.upload(integers.astype(np.int32)))
+        if self.tables.numel():
+            tables = np.zeros((count, *self.tables.shape[1:]), dtype=np.int32)
+            for i, (join, _) in enumerate(joins):
+                for group, table in enumerate(join.tables):
+                    tables[i, group, : len(table)] = table
+            self.tables.index_copy_(0, row, self.upload(tables))
+        if any(pick(Pool, join.wants) is None for join, _ in joins):  # rows that are pooled are not sampled
+            columns = [_columns(join, self.vocab_size, self.max_len) for join, _ in joins]
+            self.floats.index_copy_(0, row, self.upload(np.array([floats for floats, _ in columns])))
+            integers = np.array([integers for _, integers in columns]).astype(np.int32)
+            self.integers.index_copy_(0, row, self.upload(integers))
 
     def _draft(self, drafts: Sequence[Draft]) -> None:
         """Write drafts behind the known tokens of their rows."""

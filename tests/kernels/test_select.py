@@ -95,18 +95,18 @@ def test_where_all_refuse_the_error_gives_every_reason():
 @pytest.mark.parametrize("how", ["none", *QUANTIZED])
 @pytest.mark.parametrize("vocabulary", ["none", *QUANTIZED])
 def test_quantized_weights_are_a_choice_of_their_families(how, vocabulary):
-    assert forms(how, vocabulary) == {"linear": how, "vocabulary": vocabulary}
+    assert forms(how, vocabulary) == {"linear": how, "vocabulary": vocabulary, "table": vocabulary}
 
 
 @pytest.mark.parametrize(("how", "vocabulary"), [("none", "none"), *((each, "int8") for each in QUANTIZED)])
 def test_a_quantized_vocabulary_has_8_bits_by_default(how, vocabulary):
-    assert forms(how, "auto") == {"linear": how, "vocabulary": vocabulary}
+    assert forms(how, "auto") == {"linear": how, "vocabulary": vocabulary, "table": vocabulary}
 
 
 def forms(how, vocabulary):
     """Return the quantization of the families that hold weights."""
     ops = select(CPU, torch.bfloat16, quantized(how, vocabulary))
-    ops.request("linear", "vocabulary")
+    ops.request("linear", "vocabulary", "table")
     chosen = {row.family: row.chosen for row in ops.selection}
     return {family: name.partition(" ")[2] or "none" for family, name in chosen.items()}
 

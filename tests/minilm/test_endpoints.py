@@ -12,6 +12,8 @@ import requests
 import torch
 
 from infd.hub.packages import find
+from infd.runner.start.resolve import choose_dtype
+from infd.weights.checkpoint import read_config
 from tests.e2e.process import Daemon
 
 if TYPE_CHECKING:
@@ -82,6 +84,20 @@ def test_embeddings_are_the_references_alone_and_together(url: str, expected: Ve
     assert cosines(post(f"{url}/embed", {"inputs": TEXTS}), expected).min() > LEAST_COSINE
     pooled = post(f"{url}/pooling", {"input": TEXTS})["data"]
     assert cosines([each["data"] for each in pooled], expected).min() > LEAST_COSINE
+
+
+def test_by_default_embeddings_are_near_the_references_and_the_log_names_the_type(
+    checkpoint: Path, expected: Vectors, tmp_path: Path
+):
+    daemon = Daemon(tmp_path, ["--model", str(checkpoint), "--device", "cpu", "--set", "device.threads=1"], {})
+    try:
+        host, port = daemon.ready().address
+        data = post(f"http://{host}:{port}/v1/embeddings", {"input": TEXTS})["data"]
+        halved = choose_dtype("auto", read_config(checkpoint), "cpu") == "bfloat16"
+        assert cosines([each["embedding"] for each in data], expected).min() > 0.999
+        assert ("the checkpoint is in float32; " in daemon.log_text()) == halved
+    finally:
+        daemon.close()
 
 
 def test_dimensions_are_the_first_numbers_normalized(url: str, expected: Vectors):

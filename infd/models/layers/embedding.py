@@ -9,6 +9,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from infd.kernels.families.matrices import Matrices
     from infd.models.base import PassAdapters
     from infd.models.blueprint import Blueprint
     from infd.models.dimensions import Dimensions
@@ -22,9 +23,16 @@ class Embedding:
     """Token embeddings, multiplied by a scale."""
 
     def __init__(
-        self, blueprint: Blueprint, name: str, dims: Dimensions | EncoderDimensions, *, scale: float = 1.0
+        self,
+        blueprint: Blueprint,
+        name: str,
+        dims: Dimensions | EncoderDimensions,
+        *,
+        scale: float = 1.0,
+        family: Matrices | None = None,
     ) -> None:
-        self.weight = blueprint.matrix({f"{name}.weight": dims.vocab}, dims.hidden, blueprint.ops.vocabulary)
+        """family: of the weight's forms; None: those that a head can share."""
+        self.weight = blueprint.matrix({f"{name}.weight": dims.vocab}, dims.hidden, family or blueprint.ops.vocabulary)
         self._target = blueprint.adaptable({name: dims.hidden}, dims.vocab, table=True)
         self._scale = scale
 
@@ -56,7 +64,7 @@ class EncoderEmbedding:
         first_position  the row of a text's first token in the table of positions
         project         the projection of the embeddings to the width of the layers; None: they have this width
         """
-        self._tokens = Embedding(blueprint, tokens, dims)
+        self._tokens = Embedding(blueprint, tokens, dims, family=blueprint.ops.table)
         self._positions = (
             blueprint.declare({f"{positions}.weight": dims.positions}, (dims.hidden,)) if positions else None
         )

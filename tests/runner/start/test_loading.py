@@ -42,6 +42,21 @@ def test_half_types_stay_half_on_a_cpu_that_is_fast_at_them(monkeypatch, tmp_pat
     assert choose_dtype("auto", {"torch_dtype": stored}, "cpu") == expected
 
 
+@pytest.mark.parametrize(("flags", "expected"), [("avx512_bf16", "bfloat16"), ("avx512f", "float32")])
+def test_encoders_in_float32_are_computed_in_bfloat16_on_a_cpu_that_is_fast_at_it(
+    monkeypatch, tmp_path, flags, expected
+):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"flags\t\t: {flags}\n")
+    monkeypatch.setattr(resolve, "CPUINFO", cpuinfo)
+    encoder = {"architectures": ["BertModel"], "torch_dtype": "float32"}
+
+    assert choose_dtype("auto", encoder, "cpu") == expected
+    assert choose_dtype("float32", encoder, "cpu") == "float32"
+    assert choose_dtype("auto", encoder, "cuda") == "float32"
+    assert choose_dtype("auto", encoder, None) is None
+
+
 def test_a_gpu_takes_the_type_of_the_checkpoint():
     assert choose_dtype("auto", {"dtype": "float16"}, "cuda") == "float16"
     assert choose_dtype("auto", {}, "cuda") == "float32"
