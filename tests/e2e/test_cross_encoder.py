@@ -4,7 +4,6 @@ sentence-transformers passes through the sigmoid; keys and rates hold as for gen
 
 from __future__ import annotations
 
-import json
 import os
 import random
 from hashlib import sha256
@@ -13,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from tokenizers.processors import TemplateProcessing
+from tokenizers import Tokenizer
 
 from tests.e2e.process import Daemon
+from tests.e2e.word_tokenizer import SPECIAL, write_tokenizer
 from tests.models.encoding import VOCAB, make, oracle
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(120)]
 
 HEAD = "AutoModelForSequenceClassification"
-SPECIAL = {"cls_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>"}
 WORDS = [f"w{number}" for number in range(VOCAB - 4)]
 QUERY = "w1 w2 w3"
 DOCUMENTS = [" ".join(random.Random(seed).choices(WORDS, k=1 + seed * 3 % 40)) for seed in range(12)]
@@ -36,18 +34,7 @@ KEYS = {"plain": "", "limited": " requests_per_minute=2"}
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = make("xlm-roberta", tmp_path_factory.mktemp("cross"), HEAD, num_labels=1, pad_token_id=1)
-    tokens = [*dict.fromkeys(SPECIAL.values()), *WORDS]
-    tokenizer = Tokenizer(models.WordLevel({token: number for number, token in enumerate(tokens)}, "<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    ends = [(each, tokenizer.token_to_id(each)) for each in ("<s>", "</s>")]
-    tokenizer.post_processor = TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=ends
-    )
-    tokenizer.add_special_tokens([*dict.fromkeys(SPECIAL.values())])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps({**SPECIAL, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 100})
-    )
+    write_tokenizer(directory, WORDS, SPECIAL, enclosed=True, most_tokens=100)
     return directory
 
 

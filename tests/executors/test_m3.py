@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from infd.errors import CheckpointError
 from infd.request import Pool
 from tests.executors.pooling import Pooler, executor, states
-from tests.models.encoding import make, oracle, text
+from tests.models.encoding import make_m3, oracle, text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,18 +21,7 @@ TEXTS = [[0, *text(seed, length), 2] for seed, length in enumerate((7, 30, 1, 64
 
 @pytest.fixture
 def m3(tmp_path: Path) -> Path:
-    make("xlm-roberta", tmp_path)
-    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-    modules = [{"name": path, "path": path, "type": f"sentence_transformers.models.{kinds[path]}"} for path in kinds]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling/config.json").write_text('{"pooling_mode_cls_token": true}')
-    torch.manual_seed(5)
-    torch.save(torch.nn.Linear(48, 48).state_dict(), tmp_path / "colbert_linear.pt")
-    torch.save(
-        {name: each.half() for name, each in torch.nn.Linear(48, 1).state_dict().items()}, tmp_path / "sparse_linear.pt"
-    )
-    return tmp_path
+    return make_m3(tmp_path)
 
 
 async def test_sparse_and_colbert_numbers_are_flagembeddings(m3: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,21 @@ def make(variant: str, directory: Path, head: str = "AutoModel", **overrides: An
             else:
                 tensor.normal_(0.0, 1.4 * tensor.shape[1] ** -0.5, generator=generator)
     model.save_pretrained(directory)
+    return directory
+
+
+def make_m3(directory: Path) -> Path:
+    """Save an encoder of bge-m3's files: an embedding of the first token, and two pickled layers for tokens."""
+    make("xlm-roberta", directory, pad_token_id=PAD)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [{"name": path, "path": path, "type": f"sentence_transformers.models.{kinds[path]}"} for path in kinds]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling/config.json").write_text('{"pooling_mode_cls_token": true}')
+    torch.manual_seed(5)
+    torch.save(torch.nn.Linear(48, 48).state_dict(), directory / "colbert_linear.pt")
+    halves = {name: each.half() for name, each in torch.nn.Linear(48, 1).state_dict().items()}
+    torch.save(halves, directory / "sparse_linear.pt")
     return directory
 
 
