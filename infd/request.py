@@ -362,6 +362,11 @@ class ExpertSizes(Struct, frozen=True):
     experts: int
     chosen: int
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the indices of the experts that a token chooses, in RoutedExperts."""
+        return 2 * self.layers * self.chosen
+
 
 class Route(Struct, frozen=True, tag="route"):
     """Report the experts that each token chose, in a model with experts. See RoutedExperts."""

@@ -445,6 +445,10 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
         Count,
         about("most queued prompt tokens, then 429, except for tenants that hold less than their share", live=True),
     ] = 2**20
+    max_routed_bytes: Annotated[
+        Count,
+        about("most bytes that the answers of all requests with return_routed_experts may report, then 429", live=True),
+    ] = 512 * 2**20
     priority_patience: Annotated[
         Count,
         about(

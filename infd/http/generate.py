@@ -480,7 +480,7 @@ def _check_routed(generation: Generation, prompts: Sequence[Prompt], served: Ser
     if served.experts is None:
         return  # the engine refuses the request
     tokens = generation.returned * sum(len(prompt.ids) for prompt in prompts)
-    size = 2 * tokens * served.experts.layers * served.experts.chosen
+    size = tokens * served.experts.token_bytes
     if size > limits.routed_experts_bytes:
         raise InvalidRequest(
             f"the experts of {tokens} prompt tokens are {size} bytes; at most {limits.routed_experts_bytes} are sent"
