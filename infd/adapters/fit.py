@@ -57,6 +57,7 @@ class Target(Protocol):
     experts  number of experts with such a matrix; 0: one matrix
     stacked  of experts, the names of the parameter that stacks their matrices
     alternating  whether the rows of two modules alternate in that parameter
+    transposed   whether transformers stores the matrices of that parameter as [inputs, outputs]
     """
 
     @property
@@ -75,6 +76,8 @@ class Target(Protocol):
     def stacked(self) -> tuple[str, ...]: ...
     @property
     def alternating(self) -> bool: ...
+    @property
+    def transposed(self) -> bool: ...
 
 
 class Change(Struct, frozen=True):
@@ -87,8 +90,8 @@ class Change(Struct, frozen=True):
     The factors for all of E experts are [E * rank, inputs], expert after expert, and [outputs, rank * E], in which the
     experts' columns alternate.
 
-    turned  whether they are [E * rank, outputs] and [inputs, rank * E], as PEFT wrote them before it knew which
-            matrices a model stores transposed
+    turned  whether they are [E * rank, outputs] and [inputs, rank * E]: PEFT takes the parameter's second dimension for
+            the inputs or for the outputs, which depends on its version and on the model
     """
 
     module: str
@@ -160,10 +163,12 @@ def fit(config: PeftConfig, file: TensorFile, targets: Sequence[Target]) -> Fitt
     kept = {tensor.name for each in own.values() for tensor in (each.weight, each.bias) if tensor is not None}
     stored = {name: tensor for name, tensor in stored.items() if name not in kept}
     found: dict[Target, list[Change]] = {}
-    for module, a, b in _pairs(stored, places, stacks, problems):
+    pairs = list(_pairs(stored, places, stacks, problems))
+    turned = _known_turns(pairs, stacks)
+    for module, a, b in pairs:
         place = places.get(_bare(module))
         if place is None:
-            change = _stacked_change(config, module, a, b, stacks[_bare(_unnested(module))])
+            change = _stacked_change(config, module, a, b, stacks[_bare(_unnested(module))], turned)
             if isinstance(change, str):
                 problems.append(change)
             else:
@@ -305,26 +310,54 @@ def _common_faults(config: PeftConfig, name: str, a: StoredTensor, b: StoredTens
         yield f"{name}: rank {rank}; the config says {config.rank(name)}"
 
 
+def _turns(a: StoredTensor, b: StoredTensor, stack: _Stack) -> list[bool]:
+    """Return the values that Change.turned may have, if factors of these shapes change the parameter: two if square."""
+    ranks = a.shape[0] if len(a.shape) == 2 else 0
+    if not ranks or ranks % stack.target.experts:
+        return []
+    inputs, outputs = stack.sizes
+    ways = ((False, (inputs, outputs)), (True, (outputs, inputs)))
+    return [turned for turned, (columns, rows) in ways if a.shape == (ranks, columns) and b.shape == (rows, ranks)]
+
+
+def _known_turns(
+    pairs: Sequence[tuple[str, StoredTensor, StoredTensor]], stacks: Mapping[str, list[_Stack]]
+) -> frozenset[bool]:
+    """Return the values of Change.turned of the parameters whose matrices are not square. A file's are all alike."""
+    possible = (_turns(a, b, stack) for module, a, b in pairs for stack in stacks.get(_bare(_unnested(module)), ()))
+    return frozenset(turns[0] for turns in possible if len(turns) == 1)
+
+
 def _stacked_change(
-    config: PeftConfig, module: str, a: StoredTensor, b: StoredTensor, stacks: Sequence[_Stack]
+    config: PeftConfig,
+    module: str,
+    a: StoredTensor,
+    b: StoredTensor,
+    stacks: Sequence[_Stack],
+    known: frozenset[bool],
 ) -> tuple[Target, Change] | str:
     """Return what factors change in one of the parameters `stacks` of a module, or what is wrong with them, in words.
 
-    The file does not name the parameter; the shapes of the factors tell it.
+    The file does not name the parameter; the shapes of the factors tell it. If its matrices are square, `known` says
+    whether factors are turned, see `_known_turns`; else PEFT's version does.
     """
     for stack in stacks:
-        count, (inputs, outputs) = stack.target.experts, stack.sizes
-        ranks = a.shape[0] if len(a.shape) == 2 else 0
-        if not ranks or ranks % count:
+        turns = _turns(a, b, stack)
+        if not turns:
             continue
-        for turned, (columns, rows) in ((False, (inputs, outputs)), (True, (outputs, inputs))):
-            if a.shape != (ranks, columns) or b.shape != (rows, ranks):
-                continue
-            rank = ranks // count
-            if wrong := next(_stack_faults(config, stack.name, a, b, rank), None):
-                return wrong
-            scale = config.scale(stack.name, rank)
-            return stack.target, Change(stack.name, a, b, rank, scale, 0, turned=turned)
+        rank = a.shape[0] // stack.target.experts
+        if wrong := next(_stack_faults(config, stack.name, a, b, rank), None):
+            return wrong
+        turned = turns[0] if len(turns) == 1 else next(iter(known)) if len(known) == 1 else None
+        if turned is None:
+            turned = config.turned(transposed=stack.target.transposed)
+        if turned is None:
+            return (
+                f"{a.name}: the matrices of {stack.name} are square, so shapes do not tell which factor multiplies the"
+                f" inputs. PEFT's version and the model do, but not peft_version {config.peft_version or 'missing'}"
+            )
+        scale = config.scale(stack.name, rank)
+        return stack.target, Change(stack.name, a, b, rank, scale, 0, turned=turned)
     expected = " or ".join(
         f"[{stack.target.experts} x rank, {stack.sizes[0]}] and [{stack.sizes[1]}, {stack.target.experts} x rank] of"
         f" {stack.name.rpartition('.')[2]}"

@@ -49,6 +49,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
 _INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
 # Prefix of keys that PEFT makes from names of single experts' modules. A key matches the end of a name without it too.
 _ANYWHERE = r".*\."
+_RELEASE = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})(?:\.post\d+)?")
 _NAME = re.compile(r"\^?[\w.\\]+")
 
 N = TypeVar("N", int, float)
@@ -60,6 +61,7 @@ class PeftConfig(Struct):
 
     r, lora_alpha      rank and alpha of modules that match no key of rank_pattern or alpha_pattern
     target_parameters  names of parameters, for example of those that stack the matrices of all experts
+    peft_version       of the PEFT that wrote the file, from 0.18.0 on
     """
 
     peft_type: str
@@ -72,6 +74,7 @@ class PeftConfig(Struct):
     use_rslora: bool | None = False
     rank_pattern: dict[str, Rank] | None = None
     alpha_pattern: dict[str, float] | None = None
+    peft_version: str | None = None
 
     @classmethod
     def read(cls, path: Path) -> PeftConfig:
@@ -126,6 +129,22 @@ class PeftConfig(Struct):
     def targets_parameter(self, parameter: str) -> bool:
         """Return whether target_parameters lists `parameter`."""
         return any(_matches(name, parameter) for name in self.target_parameters or ())
+
+    def turned(self, *, transposed: bool) -> bool | None:
+        """Return whether factors of a stacked parameter are turned, see Change in fit.py; None: unknown.
+
+        transposed  see Target in fit.py
+
+        Until 0.18 PEFT took a parameter's dimensions for experts, inputs and outputs. It swaps the last two if the
+        module has transformers' mark of transposed matrices in 0.19.0, and if it has not from 0.19.1 on. Which modules
+        with transposed matrices have that mark depends on the version of transformers, which the file does not state.
+        """
+        if not (numbers := _RELEASE.fullmatch(self.peft_version or "")):
+            return None
+        version = tuple(map(int, numbers.groups()))
+        if transposed:
+            return False if version < (0, 19, 0) else None
+        return version < (0, 19, 1)
 
     def unmet(self, changed: Collection[str]) -> list[str]:
         """Return the listed target modules and parameters that match none of those in `changed`."""

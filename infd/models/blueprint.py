@@ -190,10 +190,19 @@ class Blueprint(Struct, frozen=True, kw_only=True):
         return target
 
     def adaptable_experts(
-        self, experts: int, modules: Mapping[str, int], inputs: int, stacked: tuple[str, ...], *, alternating: bool
+        self,
+        experts: int,
+        modules: Mapping[str, int],
+        inputs: int,
+        stacked: tuple[str, ...],
+        *,
+        alternating: bool,
+        transposed: bool,
     ) -> Target:
         """Declare a matrix of each expert, which adapters may change; see Target for the arguments."""
-        target = Target(modules, inputs, experts=experts, stacked=stacked, alternating=alternating)
+        target = Target(
+            modules, inputs, experts=experts, stacked=stacked, alternating=alternating, transposed=transposed
+        )
         self.targets.append(target)
         return target
 

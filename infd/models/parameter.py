@@ -268,6 +268,7 @@ class Target(Struct, frozen=True, eq=False):
              0: this is one matrix
     stacked  of experts, the names of the parameter that stacks all matrices, in checkpoints and in transformers
     alternating  whether the rows of two modules alternate in that parameter
+    transposed   whether transformers stores the matrices of that parameter as [inputs, outputs]
     """
 
     modules: Mapping[str, int]
@@ -278,3 +279,4 @@ class Target(Struct, frozen=True, eq=False):
     experts: int = 0
     stacked: tuple[str, ...] = ()
     alternating: bool = False
+    transposed: bool = False

@@ -184,6 +184,71 @@ def test_a_parameter_of_another_shape_and_one_changed_twice_are_refused(
         bench(tiny("qwen3-moe"), "reference").hold(1, tmp_path)
 
 
+def turn(adapter: Path, experts: int) -> None:
+    """Write the factors of stacked parameters again as PEFT 0.18 does, which takes outputs for inputs."""
+    file, turned = adapter / "adapter_model.safetensors", {}
+    for name, tensor in (tensors := load_file(file)).items():
+        if name.endswith("lora_A.weight"):
+            other = name.replace("lora_A", "lora_B")
+            rank = len(tensor) // experts
+            b = tensors[other].view(-1, rank, experts).permute(2, 1, 0)
+            a = tensor.view(experts, rank, -1).permute(2, 1, 0)
+            turned |= {name: b.reshape(len(tensor), -1), other: a.reshape(-1, len(tensor))}
+    save_file({name: tensor.contiguous() for name, tensor in turned.items()}, file)
+
+
+def rewrite(adapter: Path, **fields: object) -> None:
+    config = adapter / "adapter_config.json"
+    written = {**json.loads(config.read_text()), **fields}
+    config.write_text(json.dumps({name: value for name, value in written.items() if value is not None}))
+
+
+SQUARE = {"hidden_size": 48, "moe_intermediate_size": 24}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "older", "version"),
+    [
+        (STACKED[:1], False, "0.19.1"),
+        (STACKED[:1], True, "0.19.0"),
+        (STACKED[:1], True, "0.18.1"),
+        (STACKED, True, None),  # down is not square, and tells it
+        (STACKED, False, None),
+    ],
+)
+def test_of_square_matrices_the_version_of_peft_or_the_other_parameter_tells_which_factor_multiplies_the_inputs(
+    built: None, tmp_path: Path, parameters: list[str], older: bool, version: str | None
+) -> None:
+    checkpoint, adapter = made("qwen3-moe", tmp_path / "checkpoint", **SQUARE), tmp_path / "adapter"
+    adapted = make(checkpoint, adapter, target_modules=[], target_parameters=parameters)
+    if older:
+        turn(adapter, 8)
+    rewrite(adapter, peft_version=version)
+    check_logits(bench(checkpoint), adapter, adapted)
+
+
+@pytest.mark.parametrize("version", [None, "0.18.2.dev0@51d2a50"])
+def test_if_nothing_tells_it_the_adapter_is_refused(tmp_path: Path, version: str | None) -> None:
+    checkpoint, adapter = made("qwen3-moe", tmp_path / "checkpoint", **SQUARE), tmp_path / "adapter"
+    make(checkpoint, adapter, target_modules=[], target_parameters=STACKED[:1])
+    rewrite(adapter, peft_version=version)
+    with pytest.raises(CheckpointError, match=r"gate_up_proj are square, .* not peft_version (missing|0.18.2.dev0)"):
+        bench(checkpoint, "reference").hold(1, adapter)
+
+
+def test_a_version_does_not_tell_it_if_transformers_stores_the_matrices_transposed(tmp_path: Path) -> None:
+    checkpoint = made("gpt-oss", tmp_path / "checkpoint", hidden_size=48, intermediate_size=48)
+    for version, told in (("0.18.1", True), ("0.19.1", False)):
+        adapter = tmp_path / version
+        make(checkpoint, adapter, target_modules=[], target_parameters=STACKED[1:])
+        rewrite(adapter, peft_version=version)
+        if told:
+            bench(checkpoint, "reference").hold(1, adapter)
+        else:
+            with pytest.raises(CheckpointError, match=r"down_proj are square, .* not peft_version 0.19.1"):
+                bench(checkpoint, "reference").hold(1, adapter)
+
+
 def test_an_adapter_fits_the_model_whatever_file_its_experts_come_from(
     built: None, tiny: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -168,6 +168,7 @@ def _adaptable(blueprint: Blueprint, name: str, hidden: int, design: ExpertsDesi
     """
     count, inner = design.router.experts, design.inner
     alternating = any(layout.alternating for layout in design.layouts)
+    transposed = any(layout.turned for layout in design.layouts)
     numbered = next((layout for layout in design.layouts if "{}" in layout.down), ONE_BY_ONE)
     *gates, down = (f"{name}.{part.removesuffix('.weight')}" for part in (*numbered.gate_up, numbered.down))
     places = (name, name.replace("block_sparse_moe", "mlp"))
@@ -177,9 +178,16 @@ def _adaptable(blueprint: Blueprint, name: str, hidden: int, design: ExpertsDesi
 
     return (
         blueprint.adaptable_experts(
-            count, dict.fromkeys(gates, inner), hidden, stacked("gate_up_proj"), alternating=alternating
+            count,
+            dict.fromkeys(gates, inner),
+            hidden,
+            stacked("gate_up_proj"),
+            alternating=alternating,
+            transposed=transposed,
         ),
-        blueprint.adaptable_experts(count, {down: hidden}, inner, stacked("down_proj"), alternating=False),
+        blueprint.adaptable_experts(
+            count, {down: hidden}, inner, stacked("down_proj"), alternating=False, transposed=transposed
+        ),
     )
 
 
