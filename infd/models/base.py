@@ -85,6 +85,7 @@ class SampledBatch(Struct):
     tokens: Tensor  # [W] int64: indices into the pass, ascending; the last index is repeated as padding to least_rows
     attention: AttentionPlan  # of the last layer's page group, one span per token
     adapters: PassAdapters | None = None
+    padding: int = 0  # number of repeated indices
 
 
 class PageTensor(Struct, frozen=True):

@@ -154,10 +154,13 @@ class Decoder:
 
         group_of = {layer: index for index, group in enumerate(page_groups(self._windows, 1)) for layer in group.layers}
         self._embedding = Embedding(blueprint, f"{root}embed_tokens", dims, scale=constants.embedding_scale)
-        self._blocks = [
-            block(f"{root}layers.{layer}", LayerIndex(layer, group_of[layer], self._reach(layer)))
-            for layer in range(dims.layers)
-        ]
+        self._blocks: list[Block] = []
+        mixtures = 0
+        for layer in range(dims.layers):
+            mixtures = len(blueprint.mixtures)
+            index = LayerIndex(layer, group_of[layer], self._reach(layer))
+            self._blocks.append(block(f"{root}layers.{layer}", index))
+        self._ends_in_experts = len(blueprint.mixtures) > mixtures
         self.experts = _expert_sizes(blueprint.mixtures)
         self._norm: RMSNorm | LayerNorm = (
             LayerNorm(blueprint, f"{root}norm", dims.hidden, dims.norm_eps)
@@ -218,7 +221,9 @@ class Decoder:
         if batch.prompts is not None:
             batch = by_prompt(self._ropes, batch)
         elif self.stacked is not None and batch.adapters is None:
-            return self._norm.add(*self.stacked(x, batch))[0]
+            x, residual = self.stacked(x, batch)
+            self._unwrite_padding(batch)
+            return self._norm.add(x, residual)[0]
         residual: Tensor | None = None
         *before, last = self._blocks
         whole = batch if batch.sampled is None else replace(batch, sampled=None)
@@ -227,7 +232,14 @@ class Decoder:
             x, residual = block(x, residual, whole)
         batch.beat()
         x, residual = last(x, residual, batch)
+        self._unwrite_padding(batch)
         return self._norm.add(x, residual)[0]
+
+    def _unwrite_padding(self, batch: Batch) -> None:
+        """Take back the experts that the last layer wrote for repeated sampled tokens."""
+        sampled, routes = batch.sampled, batch.routes
+        if routes is not None and sampled is not None and sampled.padding and self._ends_in_experts:
+            routes[len(sampled.tokens) - sampled.padding : len(sampled.tokens), -1] = -1
 
     @cached_property
     def stacked(self) -> Stacked | None:

@@ -159,5 +159,6 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         start = sampled.positions.to(torch.int32)
         single = Placed(bounds, ones, upto, sampled.rows, start, sampled.rows, sampled.positions)
         last = max(range(len(layout.groups)), key=lambda number: max(layout.groups[number].layers))
-        batch.sampled = SampledBatch(sampled.index, single.plan(last, instance), sampled.adapters)
+        padded = len(chosen) - max(1, len(selected[alone]) if reading else 1)
+        batch.sampled = SampledBatch(sampled.index, single.plan(last, instance), sampled.adapters, padded)
     return Gathered(batch, selections[: len(readouts)])

@@ -149,9 +149,11 @@ class Driver:
         """Return the last tokens of all spans as sampled positions; `counts` are the spans' lengths."""
         alone = self._batch(spans)
         tokens = (np.cumsum(counts) - 1).tolist()
-        tokens += tokens[-1:] * (len(alone.tokens) - len(tokens))
+        padding = len(alone.tokens) - len(tokens)
+        tokens += tokens[-1:] * padding
         group = max(range(len(self.layout.groups)), key=lambda i: max(self.layout.groups[i].layers))
-        return SampledBatch(torch.tensor(tokens, device=self.device), alone.attention[group], alone.adapters)
+        index = torch.tensor(tokens, device=self.device)
+        return SampledBatch(index, alone.attention[group], alone.adapters, padding)
 
     def _batch(self, spans: Sequence[tuple[DrivenSequence, int, int]]) -> Batch:
         """Return the pass over `count` tokens of each sequence from `start`."""

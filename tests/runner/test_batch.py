@@ -99,7 +99,8 @@ def test_the_last_layer_goes_on_with_one_token_of_each_span_that_samples(told):
     gathered = build(told)
     every = [(tables, start + count - 1, samples) for _, _, tables, start, count, samples, _ in told]
     ends = [(tables, end) for tables, end, samples in every if samples] or [every[-1][:2]]
-    ends += ends[-1:] * (4 - len(ends))
+    padding = 4 - len(ends)
+    ends += ends[-1:] * padding
     wanted, sampled = gathered.batch.sampled, gathered.selections[1]
     if sampled is not None:
         assert gathered.batch.positions[sampled.index].tolist() == [end for _, end in ends]
@@ -110,6 +111,7 @@ def test_the_last_layer_goes_on_with_one_token_of_each_span_that_samples(told):
         assert wanted is None
         return
     assert gathered.batch.positions[wanted.tokens].tolist() == [end for _, end in ends]
+    assert wanted.padding == max(0, padding)
     attention = wanted.attention.batch
     assert (attention.window, attention.page_tokens) == (5, 2)  # of the last layer's group
     assert attention.counts == [1] * len(ends)
