@@ -172,9 +172,9 @@ class ExpertsRecipe(Struct, frozen=True, kw_only=True):
 class LayerRecipe(Struct, frozen=True, kw_only=True):
     """Attention, then the feed-forward network, each preceded by an optional norm and added to the residual stream."""
 
-    input_norm: NormRecipe | None
+    input_norm: NormRecipe | LayerNormRecipe | None
     attention: AttentionRecipe
-    post_norm: NormRecipe | None
+    post_norm: NormRecipe | LayerNormRecipe | None
     mlp: GatedRecipe | ExpertsRecipe
 
 

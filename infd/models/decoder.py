@@ -57,8 +57,6 @@ class Block(Struct, frozen=True, kw_only=True):
 
     def recipe(self) -> LayerRecipe | None:
         """Return the layer as a LayerRecipe, or None if a recipe cannot express it."""
-        if isinstance(self.input_norm, LayerNorm) or isinstance(self.post_norm, LayerNorm):
-            return None
         attention, mlp = self.attention.recipe(), self.mlp.recipe()
         if attention is None or mlp is None:
             return None
@@ -221,9 +219,9 @@ class Decoder:
         if batch.prompts is not None:
             batch = by_prompt(self._ropes, batch)
         elif self.stacked is not None and batch.adapters is None:
-            x, residual = self.stacked(x, batch)
+            added, stream = self.stacked(x, batch)
             self._unwrite_padding(batch)
-            return self._norm.add(x, residual)[0]
+            return self._norm.add(added, stream)[0]
         residual: Tensor | None = None
         *before, last = self._blocks
         whole = batch if batch.sampled is None else replace(batch, sampled=None)

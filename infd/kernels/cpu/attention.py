@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
-from infd.kernels.reference import attention as reference
 from infd.kernels.reference.int8 import row_bytes
 
 if TYPE_CHECKING:
@@ -65,6 +64,7 @@ class Layer(ctypes.Structure):
         ("kv_stride", INT),
         ("bias", POINTER),
         ("furthest", INT),
+        ("sinks", POINTER),
     )
 
 
@@ -141,9 +141,6 @@ class Plan:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        if sinks is not None:  # the native kernel has none: torch computes gpt-oss's attention
-            plan = reference.PagedAttention().prepare(self._batch)
-            return plan.run(q, pages, scale=scale, softcap=softcap, sinks=sinks)
         q = _packed_heads(q)
         out = torch.empty(q.shape, dtype=q.dtype)
         layer = Layer(
@@ -159,6 +156,7 @@ class Plan:
             out=out.data_ptr(),
             scale=scale,
             softcap=softcap or 0,
+            sinks=None if sinks is None else sinks.data_ptr(),
         )
         self._attend(self.step, layer)
         return out

@@ -15,7 +15,7 @@ from infd.kernels.cpu import experts
 from infd.kernels.cpu.attention import Plan, Step
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
 from infd.kernels.cpu.product import Product, Unaddressable, described
-from infd.kernels.recipe import ExpertsRecipe, NormRecipe
+from infd.kernels.recipe import ExpertsRecipe, LayerNormRecipe, NormRecipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,14 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 class Norm(ctypes.Structure):
     """The C structure StackNorm of `native/stack.h`."""
 
-    _fields_ = (("weight", POINTER), ("size", INT), ("eps", FLOAT), ("offset", FLOAT))
+    _fields_ = (
+        ("weight", POINTER),
+        ("size", INT),
+        ("eps", FLOAT),
+        ("offset", FLOAT),
+        ("bias", POINTER),
+        ("centered", INT),
+    )
 
 
 class Transform(ctypes.Structure):
@@ -59,6 +66,8 @@ class Layer(ctypes.Structure):
         ("attention_transform", Transform),
         ("mlp_transform", Transform),
         ("rope", POINTER),
+        ("temperature", POINTER),
+        ("sinks", POINTER),
         ("turned", INT),
         ("interleaved", INT),
         ("heads", INT),
@@ -165,8 +174,6 @@ def _native(plan: AttentionPlan) -> Plan:
 
 def _layer(recipe: LayerRecipe) -> Layer:
     attention, mlp = recipe.attention, recipe.mlp
-    if attention.sinks is not None or attention.temperature is not None:
-        raise Unaddressable
     layer = Layer(
         input_norm=_norm(recipe.input_norm),
         q_norm=_norm(attention.q_norm),
@@ -177,6 +184,8 @@ def _layer(recipe: LayerRecipe) -> Layer:
         attention_transform=_transform(attention.output_transform),
         mlp_transform=_transform(mlp.output_transform),
         rope=attention.rope.data_ptr(),
+        temperature=None if attention.temperature is None else attention.temperature.data_ptr(),
+        sinks=None if attention.sinks is None else attention.sinks.data_ptr(),
         turned=2 * attention.rope.shape[2],
         interleaved=attention.interleaved,
         heads=attention.heads,
@@ -210,9 +219,12 @@ def _mix(layer: Layer, mlp: ExpertsRecipe) -> None:
             layer.shared_gate = described(mlp.shared.gate)
 
 
-def _norm(recipe: NormRecipe | None) -> Norm:
+def _norm(recipe: NormRecipe | LayerNormRecipe | None) -> Norm:
     if recipe is None:
         return Norm()
+    if isinstance(recipe, LayerNormRecipe):
+        bias = None if recipe.bias is None else recipe.bias.data_ptr()
+        return Norm(weight=recipe.weight.data_ptr(), size=recipe.weight.numel(), eps=recipe.eps, bias=bias, centered=1)
     return Norm(weight=recipe.weight.data_ptr(), size=recipe.weight.numel(), eps=recipe.eps, offset=recipe.offset)
 
 

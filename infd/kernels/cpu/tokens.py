@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
+from infd.kernels.families.norm import Norm as NormFamily
 from infd.kernels.families.rope import Rope as RopeFamily
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Norm:
+class Norm(NormFamily):
     """Implements families.norm.Norm."""
 
     def __init__(self, library: Library | None = None) -> None:
@@ -25,6 +26,7 @@ class Norm:
         self._add_norm = library.kernel(
             "add_rms_norm", INT, POINTER, POINTER, POINTER, POINTER, INT, INT, POINTER, FLOAT, FLOAT
         )
+        self._center = library.kernel("layer_norm", INT, POINTER, POINTER, INT, INT, POINTER, POINTER, FLOAT)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         rows, stride, heads = _rows(x)
@@ -61,6 +63,12 @@ class Norm:
             offset,
         )
         return out, stream
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        x = x.contiguous()
+        out, shift = torch.empty_like(x), None if bias is None else bias.data_ptr()
+        self._center(x.dtype is torch.bfloat16, x.data_ptr(), out.data_ptr(), *x.shape, weight.data_ptr(), shift, eps)
+        return out
 
 
 class Rope(RopeFamily):

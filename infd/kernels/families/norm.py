@@ -1,8 +1,10 @@
-"""RMSNorm of rows, and of heads."""
+"""RMSNorm of rows, and of heads; LayerNorm of rows."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
+
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -11,7 +13,11 @@ if TYPE_CHECKING:
 
 
 class Norm(Protocol):
-    """RMSNorm over the last axis: x / sqrt(mean(x²) + eps) * (weight + offset), in float32, returned in x's dtype."""
+    """Norms over the last axis, in float32, returned in x's dtype.
+
+    RMSNorm: x / sqrt(mean(x²) + eps) * (weight + offset). LayerNorm: (x - mean(x)) / sqrt(variance(x) + eps) * weight
+    + bias.
+    """
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         """Return x [..., n] normed with weight [n]."""
@@ -20,6 +26,10 @@ class Norm(Protocol):
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
     ) -> tuple[Tensor, Tensor]:
         """Return (rms_norm(x + residual), x + residual), each [T, n]. Both inputs may be overwritten."""
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """Return the LayerNorm of x [T, n] with weight and bias [n]."""
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 class HeadNorm(Protocol):

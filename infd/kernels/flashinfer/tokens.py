@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from infd.kernels.families.norm import Norm as NormFamily
 from infd.kernels.families.rope import Rope as RopeFamily
 from infd.kernels.flashinfer.delegation import Delegation
 from infd.kernels.flashinfer.support import HEADS, LOADED, loadable, name
@@ -20,10 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.activation import Activation as ActivationFamily
-    from infd.kernels.families.norm import Norm as NormFamily
 
 
-class Norm:
+class Norm(NormFamily):
     """Implements families.norm.Norm."""
 
     def __init__(self, package: Any = None, other: NormFamily | None = None) -> None:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from torch.nn import functional as F
 
 from infd.kernels.families.matrices import LEAST_ROWS
+from infd.kernels.families.norm import Norm as NormFamily
 from infd.kernels.families.rope import Rope as RopeFamily
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Decoded:
         return ""
 
 
-class Norm:
+class Norm(NormFamily):
     """Implements families.norm.Norm."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:

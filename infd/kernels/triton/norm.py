@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from infd.kernels.families.norm import Norm as NormFamily
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -58,7 +60,7 @@ def rms_norm(
     tl.store(normed + place, value.to(normed.dtype.element_ty), mask=within)
 
 
-class Norm:
+class Norm(NormFamily):
     """Implements families.norm.Norm."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional as F
 
 from infd.kernels.recipe import LayerNormRecipe, NormRecipe
 
@@ -38,17 +37,17 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """LayerNorm over the last axis, in plain torch. No recipe of a decoder's layer expresses it."""
+    """LayerNorm over the last axis; see kernels/families/norm.py Norm."""
 
     def __init__(self, blueprint: Blueprint, name: str, size: int, eps: float, *, bias: bool = True) -> None:
         """Declare weight and bias, [size] each."""
         self._weight = blueprint.declare({f"{name}.weight": size})
         self._bias = blueprint.declare({f"{name}.bias": size}) if bias else None
-        self._eps = eps
+        self._norm, self._eps = blueprint.ops.norm, eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        weight = self._weight.tensor
-        return F.layer_norm(x, weight.shape, weight, None if self._bias is None else self._bias.tensor, self._eps)
+        bias = None if self._bias is None else self._bias.tensor
+        return self._norm.layer_norm(x, self._weight.tensor, bias, self._eps)
 
     def recipe(self) -> LayerNormRecipe:
         return LayerNormRecipe(self._weight.tensor, None if self._bias is None else self._bias.tensor, self._eps)

@@ -30,11 +30,8 @@ def one_by_one(ops):
     return ops.replace(stack=dense.Stack())
 
 
-UNSTACKED = {"gpt-oss", "llama4", "phimoe"}  # sinks, temperature and LayerNorm are not in native code
-
-
 @pytest.mark.parametrize("layers", [1, 2, stack.SLICE])
-@pytest.mark.parametrize("variant", sorted(set(VARIANTS) - UNSTACKED - FURTHER))
+@pytest.mark.parametrize("variant", sorted(set(VARIANTS) - FURTHER))
 def test_a_stack_gives_what_its_layers_give(built, tiny, variant, layers, monkeypatch):
     monkeypatch.setattr(stack, "SLICE", layers)
     ops = select(CPU, torch.bfloat16)
@@ -57,7 +54,9 @@ def all_in(library, paged_attention, dtype=torch.bfloat16):
 
 
 @pytest.mark.parametrize("paged_attention", [attention.PagedAttention, attention.Int8PagedAttention])
-@pytest.mark.parametrize("variant", ["qwen3", "gemma2", "granite", "qwen2-moe", "glm4-moe"])
+@pytest.mark.parametrize(
+    "variant", ["qwen3", "gemma2", "granite", "qwen2-moe", "glm4-moe", "gpt-oss", "llama4", "phimoe"]
+)
 def test_in_every_instruction_set(library, tiny, variant, paged_attention):
     ops = all_in(library, paged_attention)
     assert load_model(tiny(variant), ops=ops, dtype=torch.bfloat16).stacked is not None
@@ -72,7 +71,9 @@ def test_with_quantized_weights(library, tiny, matrices):
 
 
 @pytest.mark.parametrize("cached", [attention.PagedAttention, attention.Int8PagedAttention])
-@pytest.mark.parametrize("variant", ["qwen3", "gemma2", "granite", "olmo2", "qwen2-moe", "glm4-moe"])
+@pytest.mark.parametrize(
+    "variant", ["qwen3", "gemma2", "granite", "olmo2", "qwen2-moe", "glm4-moe", "gpt-oss", "llama4", "phimoe"]
+)
 def test_in_float32(library, tiny, variant, cached):
     ops = all_in(library, cached, torch.float32).replace(linear=groups.Int4(library))
     assert load_model(tiny(variant), ops=ops, dtype=torch.float32).stacked is not None
@@ -134,6 +135,20 @@ def test_a_stack_reports_the_experts_that_its_layers_report(built, tiny, variant
     assert last.equal(last_by_layers)
     assert (last[2:, -1] == -1).all(), "the last layer routes sampled tokens alone"
     assert last[:, :-1].min() >= 0
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_no_experts_are_reported_of_repeated_sampled_tokens(built, tiny, stacked):
+    ops = select(CPU, torch.bfloat16)
+    ops = ops if stacked else one_by_one(ops)
+    model = load_model(tiny("qwen2-moe"), ops=ops, dtype=torch.bfloat16)
+    driver = Routing(model, ops=ops, seed=3)
+    driver._least_rows = 4
+    driver.step((driver.start(text(3)), 20), (driver.start(text(4)), 5), last=True)
+
+    assert driver.routes[:2].min() >= 0
+    assert (driver.routes[2:, -1] == -1).all()
+    assert driver.routes[:, :-1].min() >= 0
 
 
 class Careless(Stacked):

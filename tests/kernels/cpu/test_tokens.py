@@ -52,6 +52,16 @@ def test_add_rms_norm(library, dtype, size):
 
 
 @BOTH
+@SIZES
+@pytest.mark.parametrize("biased", [True, False])
+def test_layer_norm(library, dtype, size, biased):
+    x, weight = draw(5, size, dtype=dtype) * 3 + 1, draw(size, seed=1, dtype=dtype)
+    bias = draw(size, seed=2, dtype=dtype) if biased else None
+    exact = (each if each is None else each.double() for each in (x, weight, bias))  # torch rounds x - mean with size 1
+    close(tokens.Norm(library).layer_norm(x, weight, bias, 1e-5), dense.Norm().layer_norm(*exact, 1e-5).to(dtype))
+
+
+@BOTH
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(
     ("size", "turned"), [(2, 2), (8, 8), (24, 24), (64, 64), (64, 32), (80, 20), (128, 128), (7, 4)]

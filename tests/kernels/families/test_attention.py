@@ -36,7 +36,9 @@ def test_any_mix_of_spans_gives_what_the_naive_loop_gives(attention, lengths, **
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (30, 3.0)])
 def test_a_sink_takes_its_share_of_the_attention_weights(attention, window, softcap):
-    case = Case([(40, 1), (0, 1), (37, 300)], window=window, softcap=softcap, shared=3, sinks=True, padding=1)
+    case = Case(
+        [(40, 1), (0, 1), (37, 300), (1300, 2)], window=window, softcap=softcap, shared=3, sinks=True, padding=1
+    )
     assert case.error(attention) < 1e-5
 
 

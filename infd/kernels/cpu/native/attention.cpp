@@ -409,6 +409,7 @@ struct Biases {
 struct Piece {
   int32_t span, first_query, queries;
   int32_t parts;     // number of consecutive pieces with these queries, whose results are merged
+  int32_t part;      // number of this one among them
   int64_t begin, end;
   int64_t partial;   // number of queries of earlier pieces in Partials
 };
@@ -427,7 +428,7 @@ void cut(const AttentionStep& step, int64_t shared, Visit visit) {
         const int64_t queries = count - query < most ? count - query : most;
         const int64_t begin = step.before < 0 || query < step.before ? 0 : query - step.before;
         const int64_t last = query + queries + step.after, end = step.after < 0 || last > count ? count : last;
-        visit(Piece{int32_t(span), int32_t(query), int32_t(queries), 1, begin, end, 0});
+        visit(Piece{int32_t(span), int32_t(query), int32_t(queries), 1, 0, begin, end, 0});
       }
       continue;
     }
@@ -441,7 +442,7 @@ void cut(const AttentionStep& step, int64_t shared, Visit visit) {
       for (int64_t part = 0; part < parts; part++) {
         const int64_t from = part == 0 ? begin : (begin / SPLIT + part) * SPLIT;
         const int64_t to = part == parts - 1 ? end : (begin / SPLIT + part + 1) * SPLIT;
-        visit(Piece{int32_t(span), int32_t(query), int32_t(queries), int32_t(parts), from, to, partial});
+        visit(Piece{int32_t(span), int32_t(query), int32_t(queries), int32_t(parts), int32_t(part), from, to, partial});
         if (parts > 1) partial += queries;
       }
     }
@@ -488,7 +489,9 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
     auto* query = reinterpret_cast<typename Form::Number*>(workspace.queries.row(row));
     convert(q + row / shared * layer.q_stride + row % shared * size, query, size);
     memset(query + size, 0, (width - size) * sizeof *query);
-    workspace.seen[row] = {-INFINITY, 0};
+    // Of several pieces with these queries, the first counts the sink.
+    const bool sink = layer.sinks && piece.part == 0;
+    workspace.seen[row] = sink ? SoftmaxState{layer.sinks[head * shared + row % shared] * LOG2_E, 1} : SoftmaxState{-INFINITY, 0};
   }
   memset(workspace.sums.at, 0, rows * width * sizeof(float));
 

@@ -40,4 +40,6 @@ struct AttentionLayer {
   int64_t kv_stride;  // of packed k and v [T, K, D], between tokens
   const float* bias;  // of packed scores, [H, 2 * furthest + 1], by key's position - query's; or null
   int64_t furthest;   // distance, to which longer ones are bounded
+
+  const float* sinks;  // [H]: the score of an extra key without a value; or null
 };

@@ -74,29 +74,10 @@ void activate(int64_t activation, const Number* x, Number* out, int64_t tokens, 
 template <class Number>
 void norm_row(const EncoderNorm& norm, const Number* x, Number* out, int64_t size) {
   const Number *weight = typed<Number>(norm.weight), *bias = typed<Number>(norm.bias);
-  if (!norm.centered) return Norm<Number>{weight, norm.eps, 0}(x, out, size);
-  Vec total = set(0);
-  int64_t i = 0;
-  for (; i + WIDTH <= size; i += WIDTH) total = total + load(x + i);
-  float all = sum(total);
-  for (; i < size; i++) all += to_float(x[i]);
-  const float mean = all / static_cast<float>(size);
-  Vec squares = set(0);
-  for (i = 0; i + WIDTH <= size; i += WIDTH) {
-    const Vec off = load(x + i) - set(mean);
-    squares = fma(off, off, squares);
-  }
-  float spread = sum(squares);
-  for (; i < size; i++) spread += (to_float(x[i]) - mean) * (to_float(x[i]) - mean);
-  const float factor = 1 / sqrtf(spread / static_cast<float>(size) + norm.eps);
-  for (i = 0; i + WIDTH <= size; i += WIDTH) {
-    const Vec scaled = (load(x + i) - set(mean)) * set(factor);
-    store(out + i, bias ? fma(scaled, load(weight + i), load(bias + i)) : scaled * load(weight + i));
-  }
-  for (; i < size; i++) {
-    const float scaled = (to_float(x[i]) - mean) * factor;
-    set(out + i, scaled * to_float(weight[i]) + (bias ? to_float(bias[i]) : 0.0f));
-  }
+  if (norm.centered)
+    LayerNorm<Number>{weight, bias, norm.eps}(x, out, size);
+  else
+    Norm<Number>{weight, norm.eps, 0}(x, out, size);
 }
 
 // stream += x, unless x is null; out = the norm of `stream`. If out is null, only add; out may be `stream`.
@@ -195,15 +176,4 @@ INFD_KERNEL(encoder)(int64_t half, const EncoderLayer* layers, int64_t count, co
     compute_all(layers, count, *step, typed<bf16>(x));
   else
     compute_all(layers, count, *step, typed<float>(x));
-}
-
-// out [rows, size] = the norm of x [rows, size].
-INFD_KERNEL(layer_norm)(int64_t half, const EncoderNorm* norm, const void* x, void* out, int64_t rows, int64_t size) {
-#pragma omp parallel for if (rows * size > ENOUGH)
-  for (int64_t t = 0; t < rows; t++) {
-    if (half)
-      norm_row(*norm, typed<bf16>(x) + t * size, typed<bf16>(out) + t * size, size);
-    else
-      norm_row(*norm, typed<float>(x) + t * size, typed<float>(out) + t * size, size);
-  }
 }

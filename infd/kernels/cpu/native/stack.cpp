@@ -52,13 +52,21 @@ struct Workspace {
   }
 };
 
+// Norm a row; x may be out.
+template <class Number>
+void norm_row(const StackNorm& norm, const Number* x, Number* out, int64_t size) {
+  if (norm.centered)
+    LayerNorm<Number>{typed<Number>(norm.weight), typed<Number>(norm.bias), norm.eps}(x, out, size);
+  else
+    Norm<Number>{typed<Number>(norm.weight), norm.eps, norm.offset}(x, out, size);
+}
+
 // Add x to `stream`, or copy x to `stream` if `starts`. Return the norm of `stream`, stored in `normed`; if `norm`
 // has no weight, return `stream`. enough: the number of elements above which threads share the work, as below.
 template <class Number>
 const Number* enter(const StackNorm& norm, const Number* x, Number* stream, bool starts, Number* normed,
                     const StackStep& step, int64_t enough) {
   const int64_t tokens = step.tokens, size = step.hidden;
-  const Norm<Number> apply{static_cast<const Number*>(norm.weight), norm.eps, norm.offset};
 #pragma omp parallel for if (tokens * size > enough)
   for (int64_t t = 0; t < tokens; t++) {
     Number* sum = stream + t * size;
@@ -66,7 +74,7 @@ const Number* enter(const StackNorm& norm, const Number* x, Number* stream, bool
       memcpy(sum, x + t * size, size * sizeof(Number));
     else
       add(x + t * size, sum, sum, size);
-    if (norm.weight != nullptr) apply(sum, normed + t * size, size);
+    if (norm.weight != nullptr) norm_row(norm, sum, normed + t * size, size);
   }
   return norm.weight == nullptr ? stream : normed;
 }
@@ -107,6 +115,7 @@ void place_heads(const StackLayer& layer, const StackStep& step, Number* qkv, in
     norm_heads(layer.q_norm, q, layer.heads, size);
     norm_heads(layer.k_norm, k, layer.kv_heads, size);
     for (int64_t head = 0; head < layer.heads; head++) rotate(q + head * size, angles, q + head * size, size);
+    if (layer.temperature) scale(q, layer.temperature[step.positions[t]], layer.heads * size);
     const int64_t page = slots[t] / page_tokens, offset = slots[t] % page_tokens;
     for (int64_t head = 0; head < layer.kv_heads; head++) {
       const int64_t at = ((page * layer.kv_heads + head) * page_tokens + offset) * width;
@@ -178,7 +187,8 @@ void compute(const StackLayer& layer, const StackStep& all, const Workspace<Numb
   const AttentionLayer attention{HALF<Number>, layer.quantized, layer.heads,    layer.kv_heads,
                                  layer.size,   space.qkv,       layer.qkv.outputs, layer.k,
                                  layer.v,      space.attended,  layer.scale,    layer.softcap,
-                                 awake,        0,               nullptr,        0};
+                                 awake,        0,               nullptr,        0,
+                                 layer.sinks};
   INFD_HERE(attention)(attended, &attention);
   multiply(layer.output, space.attended, space.attended, x, step.tokens);
   finish(layer.attention_transform, x, step, enough);

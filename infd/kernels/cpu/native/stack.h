@@ -14,6 +14,8 @@ struct StackNorm {
   const void* weight;  // null: no norm
   int64_t size;
   float eps, offset;
+  const void* bias;  // of a LayerNorm, or null
+  int64_t centered;  // 1: LayerNorm; 0: RMSNorm
 };
 
 // The output transform of a sublayer.
@@ -23,12 +25,14 @@ struct StackTransform {
 };
 
 struct StackLayer {
-  StackNorm input_norm, q_norm, k_norm, post_norm;
+  StackNorm input_norm, q_norm, k_norm, post_norm;  // of q and k: no LayerNorm
   StackProduct qkv, output, gate_up, down;  // with experts: gate_up and down of the shared ones, or no `multiply`
   StackProduct shared_gate;                 // no `multiply`: the shared experts have no gate
   const Experts* experts;                   // null: none
   StackTransform attention_transform, mlp_transform;
   const float* rope;  // [max_len, turned]
+  const float* temperature;  // [max_len]: multiplies the queries at each position, after their rotation; or null
+  const float* sinks;        // see AttentionLayer
   int64_t turned, interleaved;
   int64_t heads, kv_heads, size;
   float scale, softcap;

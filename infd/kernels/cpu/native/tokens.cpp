@@ -29,6 +29,13 @@ void add_norm_rows(const void* x, const void* residual, void* stream, void* out,
 }
 
 template <class Number>
+void center_rows(const void* x, void* out, int64_t tokens, int64_t size, const void* weight, const void* bias, float eps) {
+  const LayerNorm<Number> norm{typed<Number>(weight), typed<Number>(bias), eps};
+#pragma omp parallel for if (tokens * size > ENOUGH)
+  for (int64_t t = 0; t < tokens; t++) norm(typed<Number>(x) + t * size, typed<Number>(out) + t * size, size);
+}
+
+template <class Number>
 void rotate_rows(const void* x, int64_t stride, void* out, int64_t tokens, int64_t heads, int64_t size,
                  const int64_t* positions, const float* table, const Rotation& rotation) {
 #pragma omp parallel for if (tokens * heads * size > ENOUGH)
@@ -62,6 +69,12 @@ INFD_KERNEL(add_rms_norm)
 (int64_t half, const void* x, const void* residual, void* stream, void* out, int64_t tokens, int64_t size,
  const void* weight, float eps, float offset) {
   (half ? add_norm_rows<bf16> : add_norm_rows<float>)(x, residual, stream, out, tokens, size, weight, eps, offset);
+}
+
+// out [tokens, size] = LayerNorm of x [tokens, size]. bias: or null.
+INFD_KERNEL(layer_norm)
+(int64_t half, const void* x, void* out, int64_t tokens, int64_t size, const void* weight, const void* bias, float eps) {
+  (half ? center_rows<bf16> : center_rows<float>)(x, out, tokens, size, weight, bias, eps);
 }
 
 // out [tokens, heads, size] = x, which has `stride` elements between tokens, with the first `turned` elements of every

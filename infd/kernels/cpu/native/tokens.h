@@ -30,6 +30,38 @@ struct Norm {
   }
 };
 
+// (x - mean) / sqrt(variance + eps) * weight + bias
+template <class Number>
+struct LayerNorm {
+  const Number *weight, *bias;  // bias: or null
+  float eps;
+
+  void operator()(const Number* x, Number* out, int64_t size) const {
+    Vec total = set(0);
+    int64_t i = 0;
+    for (; i + WIDTH <= size; i += WIDTH) total = total + load(x + i);
+    float all = sum(total);
+    for (; i < size; i++) all += to_float(x[i]);
+    const float mean = all / static_cast<float>(size);
+    Vec squares = set(0);
+    for (i = 0; i + WIDTH <= size; i += WIDTH) {
+      const Vec off = load(x + i) - set(mean);
+      squares = fma(off, off, squares);
+    }
+    float spread = sum(squares);
+    for (; i < size; i++) spread += (to_float(x[i]) - mean) * (to_float(x[i]) - mean);
+    const float factor = 1 / sqrtf(spread / static_cast<float>(size) + eps);
+    for (i = 0; i + WIDTH <= size; i += WIDTH) {
+      const Vec scaled = (load(x + i) - set(mean)) * set(factor);
+      store(out + i, bias ? fma(scaled, load(weight + i), load(bias + i)) : scaled * load(weight + i));
+    }
+    for (; i < size; i++) {
+      const float scaled = (to_float(x[i]) - mean) * factor;
+      set(out + i, scaled * to_float(weight[i]) + (bias ? to_float(bias[i]) : 0.0f));
+    }
+  }
+};
+
 // stream = x + residual
 template <class Number>
 void add(const Number* x, const Number* residual, Number* stream, int64_t size) {
