@@ -83,11 +83,12 @@ class Driver:
         device: torch.device = CPU,
         adapters: DeviceSlots | None = None,
         beat: Callable[[], None] = lambda: None,
+        least_rows: int = 0,
     ) -> None:
         self.model = model
         self.beat = beat
         self.adapters = adapters
-        self._least_rows = model.least_rows if adapters is None else 4
+        self._least_rows = max(least_rows, model.least_rows if adapters is None else 4)
         self.device = device
         self.ops = ops or select(device, torch.float32)
         self.page_tokens = page_tokens

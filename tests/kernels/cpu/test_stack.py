@@ -142,8 +142,7 @@ def test_no_experts_are_reported_of_repeated_sampled_tokens(built, tiny, stacked
     ops = select(CPU, torch.bfloat16)
     ops = ops if stacked else one_by_one(ops)
     model = load_model(tiny("qwen2-moe"), ops=ops, dtype=torch.bfloat16)
-    driver = Routing(model, ops=ops, seed=3)
-    driver._least_rows = 4
+    driver = Routing(model, ops=ops, seed=3, least_rows=4)
     driver.step((driver.start(text(3)), 20), (driver.start(text(4)), 5), last=True)
 
     assert driver.routes[:2].min() >= 0
