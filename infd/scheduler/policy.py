@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from infd.scheduler.sequence import QueuePlace, Sequence
 
 LEVELS = 100  # levels of priority on each side of 0
-PASSED_TOKENS: Final = 16  # tokens for which a pooled prompt is placed one arrival later
+PASSED_TOKENS: Final = 32  # tokens for which a pooled prompt is placed one arrival later
 
 
 class Policy:

@@ -81,11 +81,10 @@ def test_several_whole_prompts_share_a_step_only_up_to_its_smaller_budget():
     assert granted(driver.step()) == {short[2]: 1}
 
 
-def queue() -> Driver:
+def queue(*, patience: int = 64) -> Driver:
     """A scheduler whose steps compute one prompt each."""
-    return Driver(
-        capacity(CacheLayout((), divisible=False), pages=0, rows=1, step_tokens=512, max_model_len=512), patience=64
-    )
+    layout = CacheLayout((), divisible=False)
+    return Driver(capacity(layout, pages=0, rows=1, step_tokens=512, max_model_len=512), patience=patience)
 
 
 def test_short_texts_go_before_long_ones_that_wait_and_equal_ones_in_order_of_arrival():
@@ -98,8 +97,9 @@ def test_short_texts_go_before_long_ones_that_wait_and_equal_ones_in_order_of_ar
     assert started == [long[0], *short, *long[1:]]
 
 
-def test_a_long_text_waits_for_at_most_half_the_patience_of_short_ones():
-    driver = queue()
+@pytest.mark.parametrize(("patience", "most"), [(64, 512 // 32), (16, 8)])
+def test_a_long_text_waits_for_short_ones_by_its_length_but_at_most_half_the_patience(patience: int, most: int):
+    driver = queue(patience=patience)
     long = driver.add(sequence(512, pool=EMBED))
     passed = 0
     while long.finish is None:
@@ -107,7 +107,7 @@ def test_a_long_text_waits_for_at_most_half_the_patience_of_short_ones():
         driver.add(sequence(8, pool=EMBED))
         passed += long not in granted(driver.step())
 
-    assert 16 <= passed <= 32
+    assert passed == most - 1
 
 
 def test_a_long_text_of_an_earlier_level_of_priority_goes_before_short_ones():
