@@ -8,6 +8,8 @@ Only decoding is timed, from the first token to the last. Models draft nothing t
     python bench/speculation.py DIR --replay --take 8         a test sampler repeats the corpus's replies; DIR is a
                                                               checkpoint of bench/random_checkpoint.py
     python bench/speculation.py smollm2 --streams 8           eight requests at once
+    python bench/speculation.py smollm2 --peer 'NAME=COMMAND' a server of the same file answers the same requests, with
+                                                              its own drafts; $port in COMMAND is its port
 
 The corpus's texts are tokens of SmolLM2 (`make test-data`), whichever model is measured.
 """
@@ -16,13 +18,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import subprocess
 import tempfile
 import time
 from collections import defaultdict
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from server_process import free_port
 
 import infd.runner.runner
 from infd import LLM
@@ -118,6 +124,44 @@ class Way:
         return self._llm._answer(api, requests, kind, progress=False)
 
 
+class Peer:
+    """A server with llama.cpp's `timings` in its answers. Its drafts are set by its command."""
+
+    def __init__(self, described: str) -> None:
+        self.name, command = described.split("=", 1)
+        self._port = free_port()
+        words = [word.replace("$port", str(self._port)) for word in shlex.split(command)]
+        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until = time.monotonic() + 60
+        while self._call("GET", "/health")[0] != 200:
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise SystemExit(f"{self.name} did not start")
+            time.sleep(0.1)
+
+    def _call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Return the answer's status and JSON; status 0 if the server cannot be reached."""
+        connection = HTTPConnection("127.0.0.1", self._port)
+        try:
+            connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, json.load(answer)
+        except OSError:
+            return 0, None
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def answer(self, requests: list[dict[str, Any]]) -> Count:
+        (body,) = requests
+        told = self._call("POST", "/v1/chat/completions", {**body, "cache_prompt": False})[1]["timings"]
+        drafted, kept = told.get("draft_n", 0), told.get("draft_n_accepted", 0)
+        # Spans with drafts are not reported.
+        return Count(told["predicted_n"] - 1, told["predicted_ms"] / 1000, 0, drafted, kept)
+
+
 def asked(entry: dict[str, Any], tokens: int) -> dict[str, Any]:
     """Return a chat request that the model answers itself."""
     body = {"messages": [{"role": "user", "content": entry["prompt"]}], "max_tokens": tokens, "temperature": 0}
@@ -148,12 +192,16 @@ def show(kind: str, counts: dict[str, Count], ratios: dict[str, list[float]]) ->
             continue
         apart = sorted(ratios[way])
         kept = count.kept / count.drafted if count.drafted else 0.0
-        each = 1 + count.kept / count.spans if count.spans else 1.0
         spread = f"{apart[len(apart) // 10]:.2f} to {apart[-1 - len(apart) // 10]:.2f}"
+        spans = (
+            f"{count.drafted / count.spans:.1f} drafts a span that has any, {kept:4.0%} kept,"
+            f" {1 + count.kept / count.spans:.2f} tokens; {count.spans} such spans"
+            if count.spans
+            else f"{count.drafted} drafts, {kept:4.0%} kept"
+        )
         print(
             f"{kind:12} {way:7} {count.tokens:6} tokens {count.rate:7.1f} tok/s  ratio {count.rate / plain.rate:.2f}"
-            f" ({spread}), {count.drafted / max(1, count.spans):.1f} drafts a span that has any, {kept:4.0%} kept,"
-            f" {each:.2f} tokens; {count.spans} such spans",
+            f" ({spread}), {spans}",
             flush=True,
         )
 
@@ -162,6 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--way", action="append", choices=WAYS[1:], help="repeatable; default: all")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="repeatable")
     parser.add_argument("--kind", action="append", help="repeatable; default: all")
     parser.add_argument("--take", type=int, default=40, help="requests of a kind")
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
@@ -189,7 +238,9 @@ def main() -> None:
         bodies = [asked(each, arguments.tokens) for each in taken]
     settings |= {"kv_cache_bytes": "768MiB", "quantization": arguments.quantization}
     chosen = ["off", *(arguments.way or WAYS[1:])]
-    ways = [Way(arguments.model, way, arguments.streams, settings) for way in chosen]
+    ways: list[Way | Peer] = [Way(arguments.model, way, arguments.streams, settings) for way in chosen]
+    ways += map(Peer, arguments.peer)
+    chosen = [way.name for way in ways]
     totals: dict[str, dict[str, Count]] = defaultdict(lambda: dict.fromkeys(chosen, Count()))
     ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     turn = 0

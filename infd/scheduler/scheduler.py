@@ -163,8 +163,9 @@ class Scheduler:
             self._make_room()
         decoding, others = split_decoding(self.running)
         starting = self._starting(others)
-        drafts = self.speculation.room(len(decoding), budget.limit)
-        remaining = self._fill(step, decoding, budget.limit, only, drafts)
+        if self.speculation.most:
+            self.speculation.choose(decoding, budget.limit)
+        remaining = self._fill(step, decoding, budget.limit, only)
         remaining = min(remaining, budget.mixed(step.plan.tokens, starting))
         kept = self.waiting.kept(others, remaining)
         budget.remaining = kept + self._fill(step, self.waiting.in_turn(others), remaining - kept, only)
@@ -284,27 +285,20 @@ class Scheduler:
         sequences: list[Sequence],
         budget: int,
         only: Container[Sequence] | None,
-        drafts: int = 0,
     ) -> int:
-        """Add a span of each sequence, in order, until the token budget is spent; return the remaining tokens.
-
-        drafts  most drafts of a span
-        """
+        """Add a span of each sequence, in order, until the token budget is spent; return the remaining tokens."""
         for seq in sequences:
             if not budget:
                 break
             if only is None or seq in only:
-                budget -= self._add_span(step, seq, budget, drafts, len(sequences))
+                budget -= self._add_span(step, seq, budget)
         return budget
 
-    def _add_span(self, step: Scheduled, seq: Sequence, budget: int, drafts: int = 0, among: int = 1) -> int:
+    def _add_span(self, step: Scheduled, seq: Sequence, budget: int) -> int:
         """Add a span that costs at most `budget` tokens; return its cost, 0 if the sequence cannot be computed now.
 
         A truncated span costs the whole budget, even if less than score_cost is left over, so that no sequence is
         admitted after the span.
-
-        drafts  most drafts that the span verifies
-        among   number of sequences that share the step's drafts
         """
         plan = step.plan
         planned = len(seq.tokens) + seq.in_flight
@@ -327,7 +321,7 @@ class Scheduler:
         scores = max(0, min(end, seq.prompt_tokens - 1) - seq.computed) if seq.scoring else 0
         samples, pools = 0, 0 if seq.pooling is None else count
         if end == planned < seq.limit:
-            drafts = self.speculation.draft(plan, seq, end, min(drafts, budget - cost), among) if drafts else 0
+            drafts = self.speculation.draft(plan, seq, end, budget - cost) if self.speculation.most else 0
             samples = 1 + drafts
             end, count, cost = end + drafts, count + drafts, cost + drafts
             seq.in_flight += samples

@@ -38,7 +38,7 @@ class Sequence:
         "covered",
         "drafted",
         "drafter",
-        "drafting",
+        "drafts",
         "dropped_through",
         "end_ids",
         "failure",
@@ -93,7 +93,7 @@ class Sequence:
         self.drafter = drafter
         self.guess: tuple[int, list[int]] = (0, [])  # the drafter's last guess of the tokens from a position on
         self.agreement = -1.0  # average agreement of guesses and tokens; negative: not known yet
-        self.drafting = False  # whether guesses are verified
+        self.drafts: list[int] = []  # the drafter's last guess, of tokens in flight and those behind; sure ones too
         self.drafted = self.kept_drafts = 0  # drafts verified, and of these kept
         self.tokens = list(request.prompt)
         self.limit = self.prompt_tokens = len(self.tokens)

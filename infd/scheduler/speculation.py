@@ -1,17 +1,18 @@
 """Add drafts to the spans of decoding sequences: guessed tokens, which the same step verifies.
 
 Plain decoding is speculation without drafts. Drafts take only what the step has to spare: token budget that no other
-decoding sequence needs, and pages that no running sequence needs next. A sequence gets as many drafts as maximise its
-expected tokens per second: the share of its guesses that came true is observed, even of guesses that no step verifies,
-and the duration of steps by number of rows is measured at start.
+decoding sequence needs, and pages that no running sequence needs next. The drafts of all sequences are chosen together,
+the likeliest first, as many as maximise the step's expected tokens per second. The share of a sequence's guesses that
+came true is observed, even of guesses that no step verifies; the durations of steps are estimated by `StepCosts`.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from infd.scheduler.plan import Draft, Grant
+from infd.scheduler.step_costs import StepCosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
@@ -21,32 +22,17 @@ if TYPE_CHECKING:
     from infd.scheduler.sequence import Sequence
 
 FIRST: Final = 0.5  # assumed agreement before any guess is observed
+LEAST: Final = 1 / 64  # agreement below which a sequence gets no drafts, even in steps that would last no longer
 RATE: Final = 1 / 8  # weight of one observed token in a sequence's agreement
 COMMON_RATE: Final = 1 / 256  # weight of one observed token in the agreement with which sequences begin
-LEVELS: Final = 32  # of agreement that are distinguished
-WORTH: Final = 1.03  # gain in tokens per second from which on a sequence without drafts gets drafts
-
-
-class StepCosts:
-    """The duration of a decoding step by its number of rows."""
-
-    def __init__(self, measured: Many[tuple[int, float]]) -> None:
-        """measured: pairs of rows and seconds, by ascending rows; empty: all steps take equally long."""
-        self._measured = tuple(measured)
-
-    def of(self, rows: int) -> float:
-        """Interpolate the duration in seconds; beyond the measured numbers of rows, extrapolate."""
-        measured = self._measured
-        if len(measured) < 2:
-            return measured[0][1] if measured else 1.0
-        segments = [*pairwise(measured)]
-        (few, short), (many, long) = next((each for each in segments if rows <= each[1][0]), segments[-1])
-        return max(short, short + (long - short) * (rows - few) / (many - few))
+WORTH: Final = 1.03  # gain in tokens per second from which on drafts are verified, if no drafts were before
+RECONSIDERED: Final = 64  # steps after which it is decided anew whether any drafts could pay
 
 
 class Speculation:
-    """Chooses the number of drafts of each span, and counts how many were verified and kept.
+    """Chooses the drafts of each span, and counts how many were verified and kept.
 
+    most      most drafts of a span; 0: nothing is ever drafted
     drafts    committed spans with drafts
     drafted   drafts that these spans verified
     accepted  of these, drafts that were kept, by their place behind the last known token
@@ -58,52 +44,85 @@ class Speculation:
         most   most drafts of a span
         costs  see StepCosts
         """
+        self.most = most
         self.drafts = 0
         self.drafted = 0
         self.accepted = [0] * most
         self._cache = cache
-        self._most = most
         self._costs = StepCosts(costs)
         self._agreement = FIRST  # with which sequences begin
-        self._chosen: dict[tuple[int, int, bool], int] = {}  # see `best`
+        self._chosen: dict[Sequence, int] = {}  # number of drafts of the step being planned, without those in flight
+        self._drafting = False  # whether drafts paid the last time that there were guesses
+        self._masked = False  # whether the last step waited for a mask
+        self._hopeless: dict[int, bool] = {}  # by number of sequences: whether drafts do not pay, be they all right
+        self._learned = 0  # steps since these were decided
 
-    def room(self, decoding: int, budget: int) -> int:
-        """Return the most drafts of each sequence in a step.
-
-        decoding  number of sequences that decode in this step
-        budget    tokens that the step may compute
-        """
-        if not self._most or not decoding:
-            return 0
-        return max(0, min(self.best(decoding, LEVELS, drafting=True), budget // decoding - 1))
-
-    def draft(self, plan: StepPlan, seq: Sequence, end: int, most: int, decoding: int) -> int:
-        """Draft tokens behind a span that ends at `end` with the last planned token of `seq`; return their number.
+    def choose(self, decoding: list[Sequence], budget: int) -> None:
+        """Draft behind the planned tokens of each sequence of the step, and choose how many drafts are verified.
 
         Tokens of steps in flight are unknown, so they are guessed too. The device ignores guesses of tokens that it
         has sampled by then.
 
-        decoding  number of sequences that decode in this step
+        decoding  the sequences that decode in this step
+        budget    tokens that the step may compute
         """
-        self._observe(seq)
-        most = min(most, seq.limit - end - 1, seq.regime_limit - end)
-        guess = seq.drafter.draft(seq.tokens, seq.in_flight + max(most, 1))
-        if seq.drafter.sure:
-            most = min(most, self.best(decoding, LEVELS, drafting=True))
-            seq.guess = 0, []  # says nothing of other guesses
-        else:
-            most = min(most, self.best(decoding, round(LEVELS * seq.agreement), drafting=seq.drafting))
-            seq.drafting = most > 0
-            guess = guess[: seq.in_flight + max(most, 1)]
-            seq.guess = len(seq.tokens), guess
-        drafts = min(len(guess) - seq.in_flight, most)
+        self._chosen.clear()
+        count = len(decoding)
+        room = min(budget - count, self.most * count)
+        if room <= 0:
+            return
+        if self._is_hopeless(count):
+            self._costs.forget(count + 1, (True, self._masked))
+            return
+        offers: list[tuple[float, Sequence]] = []
+        for seq in decoding:
+            unknown = seq.in_flight
+            end = len(seq.tokens) + unknown
+            most = min(self.most, seq.limit - end - 1, seq.regime_limit - end)
+            self._observe(seq)
+            guess = seq.drafter.draft(seq.tokens, unknown + max(most, 1))
+            seq.drafts = guess
+            if seq.drafter.sure:
+                agreement, seq.guess = 1.0, (0, [])  # says nothing of other guesses
+            else:
+                agreement, seq.guess = seq.agreement, (len(seq.tokens), guess)
+            if agreement < LEAST:
+                continue
+            chance = agreement ** (unknown + 1)
+            for _ in range(min(len(guess) - unknown, most)):
+                offers.append((chance, seq))
+                chance *= agreement
+        if offers:
+            chosen = self._chosen
+            for _, seq in self._worthwhile(count, offers, room):
+                chosen[seq] = chosen.get(seq, 0) + 1
+
+    def draft(self, plan: StepPlan, seq: Sequence, end: int, most: int) -> int:
+        """Add the chosen drafts to a span that ends at `end` with the last planned token of `seq`; return their number.
+
+        most  most drafts
+        """
+        drafts = min(self._chosen.get(seq, 0), most)
         if drafts > 0 and end + drafts > seq.covered:
             drafts = self._cover(plan, seq, end, drafts)
         if drafts <= 0:
             return 0
         assert seq.row is not None
-        plan.drafts.append(Draft(seq.row, len(seq.tokens), guess[: seq.in_flight + drafts]))
+        plan.drafts.append(Draft(seq.row, len(seq.tokens), seq.drafts[: seq.in_flight + drafts]))
         return drafts
+
+    def took(self, plan: StepPlan, seconds: float, *, masked: bool) -> None:
+        """Learn what a step costs, if it only decodes.
+
+        masked  whether the step waited for a mask
+        """
+        self._masked = masked
+        if all(span.count == span.samples for span in plan.spans):
+            self._costs.learn(plan.tokens, (bool(plan.drafts), masked), seconds)
+            self._learned += 1
+            if self._learned == RECONSIDERED:
+                self._learned = 0
+                self._hopeless.clear()
 
     def count(self, seq: Sequence, drafts: int, kept: int) -> None:
         """Count a committed span. kept: number of its drafts that were kept."""
@@ -134,21 +153,31 @@ class Speculation:
             if not agrees:
                 return
 
-    def best(self, decoding: int, level: int, *, drafting: bool) -> int:
-        """Return the number of drafts with the most expected tokens per second.
+    def _worthwhile(self, count: int, offers: list[tuple[float, Sequence]], room: int) -> Many[tuple[float, Sequence]]:
+        """Return the offered drafts with which a step has the most expected tokens per second.
 
-        level     agreement, in LEVELS
-        drafting  whether the sequence's last span had drafts; otherwise drafts must gain WORTH
+        count   number of sequences in the step
+        offers  for each draft, the chance that it is kept, and its sequence
+        room    most drafts of the step
         """
-        key = decoding, level, drafting
-        if (best := self._chosen.get(key)) is None:
-            agreement, expected = level / LEVELS, 1.0
-            most = (1.0 if drafting else WORTH) / self._costs.of(decoding)
-            best = 0
-            for drafts in range(1, self._most + 1):
-                expected += agreement**drafts
-                rate = expected / self._costs.of(decoding * (drafts + 1))
-                if rate > most:
-                    best, most = drafts, rate
-            self._chosen[key] = best
-        return best
+        costs, kind, expected = self._costs, (True, self._masked), float(count)
+        most, best = expected / costs.of(count, (False, self._masked)) * (1.0 if self._drafting else WORTH), 0
+        offers.sort(key=itemgetter(0), reverse=True)  # a sequence's first drafts stay before its others
+        for drafts, (chance, _) in enumerate(offers[:room], 1):
+            expected += chance
+            rate = expected / costs.of(count + drafts, kind)
+            if rate > most:
+                best, most = drafts, rate
+        self._drafting = best > 0
+        if not best:
+            costs.forget(count + 1, kind)
+        return offers[:best]
+
+    def _is_hopeless(self, count: int) -> bool:
+        """Return whether drafts of `count` sequences do not pay, even if all are right: then none are guessed."""
+        if (hopeless := self._hopeless.get(count)) is None:
+            costs, kind = self._costs, (True, self._masked)
+            plain = count / costs.of(count, (False, self._masked))
+            rates = ((count + drafts) / costs.of(count + drafts, kind) for drafts in range(1, self.most * count + 1))
+            hopeless = self._hopeless[count] = not any(rate > plain for rate in rates)
+        return hopeless

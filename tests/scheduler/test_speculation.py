@@ -8,7 +8,9 @@ from msgspec.structs import replace
 from infd.request import FinishReason
 from infd.scheduler.cache import Cache
 from infd.scheduler.layout import CacheLayout, PageGroup
-from infd.scheduler.speculation import Speculation, StepCosts
+from infd.scheduler.plan import Draft, Span, StepPlan
+from infd.scheduler.speculation import Speculation
+from infd.scheduler.step_costs import StepCosts
 from tests.drafters import Oracle
 from tests.fakes import capacity, continuation
 from tests.scheduler.driver import Driver, sequence
@@ -30,6 +32,18 @@ def drafted(driver: Driver) -> list[int]:
 
 def control(costs, most: int = 7) -> Speculation:
     return Speculation(Cache(capacity(), prefix_caching=True), most, costs)
+
+
+def chosen(speculation: Speculation, agreements: list[float]) -> list[int]:
+    """Return the number of drafts of decoding sequences that are given by their agreement; 0: nothing is guessed."""
+    sequences = []
+    for row, agreement in enumerate(agreements):
+        seq = sequence([1, 2, 3], max_tokens=40, drafter=Oracle.of([1, 2, 3], 40 if agreement else 0))
+        seq.row, seq.covered, seq.agreement = row, 100, agreement
+        sequences.append(seq)
+    speculation.choose(sequences, 1000)
+    plan = StepPlan(0, [], [], [])
+    return [speculation.draft(plan, seq, 3, 1000) for seq in sequences]
 
 
 def test_a_steps_cost_is_interpolated_and_extrapolated():
@@ -54,14 +68,73 @@ def test_a_steps_cost_is_interpolated_and_extrapolated():
     ],
 )
 def test_drafts_maximise_the_expected_tokens_per_second(costs, decoding, agreement, expected):
-    assert control(costs).best(decoding, round(32 * agreement), drafting=True) == expected
+    assert chosen(control(costs), [agreement] * decoding) == [expected] * decoding
+
+
+def test_drafts_of_one_sequence_are_weighed_by_the_step_that_all_wait_for():
+    costs = ((1, 1.0), (8, 1.0), (9, 1.9), (64, 2.0))  # eight rows with drafts for all would be cheap
+    assert chosen(control(costs), [1.0] * 8) == [7] * 8
+    assert chosen(control(costs), [1.0, *[0.0] * 7]) == [0] * 8
+    assert chosen(control(FREE_TO_6), [0.9, 0.2, 0.0]) == [3, 0, 0]
+    assert chosen(control(FREE_TO_6), [0.5, 0.2, 0.6]) == [1, 0, 2]
 
 
 def test_a_small_gain_starts_no_drafts_and_a_small_loss_ends_them():
-    costs = ((1, 1.0), (2, 1.48))
-    assert control(costs, 1).best(1, 16, drafting=True) == 1
-    assert control(costs, 1).best(1, 16, drafting=False) == 0
-    assert control(costs, 1).best(1, 15, drafting=True) == 0
+    speculation = control(((1, 1.0), (2, 1.48)), 1)
+    assert chosen(speculation, [0.5]) == [0]
+    assert chosen(speculation, [0.6]) == [1]
+    assert chosen(speculation, [0.5]) == [1]
+    assert chosen(speculation, [0.45]) == [0]
+
+
+def run(costs: StepCosts, seconds: float, drafts: float, steps: int = 100) -> None:
+    """Learn the durations of steps of 8 rows without drafts, and of 10 rows with drafts."""
+    for _ in range(steps):
+        costs.learn(8, (False, False), seconds)
+        costs.learn(10, (True, False), drafts)
+
+
+def test_steps_with_drafts_cost_what_they_were_seen_to_cost():
+    costs = StepCosts(FREE_TO_6)
+    assert costs.of(10, (True, False)) / costs.of(8) == pytest.approx(1.25)
+    run(costs, 1.0, 2.0)
+    assert costs.of(10, (True, False)) / costs.of(8) == pytest.approx(2.0, rel=0.05)
+    assert costs.of(24, (True, False)) / costs.of(16) > StepCosts(FREE_TO_6).of(24) / StepCosts(FREE_TO_6).of(16)
+    before = costs.of(10, (True, False)) / costs.of(8)
+    run(costs, 5.0, 10.0)
+    assert costs.of(10, (True, False)) / costs.of(8) == pytest.approx(before, rel=0.05), "the machine became slower"
+
+
+def test_a_long_pause_says_little_of_a_steps_cost():
+    costs = StepCosts(FREE_TO_6)
+    run(costs, 1.0, 2.0)
+    before = costs.of(10, (True, False))
+    costs.learn(10, (True, False), 500.0)
+    assert costs.of(10, (True, False)) < 1.06 * before
+
+
+def test_drafts_that_became_too_expensive_are_tried_again():
+    speculation = control(((1, 1.0), (8, 1.0), (64, 1.3)), 1)
+    assert chosen(speculation, [0.9]) == [1]
+    plan = StepPlan(0, [], [], [Span(0, 3, 2, 2)], [], [Draft(0, 3, [1])])
+    plain = StepPlan(0, [], [], [Span(0, 3, 1, 1)])
+    for _ in range(100):
+        speculation.took(plain, 1.0, masked=False)
+        speculation.took(plan, 3.0, masked=False)
+    assert chosen(speculation, [0.9]) == [0]
+    steps = 0
+    while not any(chosen(speculation, [0.9])):
+        speculation.took(plain, 1.0, masked=False)
+        steps += 1
+    assert 64 <= steps <= 1000
+
+
+def test_a_step_with_a_prompt_says_nothing_of_decoding_steps():
+    speculation, other = control(FREE_TO_6), control(FREE_TO_6)
+    plan = StepPlan(0, [], [], [Span(0, 3, 2, 2), Span(1, 0, 100, 1)], [], [Draft(0, 3, [1])])
+    for _ in range(100):
+        speculation.took(plan, 50.0, masked=False)
+    assert chosen(speculation, [0.9]) == chosen(other, [0.9]) == [5]
 
 
 def test_right_guesses_begin_drafts_and_wrong_guesses_end_them():

@@ -39,7 +39,7 @@ log = logging.getLogger("infd.engine")
 class Issued(Struct):
     """A step in flight.
 
-    at           time of issue, monotonic seconds
+    at           time before the step was planned, monotonic seconds
     constrained  whether the step may sample only once `filled` is done
     filled       future of the step's mask; None until filling begins
     result       future of the step's result; None until the step may sample
@@ -83,6 +83,7 @@ class StepLoop:
         self._on_end = on_end
         self._in_flight: deque[Issued] = deque()
         self._committed: deque[tuple[Issued, list[Outcome]]] = deque()  # steps for which on_commit is not called yet
+        self._last = 0.0  # time of the last commit, if drafts are made
         self._suspects = Suspects()
         self._changed = asyncio.Event()
         self._held = False
@@ -146,6 +147,10 @@ class StepLoop:
         error = result.exception()
         if error is None:
             outcomes = self._scheduler.commit(issued.step, result.result())
+            if (speculation := self._scheduler.speculation).most:
+                now = self._clock()
+                speculation.took(issued.step.plan, now - max(issued.at, self._last), masked=issued.constrained)
+                self._last = now
         elif isinstance(error, DeviceLost):
             raise error
         else:
@@ -162,13 +167,14 @@ class StepLoop:
             suspects = self._suspects.current_group
             if suspects is not None and self._in_flight:
                 return
+            at = self._clock()
             step = self._scheduler.plan(suspects)
             if step is None and suspects is not None:
                 self._suspects.clear_group()  # no suspect can run before a sequence outside of the group
                 continue
             if step is None:
                 return
-            issued = Issued(step, self._executor.forward(step.plan), self._clock(), self._constraints.applies_to(step))
+            issued = Issued(step, self._executor.forward(step.plan), at, self._constraints.applies_to(step))
             self._in_flight.append(issued)
             self._sample()
             self._on_plan(issued)

@@ -32,12 +32,15 @@ class Suspects:
         return None
 
     def bisect(self, step: Scheduled) -> Sequence | None:
-        """Suspect the sequences of a failed step, and return None. If there is only one, return that sequence."""
+        """Suspect the sequences of a failed step, and return None. If the step computed only one, return that sequence.
+
+        A sequence that is left because the step's other sequences have ended by now is not proven to be the culprit.
+        """
         spans = zip(step.sequences, step.plan.spans, strict=True)
         group = {seq: span.start + span.count - span.drafts for seq, span in spans if seq.finish is None}
         if self._groups:
             self._groups[-1] = {seq: goal for seq, goal in self._groups[-1].items() if seq not in group}
-        if len(group) == 1:
+        if len(group) == len(step.sequences) == 1:
             return next(iter(group))
         suspects = list(group.items())
         half = len(suspects) // 2

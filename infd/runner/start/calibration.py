@@ -6,7 +6,7 @@ time that a new request waits for the scheduler; `step_tokens` bounds both.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from msgspec import Meta, Struct
@@ -176,14 +176,11 @@ def score_cost(trial: TrialRunner, shortest: float) -> int:
 def row_costs(trial: TrialRunner) -> tuple[tuple[int, float], ...]:
     """Return the duration in seconds of decoding steps of ROWS rows, all of which are sampled.
 
-    Longer steps are assumed to take no less time: a shorter measured duration is noise.
+    Steps of fewer rows are assumed to take no longer: a longer measured duration is a disturbance.
     """
-    costs: list[tuple[int, float]] = []
-    for rows in ROWS:
-        if rows <= trial.plans.room:
-            seconds = trial.time_of(trial.plans.verifying(rows))
-            costs.append((rows, max(seconds, costs[-1][1] if costs else 0.0)))
-    return tuple(costs)
+    measured = [(rows, trial.time_of(trial.plans.verifying(rows))) for rows in ROWS if rows <= trial.plans.room]
+    shortest = accumulate((seconds for _, seconds in reversed(measured)), min)
+    return tuple(reversed([(rows, seconds) for (rows, _), seconds in zip(reversed(measured), shortest, strict=True)]))
 
 
 def _power_of_two(number: int) -> int:

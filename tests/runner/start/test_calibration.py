@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from infd.runner.start import trial
-from infd.runner.start.calibration import SPIN_STEPS, choose_spin
+from infd.runner.start.calibration import SPIN_STEPS, choose_spin, row_costs
 from infd.runner.start.trial import TrialPlans, TrialRunner
 from infd.scheduler.layout import CacheLayout, PageGroup
 
@@ -56,3 +56,10 @@ def test_the_end_of_a_step_is_asked_for_where_that_ends_short_steps_sooner(monke
     assert choose_spin(TrialRunner(runner, PLANS)) == pytest.approx(spin_s)
     assert runner.spin_s == pytest.approx(spin_s)
     assert runner.attended == runner.overlaps
+
+
+def test_a_disturbed_measurement_makes_no_other_steps_dearer():
+    durations = {1: 1.0, 2: 1.0, 3: 1.1, 4: 9.0, 5: 1.3, 6: 1.2, 8: 2.0}
+    plans = SimpleNamespace(room=8, verifying=lambda rows: rows)
+    measured = row_costs(SimpleNamespace(plans=plans, time_of=durations.__getitem__))  # type: ignore[arg-type]
+    assert dict(measured) == durations | {4: 1.2, 5: 1.2}

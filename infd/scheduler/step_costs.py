@@ -1,0 +1,79 @@
+"""Estimate the duration of decoding steps: measured at start by number of rows, corrected by the steps that follow.
+
+Steps that verify drafts, and steps that wait for masks, cost the host work that steps at start do not. Contexts are
+longer than at start, and other programs use the processor. So each kind of step has its own correction, which every
+committed step of the kind adjusts.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import exp, log
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Many
+
+SPEED_RATE: Final = 1 / 8  # share of a step's deviation that is taken for a change of the machine's speed
+RATE: Final = 1 / 16  # share that corrects the steps of the same kind; again, those of about as many rows
+CLIP: Final = 0.4  # largest deviation that counts, as a logarithm: a longer pause has other causes than the step's kind
+FORGOTTEN: Final = 1 / 256  # of the correction of steps with drafts, by each step for which drafts are too expensive
+
+Kind = tuple[bool, bool]  # whether the step verifies drafts, and whether it waits for a mask
+
+
+class StepCosts:
+    """The duration of a decoding step by its kind and its number of rows."""
+
+    def __init__(self, measured: Many[tuple[int, float]]) -> None:
+        """measured: pairs of rows and seconds, by ascending rows; empty: all steps take equally long, and ever will."""
+        self._measured = tuple(measured)
+        self._by_rows: dict[int, float] = {}
+        self._speed = 0.0  # logarithm of the duration of all steps now over that at start
+        # Logarithms of factors: for all steps of a kind (size 0), and for those of a size. Both apply to a step.
+        self._corrections: dict[tuple[Kind, int], float] = {}
+
+    def of(self, rows: int, kind: Kind = (False, False)) -> float:
+        """Return a step's duration in seconds, at the machine's speed at start."""
+        corrections = self._corrections
+        return self.at_start(rows) * exp(corrections.get((kind, 0), 0.0) + corrections.get((kind, _size(rows)), 0.0))
+
+    def learn(self, rows: int, kind: Kind, seconds: float) -> None:
+        """Correct the estimates by the duration of a step."""
+        if not self._measured or seconds <= 0:
+            return
+        deviation = log(seconds / self.of(rows, kind)) - self._speed
+        deviation = max(-CLIP, min(CLIP, deviation))
+        self._speed += SPEED_RATE * deviation
+        for size in (0, _size(rows)):
+            self._corrections[kind, size] = self._corrections.get((kind, size), 0.0) + RATE * deviation
+
+    def forget(self, rows: int, kind: Kind) -> None:
+        """Let the corrections of a kind approach those of steps without drafts, because no step of the kind is tried.
+
+        Otherwise estimates that are too high, because other programs delayed a few steps, would stay so.
+        """
+        for size in (0, _size(rows)):
+            if (correction := self._corrections.get((kind, size))) is not None:
+                plain = self._corrections.get(((False, kind[1]), size), 0.0)
+                self._corrections[kind, size] = correction + FORGOTTEN * (plain - correction)
+
+    def at_start(self, rows: int) -> float:
+        """Interpolate the measured duration in seconds; beyond the measured numbers of rows, extrapolate."""
+        if (found := self._by_rows.get(rows)) is None:
+            found = self._by_rows[rows] = self._interpolated(rows)
+        return found
+
+    def _interpolated(self, rows: int) -> float:
+        measured = self._measured
+        if len(measured) < 2:
+            return measured[0][1] if measured else 1.0
+        segments = [*pairwise(measured)]
+        (few, short), (many, long) = next((each for each in segments if rows <= each[1][0]), segments[-1])
+        return max(short, short + (long - short) * (rows - few) / (many - few))
+
+
+def _size(rows: int) -> int:
+    """Return a number that steps of about as many rows share: two for each doubling."""
+    bits = rows.bit_length()
+    return 2 * bits + (rows >> max(0, bits - 2) & 1)
