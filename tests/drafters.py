@@ -25,6 +25,7 @@ class Oracle:
     """
 
     sure = False
+    run = 0
 
     def __init__(
         self,

@@ -14,12 +14,22 @@ if TYPE_CHECKING:
     from infd.request import Request
 
 
+RUN: Final = 16  # tokens up to which lengths of runs are distinguished
+
+
 class Drafter(Protocol):
     """Guesses the continuation of one choice. Used on the event loop, so `draft` takes microseconds."""
 
     @property
     def sure(self) -> bool:
         """Whether the last draft is almost certainly right, however often earlier drafts were wrong."""
+
+    @property
+    def run(self) -> int:
+        """Length of the run of tokens that the last draft followed before, RUN at most; 0: not known.
+
+        The longer the run, the likelier is the draft.
+        """
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
         """Return a guess of at most `most` tokens that follow `tokens`; none if there is no good guess.
@@ -51,6 +61,7 @@ class NoDrafts:
 
     most = 0
     sure = False
+    run = 0
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
         return []

@@ -17,6 +17,7 @@ class ForcedDrafter:
 
     def __init__(self, drafter: Drafter) -> None:
         self.sure = False
+        self.run = 0
         self._drafter = drafter
         # The latest first. Replaced, never changed: the thread for masks reads while the event loop adds.
         self._forced: tuple[tuple[int, list[int]], ...] = ()
@@ -36,7 +37,11 @@ class ForcedDrafter:
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
         forced = self.forced(tokens)
         self.sure = bool(forced)
-        return forced[:most] or self._drafter.draft(tokens, most)
+        if forced:
+            return forced[:most]
+        drafted = self._drafter.draft(tokens, most)
+        self.run = self._drafter.run
+        return drafted
 
     def finish(self, tokens: Sequence[int]) -> None:
         self._drafter.finish(tokens)

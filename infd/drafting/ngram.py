@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from infd.drafting.occurrences import MOST_INDEXED, Occurrences, continued
+from infd.drafting.drafter import RUN
+from infd.drafting.occurrences import MOST_INDEXED, Occurrences, agreeing, continued
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infd.request import Request
 
-LENGTHS: Final = (4, 2)
+LENGTHS: Final = (4, 2, 1)
 
 
 class NgramDrafter:
@@ -23,12 +24,16 @@ class NgramDrafter:
     sure = False
 
     def __init__(self, prompt_tokens: int = 0) -> None:
+        self.run = 0
         self._seen = Occurrences(LENGTHS, since=prompt_tokens - MOST_INDEXED)
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
         self._seen.extend(tokens, len(tokens) - 1)  # the last run has no continuation yet
         found = self._seen.find(tokens)
-        return [] if found is None else continued(tokens, found[1], most)
+        if found is None:
+            return []
+        self.run = agreeing(tokens, tokens, found[1], RUN)
+        return continued(tokens, found[1], most)
 
     def finish(self, tokens: Sequence[int]) -> None:
         """No-op: answers are not remembered."""

@@ -44,6 +44,14 @@ class Occurrences:
         return None
 
 
+def agreeing(tokens: Sequence[int], text: Sequence[int], place: int, most: int) -> int:
+    """Return how many tokens at the end of `tokens` equal those before `place` in a text; `most` at most."""
+    count, end, most = 0, len(tokens), min(most, place, len(tokens))
+    while count < most and tokens[end - 1 - count] == text[place - 1 - count]:
+        count += 1
+    return count
+
+
 def continued(text: Sequence[int], place: int, most: int) -> list[int]:
     """Return `most` tokens of a text from `place` on. At the text's end the tokens from `place` on are repeated."""
     found = list(text[place : place + most])

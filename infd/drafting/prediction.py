@@ -23,6 +23,7 @@ class PredictionDrafter:
     """Implements Drafter."""
 
     sure = False
+    run = 0
 
     def __init__(self, prediction: Sequence[int], prompt_tokens: int) -> None:
         self._prediction = prediction

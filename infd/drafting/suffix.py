@@ -11,14 +11,15 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final
 
-from infd.drafting.occurrences import ENTRY_BYTES, MOST_INDEXED, Occurrences, continued
+from infd.drafting.drafter import RUN
+from infd.drafting.occurrences import ENTRY_BYTES, MOST_INDEXED, Occurrences, agreeing, continued
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infd.request import Request
 
-LENGTHS: Final = (16, 8, 4, 2)
+LENGTHS: Final = (16, 8, 4, 2, 1)
 FACTOR: Final = 2  # drafts per token of the run that occurred before
 LONGEST: Final = 4096  # most tokens of a remembered answer
 ROOT_BYTES: Final = 2048  # approximate memory of a root without tokens
@@ -44,6 +45,7 @@ class SuffixDrafter:
 
     def __init__(self, drafting: SuffixDrafting, root: bytes, prompt_tokens: int) -> None:
         self._seen = Occurrences(LENGTHS, since=prompt_tokens - MOST_INDEXED)
+        self.run = 0
         self._drafting = drafting
         self._root = root
         self._prompt_tokens = prompt_tokens
@@ -55,8 +57,10 @@ class SuffixDrafter:
             earlier.seen.extend(earlier.tokens, len(earlier.tokens) - 1)
             other = earlier.seen.find(tokens)
         if own is not None and (other is None or own[0] >= other[0]):
+            self.run = agreeing(tokens, tokens, own[1], RUN)
             return continued(tokens, own[1], min(most, FACTOR * own[0]))
         if earlier is not None and other is not None:
+            self.run = agreeing(tokens, earlier.tokens, other[1], RUN)
             return earlier.tokens[other[1] : other[1] + min(most, FACTOR * other[0])].tolist()
         return []
 

@@ -91,8 +91,9 @@ class Sequence:
         self.choice = choice
         self.first = first
         self.drafter = drafter
-        self.guess: tuple[int, list[int]] = (0, [])  # the drafter's last guess of the tokens from a position on
-        self.agreement = -1.0  # average agreement of guesses and tokens; negative: not known yet
+        # The drafter's last guess: the position of its first token, its tokens, and the length of the run before it.
+        self.guess: tuple[int, list[int], int] = (0, [], 0)
+        self.agreement: list[float] = []  # average agreement of guesses, see speculation.CLASSES; empty: not known yet
         self.drafts: list[int] = []  # the drafter's last guess, of tokens in flight and those behind; sure ones too
         self.drafted = self.kept_drafts = 0  # drafts verified, and of these kept
         self.tokens = list(request.prompt)

@@ -1,20 +1,27 @@
 """Add drafts to the spans of decoding sequences: guessed tokens, which the same step verifies.
 
 Plain decoding is speculation without drafts. Drafts take only what the step has to spare: token budget that no other
-decoding sequence needs, and pages that no running sequence needs next. The drafts of all sequences are chosen together,
-the likeliest first, as many as maximise the step's expected tokens per second. The share of a sequence's guesses that
-came true is observed, even of guesses that no step verifies; the durations of steps are estimated by `StepCosts`.
+decoding sequence needs, and pages that no running sequence needs next.
+
+The drafts of all sequences are chosen together, because all wait for the step. They maximise the sum of the logarithms
+of the sequences' expected speeds, in tokens per second. So a sequence with many likely drafts slows the others down
+only a little, and sequences that began together end together: a sequence left over would decode alone, at a higher
+cost per token. The share of guesses that came true is observed, even of guesses that no step verifies; the durations of
+steps are estimated by `StepCosts`.
 """
 
 from __future__ import annotations
 
+from math import log
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
+from infd.drafting.drafter import RUN
 from infd.scheduler.plan import Draft, Grant
 from infd.scheduler.step_costs import StepCosts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from collections.abc import Sequence as Many
 
     from infd.scheduler.cache import Cache
@@ -22,10 +29,15 @@ if TYPE_CHECKING:
     from infd.scheduler.sequence import Sequence
 
 FIRST: Final = 0.5  # assumed agreement before any guess is observed
-LEAST: Final = 1 / 64  # agreement below which a sequence gets no drafts, even in steps that would last no longer
+LEAST: Final = 1 / 64  # drafts behind a first draft that is less likely are verified in no step
+CLASSES: Final = 8  # of drafts, by the length of the run that they follow: their agreement is observed apart
+_CLASS: Final = (0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6)  # by length; 7: of longer runs
+# For each Drafter.run, the class of each draft of a guess: each draft that agrees makes the run behind it longer.
+CLASS: Final = [[0] * 64, *([_CLASS[at] if at < 12 else 7 for at in range(run, run + 64)] for run in range(1, RUN + 1))]
 RATE: Final = 1 / 8  # weight of one observed token in a sequence's agreement
-COMMON_RATE: Final = 1 / 256  # weight of one observed token in the agreement with which sequences begin
-WORTH: Final = 1.03  # gain in tokens per second from which on drafts are verified, if no drafts were before
+COMMON_RATE: Final = 1 / 64  # weight of one observed token in the agreement with which sequences begin
+WORTH: Final = log(1.05)  # mean gain in speed from which on drafts are verified, if no drafts were before
+TIE: Final = 1e-9  # smaller differences are errors of rounding: of equally good numbers of drafts the least is taken
 RECONSIDERED: Final = 64  # steps after which it is decided anew whether any drafts could pay
 
 
@@ -50,7 +62,7 @@ class Speculation:
         self.accepted = [0] * most
         self._cache = cache
         self._costs = StepCosts(costs)
-        self._agreement = FIRST  # with which sequences begin
+        self._agreement = [FIRST] * CLASSES  # with which sequences begin
         self._chosen: dict[Sequence, int] = {}  # number of drafts of the step being planned, without those in flight
         self._drafting = False  # whether drafts paid the last time that there were guesses
         self._masked = False  # whether the last step waited for a mask
@@ -82,20 +94,28 @@ class Speculation:
             self._observe(seq)
             guess = seq.drafter.draft(seq.tokens, unknown + max(most, 1))
             seq.drafts = guess
-            if seq.drafter.sure:
-                agreement, seq.guess = 1.0, (0, [])  # says nothing of other guesses
-            else:
-                agreement, seq.guess = seq.agreement, (len(seq.tokens), guess)
-            if agreement < LEAST:
-                continue
-            chance = agreement ** (unknown + 1)
-            for _ in range(min(len(guess) - unknown, most)):
-                offers.append((chance, seq))
-                chance *= agreement
+            offers += self._offers(seq, guess, most)
         if offers:
             chosen = self._chosen
             for _, seq in self._worthwhile(count, offers, room):
                 chosen[seq] = chosen.get(seq, 0) + 1
+
+    def _offers(self, seq: Sequence, guess: list[int], most: int) -> Iterator[tuple[float, Sequence]]:
+        """Iterate over the first `most` drafts of a guess behind the tokens in flight: by how much each raises the
+        logarithm of the sequence's expected tokens, and the sequence.
+        """
+        run = seq.drafter.run
+        # A sure guess says nothing of other guesses, so it is not compared with the tokens that follow.
+        seq.guess = (0, [], 0) if seq.drafter.sure else (len(seq.tokens), guess, run)
+        chance, expected, agreement, kinds = 1.0, 1.0, seq.agreement, CLASS[run]
+        for place in range(min(len(guess), seq.in_flight + most)):
+            if not seq.drafter.sure:
+                chance *= agreement[kinds[place]]
+            if not place and chance < LEAST:
+                return
+            if place >= seq.in_flight:
+                yield log(1.0 + chance / expected), seq
+                expected += chance
 
     def draft(self, plan: StepPlan, seq: Sequence, end: int, most: int) -> int:
         """Add the chosen drafts to a span that ends at `end` with the last planned token of `seq`; return their number.
@@ -143,38 +163,39 @@ class Speculation:
 
     def _observe(self, seq: Sequence) -> None:
         """Compare a sequence's last guess with the tokens that followed, up to the first that differs."""
-        start, guess = seq.guess
-        if seq.agreement < 0:
-            seq.agreement = self._agreement
-        for guessed, token in zip(guess, seq.tokens[start : start + len(guess)], strict=False):
-            agrees = guessed == token
-            seq.agreement += RATE * (agrees - seq.agreement)
-            self._agreement += COMMON_RATE * (agrees - self._agreement)
+        start, guess, run = seq.guess
+        if not seq.agreement:
+            seq.agreement = self._agreement.copy()
+        for place, (guessed, token) in enumerate(zip(guess, seq.tokens[start : start + len(guess)], strict=False)):
+            agrees, kind = guessed == token, CLASS[run][place]
+            seq.agreement[kind] += RATE * (agrees - seq.agreement[kind])
+            self._agreement[kind] += COMMON_RATE * (agrees - self._agreement[kind])
             if not agrees:
                 return
 
     def _worthwhile(self, count: int, offers: list[tuple[float, Sequence]], room: int) -> Many[tuple[float, Sequence]]:
-        """Return the offered drafts with which a step has the most expected tokens per second.
+        """Return the offered drafts that the step should verify.
 
         count   number of sequences in the step
-        offers  for each draft, the chance that it is kept, and its sequence
+        offers  see `_offers`
         room    most drafts of the step
         """
-        costs, kind, expected = self._costs, (True, self._masked), float(count)
-        most, best = expected / costs.of(count, (False, self._masked)) * (1.0 if self._drafting else WORTH), 0
+        costs, kind, gain = self._costs, (True, self._masked), 0.0
+        plain = log(costs.of(count, (False, self._masked)))
+        most, best = 0.0 if self._drafting else count * WORTH, 0
         offers.sort(key=itemgetter(0), reverse=True)  # a sequence's first drafts stay before its others
-        for drafts, (chance, _) in enumerate(offers[:room], 1):
-            expected += chance
-            rate = expected / costs.of(count + drafts, kind)
-            if rate > most:
-                best, most = drafts, rate
+        for drafts, (more, _) in enumerate(offers[:room], 1):
+            gain += more
+            net = gain - count * (log(costs.of(count + drafts, kind)) - plain)
+            if net > most + TIE:
+                best, most = drafts, net
         self._drafting = best > 0
         if not best:
             costs.forget(count + 1, kind)
         return offers[:best]
 
     def _is_hopeless(self, count: int) -> bool:
-        """Return whether drafts of `count` sequences do not pay, even if all are right: then none are guessed."""
+        """Return whether drafts of `count` sequences do not pay, even if all are right. Then nothing is guessed."""
         if (hopeless := self._hopeless.get(count)) is None:
             costs, kind = self._costs, (True, self._masked)
             plain = count / costs.of(count, (False, self._masked))

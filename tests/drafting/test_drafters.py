@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from infd.config import SchedulerConfig
-from infd.drafting.drafter import NO_DRAFTS
+from infd.drafting.drafter import NO_DRAFTS, RUN
 from infd.drafting.forced import ForcedDrafter
 from infd.drafting.ngram import NgramDrafter
 from infd.drafting.occurrences import AT_ONCE, MOST_INDEXED, Occurrences
@@ -35,6 +35,27 @@ def request(prompt: list[int]) -> Request:
 )
 def test_ngrams_draft_what_followed_the_last_tokens(tokens, expected):
     assert NgramDrafter().draft(tokens, 3) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [([1, 2, 3, 9, 3], 1), ([1, 2, 3, 9, 2, 3], 2), ([*range(30), *range(30)], RUN), ([1, 2], 0)],
+)
+@pytest.mark.parametrize("drafter", [NgramDrafter, lambda: SuffixDrafting(7, 2**20).drafter(request([]), b"")])
+def test_a_drafter_tells_how_long_a_run_its_draft_followed(drafter, tokens, expected):
+    drafts = drafter()
+    drafts.draft(tokens, 3)
+    forced = ForcedDrafter(drafter())
+    forced.draft(tokens, 3)
+    assert drafts.run == forced.run == expected
+
+
+def test_a_run_before_an_earlier_answers_continuation_is_compared_with_that_answer():
+    suffixes = SuffixDrafting(most=7, limit=2**20)
+    suffixes.drafter(request([]), b"root").finish([8, 1, 2, 30, 31, 32, 33])
+    drafter = suffixes.drafter(request([]), b"root")
+    assert drafter.draft([9, 1, 2, 30], 7) == [31, 32, 33]
+    assert drafter.run == 3
 
 
 def test_a_text_that_grows_is_read_token_by_token():

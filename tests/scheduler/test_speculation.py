@@ -9,10 +9,10 @@ from infd.request import FinishReason
 from infd.scheduler.cache import Cache
 from infd.scheduler.layout import CacheLayout, PageGroup
 from infd.scheduler.plan import Draft, Span, StepPlan
-from infd.scheduler.speculation import Speculation
+from infd.scheduler.speculation import CLASSES, Speculation
 from infd.scheduler.step_costs import StepCosts
 from tests.drafters import Oracle
-from tests.fakes import capacity, continuation
+from tests.fakes import VOCAB, capacity, continuation
 from tests.scheduler.driver import Driver, sequence
 
 FLAT = ((1, 1.0), (64, 1.0))
@@ -39,7 +39,7 @@ def chosen(speculation: Speculation, agreements: list[float]) -> list[int]:
     sequences = []
     for row, agreement in enumerate(agreements):
         seq = sequence([1, 2, 3], max_tokens=40, drafter=Oracle.of([1, 2, 3], 40 if agreement else 0))
-        seq.row, seq.covered, seq.agreement = row, 100, agreement
+        seq.row, seq.covered, seq.agreement = row, 100, [agreement] * CLASSES
         sequences.append(seq)
     speculation.choose(sequences, 1000)
     plan = StepPlan(0, [], [], [])
@@ -148,6 +148,25 @@ def test_right_guesses_begin_drafts_and_wrong_guesses_end_them():
     driver.finish()
     assert drafted(driver)[1] == 0, "at first half of the guesses are assumed to be right"
     assert max(drafted(driver)) == 3, "guesses are compared with tokens although no step verifies them"
+    driver.check_answers()
+
+
+class Sometimes(Oracle):
+    """Is right behind long runs, which every third guess has, and wrong behind short ones."""
+
+    def draft(self, tokens, most):
+        self.run = 1 if len(tokens) % 3 else 8
+        right = super().draft(tokens, most)
+        return right if self.run == 8 else [(token + 1) % VOCAB for token in right]
+
+
+def test_guesses_behind_short_runs_say_nothing_of_guesses_behind_long_runs():
+    driver = Driver(replace(capacity(rows=1), row_costs=((1, 1.0), (2, 1.5), (64, 90.0))), drafts=1)
+    driver.add(sequence([1, 2, 3], max_tokens=39, drafter=Sometimes.of([1, 2, 3], 40)))
+    driver.finish()
+    late = [span for plan in driver.plans[-10:] for span in plan.spans]
+    assert [span.drafts for span in late[:-1]] == [0 if (span.start + 1) % 3 else 1 for span in late[:-1]]
+    assert {span.drafts for span in late[:-1]} == {0, 1}
     driver.check_answers()
 
 
