@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 RUN: Final = 16  # tokens up to which lengths of runs are distinguished
+LIKELY: Final = RUN + 1  # in a run's place: the draft is what a grammar allows, with the usual white space
 
 
 class Drafter(Protocol):
@@ -26,7 +27,7 @@ class Drafter(Protocol):
 
     @property
     def run(self) -> int:
-        """Length of the run of tokens that the last draft followed before, RUN at most; 0: not known.
+        """Length of the run of tokens that the last draft followed before, RUN at most; 0: not known; or LIKELY.
 
         The longer the run, the likelier is the draft.
         """

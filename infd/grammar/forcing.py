@@ -1,12 +1,16 @@
 """Find the tokens that a grammar forces, from its masks: all allowed tokens begin with the same bytes.
 
+Where white space is optional, as between the members of a JSON object, the answer is assumed to go on as it was written
+so far: with the white space that followed the same characters before. Tokens found so are likely, not forced.
+
 The tokens become drafts. A model writes a text in the tokens in which its tokenizer encodes it, so the forced text is
 encoded as a whole. If its last token may merge with the text that follows, that token is left to the model.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,30 +23,62 @@ if TYPE_CHECKING:
 
     Fill = Callable[[Sequence[Matcher], NDArray[np.int32]], list[GrammarFailed | None]]
 
-MOST_ALLOWED: Final = 48  # allowed tokens of a mask that is examined
+MOST_ALLOWED: Final = 48  # allowed tokens of a mask that is examined, without those that begin with white space
+MOST_BLANK: Final = 1024  # allowed tokens that begin with white space
 TOKEN_BYTES: Final = 5  # bytes that are sought for each token; each byte takes a mask, 0.1 ms in all
+WRITTEN: Final = 256  # latest tokens of an answer in which the white space is sought
+_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_NUMBERS: Final = re.compile(rb"[-+.0-9eE]*[0-9]")
+
+
+class Forced(NamedTuple):
+    """Tokens that follow. sure: whether the grammar leaves no choice; otherwise they are likely."""
+
+    tokens: list[int]
+    sure: bool
 
 
 def narrow(row: NDArray[np.int32]) -> bool:
-    """Return whether a mask allows few enough tokens to be examined. Takes microseconds."""
+    """Return whether a mask may allow few enough tokens to be examined. Takes microseconds."""
     import numpy as np
 
-    return int(np.count_nonzero(row)) <= MOST_ALLOWED and int(np.bitwise_count(row).sum()) <= MOST_ALLOWED
+    most = MOST_ALLOWED + MOST_BLANK
+    return int(np.count_nonzero(row)) <= most and int(np.bitwise_count(row).sum()) <= most
 
 
-def forced(fill: Fill, vocabulary: Vocabulary, matcher: Matcher, row: NDArray[np.int32], most: int) -> list[int]:
+def forced(
+    fill: Fill, vocabulary: Vocabulary, matcher: Matcher, row: NDArray[np.int32], most: int, known: Sequence[int] = ()
+) -> Forced:
     """Return at most `most` tokens that the grammar forces; none if the model has a choice. `matcher` does not change.
 
-    fill  see Compiler.fill
-    row   mask of the next token
+    fill   see Compiler.fill
+    row    mask of the next token
+    known  tokens of the answer so far
     """
     ahead, rows, text = matcher.copy(), row[None].copy(), b""
     allowed: dict[int, list[int]] = {}  # by offset in the text
-    while len(text) < most * TOKEN_BYTES and narrow(rows[0]):
+    written, spaced, sure = None, False, True
+    while len(text) < most * TOKEN_BYTES:
         choices = _allowed(rows[0])
+        visible = [each for each in choices if not vocabulary.tokens[each][:1].isspace()]
+        optional = bool(visible) and len(visible) < len(choices)  # white space
+        if len(visible if optional else choices) > MOST_ALLOWED:
+            break
+        if optional and not spaced:
+            written = _joined(vocabulary, known) if written is None else written
+            first = {vocabulary.tokens[each][:1] for each in visible}
+            gap = blank(written + text, first.pop() if len(first) == 1 else b"")
+            if gap and (filling := _fitting(gap, choices, vocabulary)):
+                allowed[len(text)] = choices
+                text, spaced, sure = text + gap, True, False
+                ahead.advance(filling)
+                if ahead.stopped or fill([ahead], rows)[0] is not None:
+                    break
+                continue
+        choices, spaced = visible if optional else choices, False
         if any(each in vocabulary.end_ids or each in vocabulary.special for each in choices):
             if len(choices) == 1 and not text and choices[0] not in vocabulary.end_ids:
-                return choices
+                return Forced(choices, sure)
             break
         shortest = min(choices, key=lambda each: len(vocabulary.tokens[each]), default=None)
         if shortest is None:
@@ -51,16 +87,52 @@ def forced(fill: Fill, vocabulary: Vocabulary, matcher: Matcher, row: NDArray[np
         if not all(vocabulary.tokens[each].startswith(begin) for each in choices):
             break
         allowed[len(text)] = choices
-        text += begin
+        text, sure = text + begin, sure and not optional
         ahead.advance([shortest])
         if ahead.stopped:
-            return _tokens(text, allowed, vocabulary)[:most]
+            return Forced(_tokens(text, allowed, vocabulary)[:most], sure)
         if fill([ahead], rows)[0] is not None:
             break
     found = _tokens(text, allowed, vocabulary)
-    if found and _merges(len(vocabulary.tokens[found[-1]]), text, allowed, vocabulary):
+    if found and sure and _merges(len(vocabulary.tokens[found[-1]]), text, allowed, vocabulary):
         del found[-1]
-    return found[:most]
+    return Forced(found[:most], sure)
+
+
+def blank(written: bytes, follows: bytes) -> bytes:
+    """Return the white space that the answer probably has between its end and `follows`: what it had there before.
+
+    written  a JSON text so far; it may end within the white space
+    follows  the next character; empty: not known
+    """
+    text = _NUMBERS.sub(b"0", _STRINGS.sub(b'""', written))
+    begun = text[len(text.rstrip()) :]
+    text = text[: len(text) - len(begun)]
+    last, contexts = text[-1:], [text[-2:], text[-1:]]
+    if last == b",":
+        contexts += [b"[", b"{"]
+    gap = b" " if last == b":" else b""
+    behind = rb"(\s*)" + (re.escape(follows) or rb"(?=\S)")
+    for context in contexts:
+        if found := re.findall(re.escape(context) + behind, text):
+            gap = found[-1]
+            break
+    return gap[len(begun) :] if gap.startswith(begun) else b""
+
+
+def _joined(vocabulary: Vocabulary, known: Sequence[int]) -> bytes:
+    tokens = vocabulary.tokens
+    return b"".join(tokens[each] for each in known[-WRITTEN:] if each < len(tokens))
+
+
+def _fitting(text: bytes, choices: list[int], vocabulary: Vocabulary) -> list[int]:
+    """Return the token that is `text`, if it is allowed; else the tokens of its bytes, if the first is allowed."""
+    whole = next((each for each in choices if vocabulary.tokens[each] == text), None)
+    if whole is not None:
+        return [whole]
+    first = {vocabulary.tokens[each]: each for each in choices if len(vocabulary.tokens[each]) == 1}
+    single = [first.get(text[at : at + 1]) for at in range(len(text))]
+    return [each for each in single if each is not None] if None not in single else []
 
 
 def _allowed(row: NDArray[np.int32]) -> list[int]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from infd.errors import GrammarFailed
+    from infd.grammar.forcing import Forced
     from infd.request import Constraint, Restriction
 
 
@@ -124,7 +125,7 @@ class Grammars(Protocol):
     def fill(self, matchers: Sequence[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
         """Fill rows of a mask, see Compiler.fill."""
 
-    def forced(self, matcher: Matcher, row: NDArray[np.int32], most: int) -> list[int]:
+    def forced(self, matcher: Matcher, row: NDArray[np.int32], most: int, known: Sequence[int]) -> Forced:
         """Return tokens that probably follow because the grammar leaves no choice, see `forcing.forced`."""
 
 

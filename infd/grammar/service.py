@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from infd.config import GrammarConfig
+    from infd.grammar.forcing import Forced
     from infd.grammar.protocol import Grammar, Matcher, Vocabulary
     from infd.grammar.select import AnyTrial, Selection
     from infd.offload import Offload
@@ -166,9 +167,9 @@ class GrammarService:
         assert self._selecting is not None
         return budget.fill(self._selecting.result().compiler, matchers, rows)
 
-    def forced(self, matcher: Matcher, row: NDArray[np.int32], most: int) -> list[int]:
+    def forced(self, matcher: Matcher, row: NDArray[np.int32], most: int, known: Sequence[int]) -> Forced:
         assert self._selecting is not None
-        return forcing.forced(self.fill, self._selecting.result().compiler.vocabulary, matcher, row, most)
+        return forcing.forced(self.fill, self._selecting.result().compiler.vocabulary, matcher, row, most, known)
 
     async def _selected(self) -> Selection:
         if self._selecting is None:

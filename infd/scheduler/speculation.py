@@ -29,11 +29,16 @@ if TYPE_CHECKING:
     from infd.scheduler.sequence import Sequence
 
 FIRST: Final = 0.5  # assumed agreement before any guess is observed
+FIRST_LIKELY: Final = 0.8  # of drafts that a grammar allows, see drafter.LIKELY
 LEAST: Final = 1 / 64  # drafts behind a first draft that is less likely are verified in no step
-CLASSES: Final = 8  # of drafts, by the length of the run that they follow: their agreement is observed apart
-_CLASS: Final = (0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6)  # by length; 7: of longer runs
+CLASSES: Final = 9  # of drafts, by the length of the run that they follow: their agreement is observed apart
+_CLASS: Final = (0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6)  # by length; 7: of longer runs; 8: LIKELY
 # For each Drafter.run, the class of each draft of a guess: each draft that agrees makes the run behind it longer.
-CLASS: Final = [[0] * 64, *([_CLASS[at] if at < 12 else 7 for at in range(run, run + 64)] for run in range(1, RUN + 1))]
+CLASS: Final = [
+    [0] * 64,
+    *([_CLASS[at] if at < 12 else 7 for at in range(run, run + 64)] for run in range(1, RUN + 1)),
+    [8] * 64,
+]
 RATE: Final = 1 / 8  # weight of one observed token in a sequence's agreement
 COMMON_RATE: Final = 1 / 64  # weight of one observed token in the agreement with which sequences begin
 WORTH: Final = log(1.05)  # mean gain in speed from which on drafts are verified, if no drafts were before
@@ -62,7 +67,7 @@ class Speculation:
         self.accepted = [0] * most
         self._cache = cache
         self._costs = StepCosts(costs)
-        self._agreement = [FIRST] * CLASSES  # with which sequences begin
+        self._agreement = [FIRST] * (CLASSES - 1) + [FIRST_LIKELY]  # with which sequences begin
         self._chosen: dict[Sequence, int] = {}  # number of drafts of the step being planned, without those in flight
         self._drafting = False  # whether drafts paid the last time that there were guesses
         self._masked = False  # whether the last step waited for a mask

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from infd.config import SchedulerConfig
-from infd.drafting.drafter import NO_DRAFTS, RUN
+from infd.drafting.drafter import LIKELY, NO_DRAFTS, RUN
 from infd.drafting.forced import ForcedDrafter
 from infd.drafting.ngram import NgramDrafter
 from infd.drafting.occurrences import AT_ONCE, MOST_INDEXED, Occurrences
@@ -211,6 +211,15 @@ def test_forced_tokens_are_drafted_where_the_choice_has_come_as_far_and_others_e
     assert (drafter.draft([*seen, 4, 8, 2, 3], 2), drafter.sure) == ([4, 8], False)
 
 
+def test_likely_tokens_of_a_grammar_are_drafted_and_told_apart():
+    drafter = ForcedDrafter(NgramDrafter())
+    drafter.force(3, [4, 5, 6], sure=False)
+    assert (drafter.draft([1, 2, 3, 4], 2), drafter.sure, drafter.run) == ([5, 6], False, LIKELY)
+    drafter.force(4, [5, 7])
+    assert (drafter.draft([1, 2, 3, 4], 2), drafter.sure) == ([5, 7], True)
+    assert (drafter.draft([1, 2, 3, 9, 3], 2), drafter.sure, drafter.run) == ([9, 3], False, 1)
+
+
 def test_forced_tokens_may_be_added_while_they_are_searched():
     drafter = ForcedDrafter(NgramDrafter())
 
@@ -221,4 +230,4 @@ def test_forced_tokens_may_be_added_while_they_are_searched():
 
     for _ in range(3):
         drafter.force(1, [7, 7])
-    assert drafter.forced(Tokens([1, 2])) == []
+    assert drafter.forced(Tokens([1, 2])) == ([], False)

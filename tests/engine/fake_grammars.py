@@ -149,8 +149,10 @@ class FakeGrammars:
             row[:] = matcher.row()[: row.size]  # of a model with fewer tokens
         return [None] * len(matchers)
 
-    def forced(self, matcher: CountedMatcher, row: NDArray[np.int32], most: int) -> list[int]:
-        return forcing.forced(self.fill, WORDS, matcher, row, most)
+    def forced(
+        self, matcher: CountedMatcher, row: NDArray[np.int32], most: int, known: Sequence[int]
+    ) -> forcing.Forced:
+        return forcing.forced(self.fill, WORDS, matcher, row, most, known)
 
 
 def constrained(prompt: list[int], constraint: Counted, *, seed: int = 0) -> list[int]:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from infd.drafting.forced import ForcedDrafter
 from infd.errors import InfdError, RequestFailed
-from infd.grammar.forcing import narrow
+from infd.grammar.forcing import WRITTEN, narrow
 from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from infd.engine.telemetry import Telemetry
+    from infd.grammar.forcing import Forced
     from infd.grammar.protocol import Grammar, Grammars, Matcher
     from infd.scheduler.scheduler import Scheduled
     from infd.scheduler.sequence import Sequence
@@ -65,12 +66,14 @@ class Narrow(Struct, frozen=True):
     """A position where few tokens are allowed.
 
     start    number of the choice's tokens before the position
+    known    the last tokens of the answer before the position
     matcher  at the position, if the tokens that it has read are kept
     row      the mask there
     """
 
     drafter: ForcedDrafter
     start: int
+    known: list[int]
     matcher: Matcher
     row: npt.NDArray[np.int32]
 
@@ -274,28 +277,29 @@ def _narrow(work: list[Sampled], going: list[Position], rows: npt.NDArray[np.int
             if position is None or row is None or position.failure is not None or not narrow(row):
                 continue
             tokens = [*each.choice.seq.tokens, *each.drafts[:place]]
-            if len(drafter.forced(tokens)) < ENOUGH:
-                found.append(Narrow(drafter, len(tokens), position.matcher, row))
+            if len(drafter.forced(tokens)[0]) < ENOUGH:
+                known = tokens[max(each.choice.seq.prompt_tokens, len(tokens) - WRITTEN) :]
+                found.append(Narrow(drafter, len(tokens), known, position.matcher, row))
     return found
 
 
-def _force(grammars: Grammars, positions: list[Narrow], most: int) -> list[tuple[Narrow, list[int]]]:
+def _force(grammars: Grammars, positions: list[Narrow], most: int) -> list[tuple[Narrow, Forced]]:
     """Return the tokens that grammars force at positions. Runs on the thread for masks."""
     forced = []
     for each in positions:
         try:  # the token sampled there is known by now, and is the first of these
-            forced.append((each, grammars.forced(each.matcher, each.row, most + 1)))
+            forced.append((each, grammars.forced(each.matcher, each.row, most + 1, each.known)))
         except Exception:  # the matcher's next mask fails the choice, if its answer comes so far
             log.debug("no forced tokens", exc_info=True)
     return forced
 
 
-def _tell(done: asyncio.Future[list[tuple[Narrow, list[int]]]]) -> None:
+def _tell(done: asyncio.Future[list[tuple[Narrow, Forced]]]) -> None:
     if done.cancelled():
         return
-    for each, tokens in done.result():
+    for each, (tokens, sure) in done.result():
         if len(tokens) > 1:
-            each.drafter.force(each.start, tokens)
+            each.drafter.force(each.start, tokens, sure=sure)
 
 
 def _fill_rows(grammars: Grammars, rows: npt.NDArray[np.int32], going: list[Position]) -> None:

@@ -394,6 +394,7 @@ class Silent:
 
     most = 4
     sure = False
+    run = 0
 
     def drafter(self, request: Request, root: bytes) -> Silent:
         return self
