@@ -10,7 +10,9 @@ encoded as a whole. If its last token may merge with the text that follows, that
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+from infd.grammar.protocol import Forced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,13 +31,6 @@ TOKEN_BYTES: Final = 5  # bytes that are sought for each token; each byte takes 
 WRITTEN: Final = 256  # latest tokens of an answer in which the white space is sought
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _NUMBERS: Final = re.compile(rb"[-+.0-9eE]*[0-9]")
-
-
-class Forced(NamedTuple):
-    """Tokens that follow. sure: whether the grammar leaves no choice; otherwise they are likely."""
-
-    tokens: list[int]
-    sure: bool
 
 
 def narrow(row: NDArray[np.int32]) -> bool:

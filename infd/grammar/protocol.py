@@ -12,7 +12,7 @@ where the text is complete; after an end id it accepts only end ids. All errors 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from infd.errors import GrammarFailed
-    from infd.grammar.forcing import Forced
     from infd.request import Constraint, Restriction
 
 
@@ -54,6 +53,13 @@ class Vocabulary(Struct, frozen=True, eq=False):
     def words(self) -> int:
         """Return the number of int32 words in a row of a mask."""
         return -(-self.columns // 32)
+
+
+class Forced(NamedTuple):
+    """Tokens that follow. sure: whether the grammar leaves no choice; otherwise they are likely."""
+
+    tokens: list[int]
+    sure: bool
 
 
 class Limits(Struct, frozen=True, kw_only=True):

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from infd.config import GrammarConfig
-    from infd.grammar.forcing import Forced
-    from infd.grammar.protocol import Grammar, Matcher, Vocabulary
+    from infd.grammar.protocol import Forced, Grammar, Matcher, Vocabulary
     from infd.grammar.select import AnyTrial, Selection
     from infd.offload import Offload
     from infd.request import Constraint, Restriction

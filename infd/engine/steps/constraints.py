@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from infd.engine.telemetry import Telemetry
-    from infd.grammar.forcing import Forced
-    from infd.grammar.protocol import Grammar, Grammars, Matcher
+    from infd.grammar.protocol import Forced, Grammar, Grammars, Matcher
     from infd.scheduler.scheduler import Scheduled
     from infd.scheduler.sequence import Sequence
 
