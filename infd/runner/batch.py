@@ -111,8 +111,8 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         and len(indices[alone]) < tokens + padding
     )
     sent = rows.upload(np.concatenate([row_ids, [*starts, 0], span_of, within, *indices]).astype(np.int64))
-    row, bound, span_index, offset, *index = torch.split(
-        sent, [count + 1, count + 1, tokens + padding, tokens + padding, *map(len, indices)]
+    row, bound, span_index, offset, *index = sent.split_with_sizes(
+        [count + 1, count + 1, tokens + padding, tokens + padding, *map(len, indices)]
     )
 
     start, token_row, position, token = rows.place_tokens(row, bound, span_index, offset)

@@ -7,11 +7,11 @@ float32. Only the vectors of prompts that end in the step, and rows of tasks by 
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.functional import normalize
 
 from infd.errors import Fault, RequestFailed
 from infd.request import Pool, Pooled, by_token, embeds, pick
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 NOT_FINITE: Final = Fault.of(RequestFailed("the model's hidden states are not finite"))
 ONE: Final = ("cls", "lasttoken")  # reductions that read one token of a prompt
+LEAST_LENGTH: Final = 1e-12  # shorter vectors are divided by this length, as in torch's normalize
 MEANS: Final = ("mean", "weightedmean", "mean_sqrt_len_tokens")  # reductions that divide a sum
 
 
@@ -73,7 +74,8 @@ class Postprocessing(NamedTuple):
         """Return the numbers [N, width] float32 for outputs of the model's head [N, outputs]."""
         outputs = outputs[:, : self.dimensions]
         if self.normalize:
-            return normalize(outputs, dim=-1)
+            length: Tensor = torch.linalg.vector_norm(outputs, dim=-1, keepdim=True)
+            return outputs / length.clamp_min(LEAST_LENGTH)
         if self.activation == "softmax":
             return outputs.softmax(-1)
         if self.activation == "relu":
@@ -152,16 +154,16 @@ class Prompts:
         alike: dict[Postprocessing, list[HeadRows]] = {}
         for read in reads:
             alike.setdefault(Postprocessing.of(read.pool, self._settings), []).append(read)
-        ends = dict(zip([read.span for read in reads], np.cumsum([read.rows for read in reads]).tolist(), strict=True))
         parts = []
         for postprocessing, some in alike.items():
-            chosen = rows
+            outputs = rows
             if len(alike) > 1:
+                ends = dict(zip([read.span for read in reads], accumulate(read.rows for read in reads), strict=True))
                 places = [np.arange(ends[read.span] - read.rows, ends[read.span]) for read in some]
-                chosen = rows[self._upload(np.concatenate(places))]
-            head = self._model.pooling_head(postprocessing.task)
-            slots = np.repeat(self._slots[[read.row for read in some]], [read.rows for read in some])
-            outputs = chosen if head is None else head(chosen, self._adapters.adapted(slots))
+                outputs = rows[self._upload(np.concatenate(places))]
+            if (head := self._model.pooling_head(postprocessing.task)) is not None:
+                slots = np.repeat(self._slots[[read.row for read in some]], [read.rows for read in some])
+                outputs = head(outputs, self._adapters.adapted(slots))
             owners = [(read.span, read.rows) for read in some]
             parts.append(HeadOutputs(owners, postprocessing(outputs), outputs.isfinite().all(-1)))
         return PooledPrompts(parts)
