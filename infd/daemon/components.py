@@ -76,6 +76,8 @@ class Language(Struct, frozen=True):
         )
         defaults = SamplingDefaults.read(tokenizer.files.generation_config)
         pooling = configured(config.pooling, directory, read_config(directory))
+        if config.device.kind == "null":
+            pooling = null.invented(pooling)
         return cls(tokenizer, template, syntax, defaults, fingerprint(directory), pooling)
 
     def vocabulary(self, capacity: Capacity) -> Vocabulary | None:
@@ -94,11 +96,7 @@ class Language(Struct, frozen=True):
 
     def serve(self, names: tuple[str, ...], capacity: Capacity, adapters: Adapters) -> ServedModel:
         """Return the model's names, limits and text components, for the HTTP server."""
-        pooling = self.pooling
-        if not pooling.tasks and capacity.pools:  # the null device, which does everything
-            pooling = PoolingSettings(
-                dimensions=null.DIMENSIONS, labels=tuple(f"LABEL_{label}" for label in range(null.LABELS))
-            )
+        tasks = self.pooling.tasks
         return ServedModel(
             names=names,
             created=int(time.time()),
@@ -111,10 +109,10 @@ class Language(Struct, frozen=True):
             adapters=adapters,
             fingerprint=self.fingerprint,
             infill=Infill.choose(self.tokenizer),
-            generates=capacity.generates and not pooling.tasks,
+            generates=capacity.generates and not tasks,
             experts=capacity.experts,
-            pools=tuple(task for task in capacity.pools if not pooling.tasks or task in pooling.tasks),
-            pooling=pooling,
+            pools=tuple(task for task in capacity.pools if not tasks or task in tasks),
+            pooling=self.pooling,
         )
 
 

@@ -14,6 +14,8 @@ from array import array
 from hashlib import shake_128
 from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 
+from msgspec import structs
+
 from infd.adapters.files import locate
 from infd.adapters.peft import PeftConfig
 from infd.errors import AdapterTooLarge
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from infd.config import Config
     from infd.errors import DeviceLost
+    from infd.pooling import PoolingSettings
     from infd.request import Adapter
     from infd.scheduler.plan import Span, StepPlan
 
@@ -46,6 +49,14 @@ STEP_TOKENS = 2048
 DIMENSIONS: Final = 64  # of an embedding
 LABELS: Final = 2  # of a classification
 SEED_FACTOR, POSITION_FACTOR = 0x9E3779B1, 0x85EBCA77  # odd and large: neighbouring positions have distant hashes
+
+
+def invented(settings: PoolingSettings) -> PoolingSettings:
+    """Return a checkpoint's settings with the widths of this executor's numbers, whatever the checkpoint's are."""
+    labels = tuple(f"LABEL_{label}" for label in range(LABELS))
+    return structs.replace(
+        settings, dimensions=DIMENSIONS, labels=labels, matryoshka=(), token_dense=None, token_weight=None
+    )
 
 
 class Sizes(Protocol):
