@@ -182,8 +182,8 @@ def linear(checkpoint: Checkpoint) -> set[str]:
     found = {source.name for each in parameters if isinstance(each.form, QuantizedMatrix) for source in each.sources}
     if stacked := sorted(name for name in found if len(checkpoint.tensors[name].shape) > 2):
         raise CheckpointError(
-            f"{directory}: {stacked[0]} stacks the matrices of all experts, for which compressed-tensors has no format;"
-            " serve the checkpoint with --quantization instead"
+            f"{directory}: {stacked[0]} stacks the matrices of all experts; compressed-tensors stores one for each,"
+            " and infd does not divide stacks: serve the checkpoint with --quantization instead"
         )
     return found
 
