@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from infd.kernels.families.attention import AttentionPlan
     from infd.kernels.ops import Ops
     from infd.models.base import Model
-    from infd.models.parameter import Parameter
+    from infd.models.parameter import Parameter, Source
 
 COMMON = {"max_position_embeddings": 4096, "rope_theta": 10_000.0, "rms_norm_eps": 1e-6}
 SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -62,6 +63,20 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "num_experts": 64,
             "num_experts_per_tok": 8,
             "vocab_size": 50_304,
+            "tie_word_embeddings": False,
+        },
+        "gpt-oss": {  # gpt-oss-20b with 4 of its 24 layers
+            "architectures": ["GptOssForCausalLM"],
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "sliding_window": 128,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+            "vocab_size": 201_088,
             "tie_word_embeddings": False,
         },
     }
@@ -105,10 +120,12 @@ class Mixture:
         row = torch.arange(rows).repeat_interleave(count)
         slots = table[row, positions // PAGE].long() * PAGE + positions % PAGE
 
-        def described(starts: list[int], counts: list[int], slots: Tensor) -> AttentionBatch:
-            return AttentionBatch(
+        groups = self.model.cache_layout(PAGE).groups
+
+        def prepared(number: int, starts: list[int], counts: list[int], slots: Tensor) -> AttentionPlan:
+            batch = AttentionBatch(
                 page_tokens=PAGE,
-                window=None,
+                window=groups[number].window,
                 starts=starts,
                 counts=counts,
                 offsets=[sum(counts[:i]) for i in range(len(counts) + 1)],
@@ -116,18 +133,19 @@ class Mixture:
                 table=table,
                 slots=slots,
             )
+            return self.ops.attention.prepare(batch)
 
         def compute() -> Tensor:
             tokens = torch.randint(self._vocabulary, (total,))
-            plan = self.ops.attention.prepare(described([start] * rows, [count] * rows, slots))
+            plans = [prepared(number, [start] * rows, [count] * rows, slots) for number in range(len(groups))]
             sizes = self.model.experts
             assert sizes is not None
             self.routes = torch.full((total, sizes.layers, sizes.chosen), -1, dtype=torch.int16)
-            batch = Batch(tokens=tokens, positions=positions, attention=[plan], cache=self._cache, routes=self.routes)
+            batch = Batch(tokens=tokens, positions=positions, attention=plans, cache=self._cache, routes=self.routes)
             if count > 1:
                 last = torch.tensor([total - 1])
-                one = self.ops.attention.prepare(described([length - 1], [1], slots[-1:]))
-                batch.sampled = SampledBatch(last, one, None)
+                group = max(range(len(groups)), key=lambda number: max(groups[number].layers))
+                batch.sampled = SampledBatch(last, prepared(group, [length - 1], [1], slots[-1:]))
             return self.model.logits(self.model.forward(batch))
 
         return compute
@@ -168,13 +186,13 @@ class Mixture:
 
     @staticmethod
     def _matrices(stack: MatrixStack) -> list[tuple[int, int]]:
-        return [(source.view.count if source.view else source.shape[0], source.shape[-1]) for source in stack.sources]
+        return [(source.rows, _inputs(source)) for source in stack.sources]
 
 
 def fill(parameter: Parameter) -> None:
     """Fill a parameter with random numbers: experts of a stack are alike, in memory of their own."""
     if isinstance(parameter, MatrixStack):
-        inputs = parameter.sources[0].shape[-1]
+        inputs = _inputs(parameter.sources[0])
         parameter.form.place(parameter.tensor[0], 0, _drawn(parameter.outputs, inputs))
         parameter.tensor[1:] = parameter.tensor[0]
     elif isinstance(parameter, Matrix):
@@ -185,6 +203,10 @@ def fill(parameter: Parameter) -> None:
         parameter.tensor.copy_(torch.randn(parameter.shape) / 32)
 
 
+def _inputs(source: Source) -> int:
+    return source.shape[-2 if source.view is not None and source.view.turned else -1]
+
+
 def _drawn(outputs: int, inputs: int) -> Tensor:
     return (torch.randn(outputs, inputs) * inputs**-0.5).bfloat16()
 
@@ -192,7 +214,7 @@ def _drawn(outputs: int, inputs: int) -> Tensor:
 def dense(mixture: Mixture) -> Callable[[], float]:
     """Return a function that multiplies DENSE_ROWS rows with matrices of an expert's shape, and returns its FLOPs/s."""
     stack = next(each for each in mixture.model.parameters if isinstance(each, MatrixStack))
-    outputs, inputs = 4 * stack.outputs, stack.sources[0].shape[-1]
+    outputs, inputs = 4 * stack.outputs, _inputs(stack.sources[0])
     form = mixture.ops.linear.form(outputs, inputs, torch.bfloat16)
     size = form.dtype.itemsize
     for length in form.shape:
