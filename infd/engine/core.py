@@ -78,7 +78,13 @@ class EngineCore:
             max_adapters_per_step=config.lora.max_adapters_per_step,
             max_drafts=self._drafting.most,
         )
-        constraints = Constraints(capacity.vocab_size, self._grammars, telemetry, self._drafting.most)
+        constraints = Constraints(
+            capacity.vocab_size,
+            self._grammars,
+            telemetry,
+            self._drafting.most,
+            self.scheduler.speculation.pays_alone,
+        )
         self.in_flight = InFlight(
             self.scheduler,
             self._roots,

@@ -72,6 +72,7 @@ class Speculation:
         self._drafting = False  # whether drafts paid the last time that there were guesses
         self._masked = False  # whether the last step waited for a mask
         self._hopeless: dict[int, bool] = {}  # by number of sequences: whether drafts do not pay, be they all right
+        self._alone: dict[int, bool] = {}  # by number of sequences: see `pays_alone`
         self._learned = 0  # steps since these were decided
 
     def choose(self, decoding: list[Sequence], budget: int) -> None:
@@ -148,6 +149,17 @@ class Speculation:
             if self._learned == RECONSIDERED:
                 self._learned = 0
                 self._hopeless.clear()
+                self._alone.clear()
+
+    def pays_alone(self, count: int) -> bool:
+        """Return whether drafts of one of `count` sequences pay, if all are right and the others have none."""
+        if (pays := self._alone.get(count)) is None:
+            kind, plain = (True, self._masked), log(self._costs.of(count, (False, self._masked)))
+            pays = self._alone[count] = any(
+                log(1 + drafts) > count * (log(self._costs.of(count + drafts, kind)) - plain)
+                for drafts in range(1, self.most + 1)
+            )
+        return pays
 
     def count(self, seq: Sequence, drafts: int, kept: int) -> None:
         """Count a committed span. kept: number of its drafts that were kept."""

@@ -79,6 +79,12 @@ def test_drafts_of_one_sequence_are_weighed_by_the_step_that_all_wait_for():
     assert chosen(control(FREE_TO_6), [0.5, 0.2, 0.6]) == [1, 0, 2]
 
 
+def test_drafts_of_one_sequence_pay_where_the_others_wait_little_for_them():
+    free, none = control(FREE_TO_6), control(FREE_TO_6, 0)
+    assert [free.pays_alone(count) for count in (1, 5, 6, 20)] == [True, True, False, False]
+    assert not none.pays_alone(1)
+
+
 def test_a_small_gain_starts_no_drafts_and_a_small_loss_ends_them():
     speculation = control(((1, 1.0), (2, 1.48)), 1)
     assert chosen(speculation, [0.5]) == [0]

@@ -21,7 +21,7 @@ from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Many
 
     import numpy as np
@@ -167,12 +167,21 @@ class Position(Struct):
 class Constraints:
     """The matchers of the constrained choices in flight; len() counts the choices."""
 
-    def __init__(self, vocab_size: int, grammars: Grammars | None, telemetry: Telemetry, most_drafts: int = 0) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        grammars: Grammars | None,
+        telemetry: Telemetry,
+        most_drafts: int = 0,
+        seeks: Callable[[int], bool] = bool,
+    ) -> None:
         """Set up.
 
         grammars     fill the masks; None: no choice is constrained
         most_drafts  most drafts that a step verifies for a choice
+        seeks        whether forced tokens are sought in steps of a number of sequences, see Speculation.pays_alone
         """
+        self._seeks = seeks
         self._most_drafts = most_drafts
         self._words = ceil_div(vocab_size, 32)
         self._grammars = grammars
@@ -204,7 +213,8 @@ class Constraints:
         """Fill the mask of `step`, the first step in flight, on the thread for masks. The future never raises."""
         work = [each for each in self._sampled(step) if each.choice.unmasked <= each.known + len(each.drafts)]
         assert self._grammars is not None
-        filling = self._grammars.run(self._fill, self._grammars, work, sum(span.samples for span in step.plan.spans))
+        rows, seeking = sum(span.samples for span in step.plan.spans), self._seeks(len(step.sequences))
+        filling = self._grammars.run(self._fill, self._grammars, work, rows, seeking)
         filling.add_done_callback(self._observe)
         return filling
 
@@ -225,10 +235,11 @@ class Constraints:
                 yield Sampled(row, constrained, seq.generated, guess[: span.drafts])
             row += span.samples
 
-    def _fill(self, grammars: Grammars, work: list[Sampled], rows: int) -> Filled:
+    def _fill(self, grammars: Grammars, work: list[Sampled], rows: int, seeking: bool) -> Filled:
         """Pass each choice's tokens to its matcher, and fill the rows of its positions. Runs on the thread for masks.
 
-        rows  number of rows of the mask
+        rows     number of rows of the mask
+        seeking  whether positions where tokens may be forced are returned
         """
         # Imported on first use, to shorten the start of a daemon that does not load torch; torch imports numpy.
         import numpy as np
@@ -260,7 +271,8 @@ class Constraints:
             if each.choice.over:
                 mask[each.row] = -1
         ended = [Ended(each.choice.seq, each.choice.failure) for each in work if each.choice.over]
-        return Filled(mask if going else None, ended, self._telemetry.now() - began, _narrow(work, going, filled))
+        found = _narrow(work, going, filled) if seeking else []
+        return Filled(mask if going else None, ended, self._telemetry.now() - began, found)
 
 
 def _narrow(work: list[Sampled], going: list[Position], rows: npt.NDArray[np.int32]) -> list[Narrow]:

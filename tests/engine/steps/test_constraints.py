@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from infd.config import Config, LiveConfig
 from infd.drafting.drafter import NO_DRAFTS
@@ -421,6 +422,18 @@ async def test_tokens_that_a_grammar_forces_are_drafted(depth: int):
         nothing_is_left(engine)
     assert steps[free] >= 21
     assert steps[wanted] <= 21 / 5 + 3 * depth
+
+
+@pytest.mark.parametrize(("costs", "sought"), [((), True), (((1, 1.0), (64, 64.0)), False)])
+async def test_forced_tokens_are_sought_only_where_drafts_pay(costs: tuple[tuple[int, float], ...], sought: bool):
+    limits = replace(capacity(pages=256, rows=16, step_tokens=64, max_model_len=256), row_costs=costs)
+    grammars, runs = FakeGrammars(), FakeExecutor(limits)
+    engine = Engine(LiveConfig(Config()), runs, Metrics(), grammars=grammars, drafting=ByRequest(Silent()))
+    async with running(engine):
+        answer = await ask(engine, request([3, 7], Counted(VOCAB, 21)))
+    assert answer == {0: (constrained([3, 7], Counted(VOCAB, 21)), FinishReason.STOP)}
+    assert (runs.device.steps < 21) == sought
+    assert sought or grammars.filled == 22, "one call for each mask, and the one that finds the end"
 
 
 async def test_no_forced_token_is_sought_without_drafts():
