@@ -427,8 +427,8 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
         Literal["off", "ngram", "suffix"],
         about(
             "guess tokens and verify several in one step where that is faster; answers stay the same; ngram: guess what"
-            " followed the last tokens earlier in the request; suffix: also in earlier answers of the same tenant;"
-            " both: the request's prediction",
+            " followed the last tokens earlier in the request; suffix (recommended): also in earlier answers of the"
+            " same tenant; both: the request's prediction, and what its grammar forces",
             flag="--speculative",
         ),
     ] = "off"
