@@ -65,12 +65,17 @@ class Cursor:
         """Read a list of `count` texts."""
         if count > MOST_TEXTS:
             self.refuse(f"a list at byte {self.at} claims {count} texts; at most {MOST_TEXTS} are read")
-        begin, unpack = self.at, struct.Struct("<Q").unpack_from
+        # A start reads the header several times, and most of it are texts, so `skip` is not called for each.
+        begin = at = self.at
+        unpack, content = struct.Struct("<Q").unpack_from, self._content
+        have = len(content)
         for _ in range(count):
-            place = self.at
-            self.skip(8)
-            self.skip(unpack(self._content, place)[0])
-        return Texts(bytes(self._content[begin : self.at]), count)
+            if at + 8 > have:
+                self._read(at + 8)
+                have = len(content)
+            at += 8 + unpack(content, at)[0]
+        self.skip(at - begin)
+        return Texts(bytes(content[begin:at]), count)
 
     def skip(self, count: int) -> None:
         """Advance by `count` bytes, and read them from the file if they are not read yet."""
