@@ -121,7 +121,7 @@ class Parameter:
         """See weights/load.py Parameter."""
         return self.tensor.narrow(0, first, count) if self.shape else self.tensor
 
-    def packing(self, first: int, dtype: torch.dtype) -> tuple[Packing, int] | None:
+    def packing(self, first: int, dtype: torch.dtype | str) -> tuple[Packing, int] | None:
         """See weights/load.py Parameter."""
         return None
 
@@ -171,7 +171,7 @@ class Matrix(Parameter):
     def rows(self, first: int, count: int) -> torch.Tensor | None:
         return self.form.rows(self.tensor, first, count)
 
-    def packing(self, first: int, dtype: torch.dtype) -> tuple[Packing, int] | None:
+    def packing(self, first: int, dtype: torch.dtype | str) -> tuple[Packing, int] | None:
         packing = self.form.packing(self.tensor, dtype) if isinstance(self.form, Packable) else None
         return None if packing is None else (packing, first)
 
@@ -222,7 +222,7 @@ class MatrixStack(Parameter):
         self.form, self.outputs, self.kept, self.refused = form, outputs, kept, refused
         # Of the first matrix, by its address and the stored dtype: a model has ten thousands of experts' sources, and
         # a look at a form's methods takes as long as reading a small one.
-        self._packings: dict[tuple[int, torch.dtype], Packing | None] = {}
+        self._packings: dict[tuple[int, torch.dtype | str], Packing | None] = {}
 
     @property
     def input_scheme(self) -> InputScheme | None:
@@ -233,7 +233,7 @@ class MatrixStack(Parameter):
         expert, row = divmod(first, self.outputs)
         return self.form.rows(self.tensor[expert], row, count)
 
-    def packing(self, first: int, dtype: torch.dtype) -> tuple[Packing, int] | None:
+    def packing(self, first: int, dtype: torch.dtype | str) -> tuple[Packing, int] | None:
         expert, row = divmod(first, self.outputs)
         key = self.tensor.data_ptr(), dtype
         if key not in self._packings:

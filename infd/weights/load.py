@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from infd.errors import CheckpointError
 from infd.rounding import round_up
 from infd.weights import parts
+from infd.weights.encodings.gguf import Blocks
 from infd.weights.encodings.integers import why_not
 from infd.weights.encodings.rows import read
 from infd.weights.formats.encoded import EncodedReader
@@ -96,10 +97,11 @@ class Parameter(Protocol):
     def rows(self, first: int, count: int) -> Tensor | None:
         """Return a view of rows [first, first + count), if checkpoint rows are stored unchanged; None: use `place`."""
 
-    def packing(self, first: int, dtype: torch.dtype) -> tuple[Packing, int] | None:
+    def packing(self, first: int, dtype: torch.dtype | str) -> tuple[Packing, int] | None:
         """Return the packing by which native code stores rows of `dtype` from row `first` on; None: use `place`.
 
-        The integer is the packing's number of the row.
+        The integer is the packing's number of the row. dtype: a string is a type of GGUF's blocks, whose groups must
+        be `groups()`; None then means: use `place_groups`.
         """
 
     @property
@@ -193,6 +195,17 @@ class _Place(NamedTuple):
         if done == wanted.scheme:
             return f", inputs {done}"
         return f", inputs {done or 'not quantized'} instead of {wanted.scheme}"
+
+    def blocks(self, stored: EncodedTensor) -> list[FilePart] | None:
+        """Return the parts of a matrix of GGUF's blocks for native code to keep; None if only Python can read it."""
+        encoding, view = stored.encoding, self.source.view
+        if not isinstance(encoding, Blocks) or encoding.packed() != self.parameter.groups():
+            return None
+        if (view is not None and not is_slice(view)) or encoding.offset:
+            return None
+        if (found := self.parameter.packing(self.source.row, encoding.stored.dtype)) is None:
+            return None
+        return list(parts.packed(encoding.rows(view), *found, head=encoding.head if view is None else 0))
 
     def why_not_kept(self, stored: StoredTensor | EncodedTensor) -> str:
         """Return why a tensor cannot be stored: the parameter can store only integers, or rounds inputs otherwise.
@@ -292,7 +305,12 @@ def fill(
         for number, place in enumerate(places.get(stored.name, ())):
             view = place.source.view
             if isinstance(stored, EncodedTensor):
-                how = place.decode(encoded if view is None else EncodedView(encoded, view), stored)
+                if natively is not None and (found := place.blocks(stored)) is not None:
+                    given += found
+                    owners += [stored.encoding.parts[0]] * len(found)
+                    how = "kept"
+                else:
+                    how = place.decode(encoded if view is None else EncodedView(encoded, view), stored)
                 kept[f"{stored.encoding.label}, {how}"] += number == 0
             elif view is not None and not is_slice(view):
                 place.read(PlainView(plain, view), stored)

@@ -34,6 +34,7 @@ class FilePart(NamedTuple):
     offset  of the first byte, from the start of the file
     pack    address of a function that packs [rows, inputs] into the matrix at address `place`, starting at row `first`;
             None: the bytes are copied to address `place`
+    head    rows of a head in which the rows of its two halves alternate; 0: rows are in the matrix's order
     """
 
     file: int
@@ -44,6 +45,7 @@ class FilePart(NamedTuple):
     inputs: int = 0
     first: int = 0
     rows: int = 0
+    head: int = 0
 
 
 class Fill(Protocol):
@@ -65,15 +67,19 @@ def copied(stored: StoredTensor, rows: Tensor) -> Iterator[FilePart]:
         yield FilePart(stored.file.descriptor, stored.offset + start, size, None, rows.data_ptr() + start)
 
 
-def packed(stored: StoredTensor, packing: Packing, first: int) -> Iterator[FilePart]:
-    """Yield the parts of a matrix [n, inputs] that is packed into its destination, starting at row `first`."""
+def packed(stored: StoredTensor, packing: Packing, first: int, head: int = 0) -> Iterator[FilePart]:
+    """Yield the parts of a matrix [n, inputs] that is packed into its destination, starting at row `first`.
+
+    head  see FilePart
+    """
     count = stored.shape[0]
     width = stored.bytes // max(count, 1)
-    most = max(1, PART_BYTES // max(width * packing.step, 1)) * packing.step
+    step, ahead = (head, 0) if head else (packing.step, first)
+    most = max(1, PART_BYTES // max(width * step, 1)) * step
     row = 0
     while row < count:
-        # All parts but the first begin at a multiple of `step`.
-        rows = min(most - (first + row) % packing.step, count - row)
+        # All parts but the first begin at a multiple of `step`: of the destination's rows, or of whole heads.
+        rows = min(most - (ahead + row) % step, count - row)
         yield FilePart(
             stored.file.descriptor,
             stored.offset + row * width,
@@ -83,5 +89,6 @@ def packed(stored: StoredTensor, packing: Packing, first: int) -> Iterator[FileP
             packing.inputs,
             first + row,
             rows,
+            head,
         )
         row += rows

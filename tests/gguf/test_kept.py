@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from infd.kernels.select import CANDIDATES, EXACT, select
+from infd.kernels.cpu.fill import Fill
+from infd.kernels.select import CANDIDATES, EXACT, insisting, select
+from infd.models import registry
+from infd.weights import parts
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.encodings.gguf import GROUPS
+from infd.weights.load import load, required_bytes
 from infd.weights.stored import EncodedTensor
 from tests.gguf.writing import TYPES, write
 from tests.kernels.paging import CPU
@@ -19,6 +23,8 @@ from tests.tiny import make
 from tests.weights.encodings.fixtures import matrix
 from tests.weights.encodings.test_packed import logits, packed
 from tests.weights.encodings.test_serving import all_rows
+from tests.weights.test_load import Strict
+from tests.weights.test_parts import Noting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,6 +84,45 @@ def test_matrices_of_different_types_that_share_an_input_are_kept_together(
 
     assert told == {f"{kind}, kept", f"{other}, kept"}
     assert_kept_to_the_bit(model, path)
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3-tied", "mixtral"])
+@pytest.mark.parametrize("kind", GROUPS)
+def test_native_code_stores_blocks_as_python_places_them(
+    kind: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(make(variant, tmp_path / "made", **WIDE), tmp_path / "model.gguf", TYPES[kind])
+    expected, told = filled(path, None)
+    natively = Noting(Fill())
+
+    assert told
+    assert filled(path, natively) == (expected, told)
+    with Checkpoint(path) as checkpoint:
+        found = [each.bytes for name, each in checkpoint.tensors.items() if each.packed() and ".gate." not in name]
+    assert sum(part.bytes for part in natively.parts if part.pack) == sum(found), "of all but routers, which are floats"
+    monkeypatch.setattr(parts, "PART_BYTES", 1)
+    assert filled(path, Noting(Fill())) == (expected, told), "in parts of a panel or a head"
+
+
+def test_native_code_leaves_types_that_a_form_widens_to_python(tmp_path: Path) -> None:
+    made = make("llama", tmp_path / "made", **WIDE)
+    path = write(made, tmp_path / "model.gguf", TYPES.Q4_K, others={"v_proj": TYPES.Q6_K})
+    natively = Noting(Fill())
+
+    assert filled(path, natively) == filled(path, None)
+    assert [part for part in natively.parts if part.pack], "those of the other layers' matrices"
+
+
+def filled(path: Path, natively: Noting | None) -> tuple[bytes, dict[str, int]]:
+    """Return the bytes of a model's weights, and the numbers of its encoded matrices as loading describes them."""
+    ops = select(CPU, torch.bfloat16, {**CANDIDATES, "packed": insisting("native", CANDIDATES)["packed"]})
+    with Checkpoint(path) as checkpoint:
+        model = registry.build(
+            checkpoint.config, ops, dtype=torch.bfloat16, device=CPU, max_len=64, stored=checkpoint.tensors
+        )
+        arena = Strict(required_bytes(model))
+        told = load(model, checkpoint, arena, natively=natively)
+    return arena.memory.numpy().tobytes(), told
 
 
 def test_a_plain_matrix_among_quantized_ones_leaves_them_decoded(tmp_path: Path) -> None:

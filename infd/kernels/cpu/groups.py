@@ -6,23 +6,25 @@ as a checkpoint has them.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
 
 from infd.groups import BLOCK, Groups, InputScheme
+from infd.kernels.cpu.library import INT, POINTER, Library, address
 from infd.kernels.cpu.linear import FLOATS, PANEL, Kernels, Panels, columns
-from infd.kernels.families.matrices import SCALE_TYPES
+from infd.kernels.families.matrices import SCALE_TYPES, Packing
 from infd.kernels.reference import mxfp4
 from infd.rounding import ceil_div, round_up
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from torch import Tensor
 
     from infd.groups import GroupedRows
-    from infd.kernels.cpu.library import Library
-    from infd.kernels.families.matrices import Packing
 
 GROUP = 32  # inputs of a step are a multiple of this; inputs that share a scale if weights are quantized while loading
 MOST = 4 * GROUP  # inputs of a step: scales of larger groups are repeated
@@ -30,6 +32,24 @@ TYPES = ("BF16", "F16", "F32", "I8")  # of scales, in the order of Layout::Scale
 TABLES = ("", "e2m1", "iq4_nl")  # in the order of TABLES in native/groups.h
 BYTES = len(TABLES)  # Layout::BYTES
 MXFP4 = Groups(4, GROUP, "BF16", table="e2m1")
+# GGUF's types of blocks, and the groups that native/pack_blocks.cpp makes of them.
+BLOCKS = MappingProxyType(
+    {
+        "Q4_0": Groups(4, GROUP, "F16"),
+        "Q4_1": Groups(4, GROUP, "F16", minima=True),
+        "Q5_0": Groups(8, GROUP, "F16"),
+        "Q5_1": Groups(8, GROUP, "F16", minima=True),
+        "Q8_0": Groups(8, GROUP, "F16"),
+        "Q2_K": Groups(4, 16, "I8", minima=True),
+        "Q3_K": Groups(4, 16, "I8"),
+        "Q4_K": Groups(4, GROUP, "I8", minima=True),
+        "Q5_K": Groups(8, GROUP, "I8", minima=True),
+        "Q6_K": Groups(8, 16, "I8"),
+        "IQ4_NL": Groups(4, GROUP, "F16", table="iq4_nl"),
+        "IQ4_XS": Groups(4, GROUP, "I8", table="iq4_nl"),
+        "MXFP4": MXFP4,
+    }
+)
 
 
 class GroupPanels(Panels):
@@ -37,9 +57,21 @@ class GroupPanels(Panels):
 
     quantizes = InputScheme("int8", GROUP)
 
-    def __init__(self, kernels: Kernels, outputs: int, inputs: int, groups: Groups, activations: torch.dtype) -> None:
-        """groups: `inputs` is 16 or a multiple of GROUP up to MOST; 16 or GROUP if scales are I8."""
-        self.groups = groups
+    def __init__(
+        self,
+        kernels: Kernels,
+        outputs: int,
+        inputs: int,
+        groups: Groups,
+        activations: torch.dtype,
+        blocks: Mapping[str, Callable[..., None]] = MappingProxyType({}),
+    ) -> None:
+        """Describe the panels.
+
+        groups  `inputs` is 16 or a multiple of GROUP up to MOST; 16 or GROUP if scales are I8
+        blocks  functions that pack GGUF's blocks with such groups, by type
+        """
+        self.groups, self._blocks = groups, blocks
         shared = groups.scales == "I8"
         self._size = BLOCK if shared else max(groups.inputs, GROUP)  # inputs of a step
         self._sets = self._size // groups.inputs  # scales of an output in a step
@@ -73,8 +105,12 @@ class GroupPanels(Panels):
         else:
             super().place(storage, first, rows)
 
-    def packing(self, storage: Tensor, dtype: torch.dtype) -> Packing | None:
-        return None if self.layout else super().packing(storage, dtype)
+    def packing(self, storage: Tensor, dtype: torch.dtype | str) -> Packing | None:
+        if not isinstance(dtype, str):
+            return None if self.layout else super().packing(storage, dtype)
+        if (kernel := self._blocks.get(dtype)) is None:
+            return None
+        return Packing(address(kernel), storage.data_ptr(), self._inputs, PANEL)
 
     def place_groups(self, storage: Tensor, first: int, rows: GroupedRows) -> None:
         panel, column = columns(first, len(rows.integers))
@@ -137,7 +173,9 @@ class Kept:
     """Forms that keep a checkpoint's integers in groups."""
 
     def __init__(self, library: Library | None = None) -> None:
+        library = library or Library()
         self._kernels = Kernels("groups", tuple(FLOATS), library)
+        self._blocks = {kind: library.kernel(f"pack_blocks_{kind}", POINTER, INT, POINTER, INT, INT) for kind in BLOCKS}
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype, groups: Groups) -> GroupPanels | str:
         """Return the form of a matrix of `groups`, or the reason that there is none."""
@@ -150,4 +188,7 @@ class Kept:
         size = next((each for each in sizes if together % each == 0), 0)
         if not size:
             return "no form has groups of fewer than 16 inputs, or of no multiple of 16"
-        return GroupPanels(self._kernels, outputs, inputs, groups._replace(inputs=size), dtype)
+        blocks = {
+            kind: kernel for kind, kernel in self._blocks.items() if BLOCKS[kind] == groups and size == groups.inputs
+        }
+        return GroupPanels(self._kernels, outputs, inputs, groups._replace(inputs=size), dtype, blocks)

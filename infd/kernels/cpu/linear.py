@@ -22,7 +22,7 @@ from infd.kernels.families.matrices import Packing
 from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -43,7 +43,7 @@ class Kernels:
         """packs: whether there are kernels that pack rows of floats."""
         library = library or Library()
         names = {dtype: f"{kind}_{FLOATS[dtype]}" for dtype in dtypes}
-        self.pack = {
+        self.pack: dict[torch.dtype | str, Callable[..., None]] = {
             d: library.kernel(f"pack_{name}", POINTER, INT, POINTER, INT, INT) for d, name in names.items() if packs
         }
         self.unpack = {
@@ -97,7 +97,7 @@ class Panels:
         assert first + rows.shape[0] <= self._outputs
         pack[rows.dtype](storage.data_ptr(), self._inputs, rows.data_ptr(), first, rows.shape[0])
 
-    def packing(self, storage: Tensor, dtype: torch.dtype) -> Packing | None:
+    def packing(self, storage: Tensor, dtype: torch.dtype | str) -> Packing | None:
         if (kernel := self._kernels.pack.get(dtype)) is None:
             return None
         return Packing(address(kernel), storage.data_ptr(), self._inputs, PANEL)

@@ -33,7 +33,7 @@ class Float8Panels(Panels):
         quantized = float8.quantize(rows)
         self.place_groups(storage, first, quantized._replace(scales=quantized.scales.expand(-1, self._steps)))
 
-    def packing(self, storage: Tensor, dtype: torch.dtype) -> None:
+    def packing(self, storage: Tensor, dtype: torch.dtype | str) -> None:
         """Return None: no native code packs rows."""
 
     def place_groups(self, storage: Tensor, first: int, rows: GroupedRows) -> None:

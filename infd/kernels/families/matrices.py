@@ -19,6 +19,8 @@ LEAST_ROWS: Final = 4  # a row of a product by torch may round differently if th
 class Packing(NamedTuple):
     """A native function that stores rows [n, inputs] of one dtype in a matrix from row `first` on, like `Form.place`.
 
+    Rows of GGUF's blocks are stored like by `Grouped.place_groups`.
+
     pack   address of the function, which takes (place, inputs, rows, first, n); several threads call it at once
     place  address of the matrix
     step   number of rows packed together: calls are fastest if `first` is a multiple of `step`
@@ -34,8 +36,11 @@ class Packing(NamedTuple):
 class Packable(Protocol):
     """A form whose rows native code can store."""
 
-    def packing(self, storage: Tensor, dtype: torch.dtype) -> Packing | None:
-        """Return the packing of rows of `dtype`; None: rows of this dtype must be stored by `Form.place`."""
+    def packing(self, storage: Tensor, dtype: torch.dtype | str) -> Packing | None:
+        """Return the packing of rows of `dtype`; None: rows of this dtype must be stored by `Form.place`.
+
+        dtype  a string: the rows are GGUF's blocks of this type, with the groups of the form
+        """
 
 
 SCALE_TYPES: Final = MappingProxyType(

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from infd.errors import CheckpointError
 from infd.gguf.config import read_config, renamed
@@ -15,6 +16,7 @@ from infd.weights.stored import EncodedTensor, StoredTensor
 if TYPE_CHECKING:
     from infd.gguf.config import Renamed
     from infd.gguf.file import Checkpoint, Part, Tensor
+    from infd.weights.views import View
 
 PLAIN: Final = ("F64", "F32", "F16", "BF16")  # the types that need no decoding
 # The integers and scales of the other types. Integers of 2, 3, 5 and 6 bits are represented as 4 or 8 bits.
@@ -66,6 +68,16 @@ class Blocks(Struct, frozen=True):
     @property
     def unused(self) -> tuple[StoredTensor, ...]:
         return ()
+
+    def rows(self, view: View | None) -> StoredTensor:
+        """Return the blocks of a matrix as a tensor [n, inputs]; of a stack of matrices, those of the rows `view`.
+
+        The rows of `view` are consecutive.
+        """
+        stored, (*_, height, inputs) = self.stored, self.shape
+        first, count = (0, height) if view is None else (view.index * height + view.first, view.count)
+        width = inputs // self.elements * self.block_bytes
+        return replace(stored, shape=(count, inputs), offset=stored.offset + first * width, bytes=count * width)
 
     def packed(self) -> Groups | str:
         """See `Packing` in stored.py."""

@@ -31,7 +31,26 @@ struct FillPart {
   void (*pack)(void* place, int64_t inputs, const void* rows, int64_t first, int64_t count);
   void* place;
   int64_t inputs, first, rows;
+  // Rows of a head in which rows of its two halves alternate, as GGUF stores some matrices: rows 2 i and 2 i + 1 are the
+  // outputs i and i + head / 2. The part consists of whole heads. 0: rows are in the outputs' order.
+  int64_t head;
 };
+
+namespace {
+
+void pack(const FillPart& part, const char* rows) {
+  if (part.head == 0) {
+    part.pack(part.place, part.inputs, rows, part.first, part.rows);
+    return;
+  }
+  const int64_t width = part.bytes / part.rows;
+  for (int64_t i = 0; i < part.rows; i++) {
+    const int64_t of = i % part.head, output = part.first + i - of + of % 2 * (part.head / 2) + of / 2;
+    part.pack(part.place, part.inputs, rows + i * width, output, 1);
+  }
+}
+
+}  // namespace
 
 // The progress through the parts. fill.py declares the same structure.
 struct FillProgress {
@@ -56,7 +75,7 @@ INFD_KERNEL(fill)(const FillPart* parts, int64_t count, FillProgress* progress, 
         __atomic_store_n(&progress->error, error, __ATOMIC_RELAXED);
       }
     } else if (part.pack != nullptr) {
-      part.pack(part.place, part.inputs, to, part.first, part.rows);
+      pack(part, to);
     }
   } while (omp_get_wtime() < until && __atomic_load_n(&progress->error, __ATOMIC_RELAXED) == 0);
 }
