@@ -205,7 +205,9 @@ class _Place(NamedTuple):
             return None
         if (found := self.parameter.packing(self.source.row, encoding.stored.dtype)) is None:
             return None
-        return list(parts.packed(encoding.rows(view), *found, head=encoding.head if view is None else 0))
+        first = 0 if view is None else view.index * stored.shape[1] + view.first
+        head = encoding.head if view is None else 0
+        return list(parts.packed(encoding.rows(first, self.source.rows), *found, head=head))
 
     def why_not_kept(self, stored: StoredTensor | EncodedTensor) -> str:
         """Return why a tensor cannot be stored: the parameter can store only integers, or rounds inputs otherwise.

@@ -16,7 +16,6 @@ from infd.weights.stored import EncodedTensor, StoredTensor
 if TYPE_CHECKING:
     from infd.gguf.config import Renamed
     from infd.gguf.file import Checkpoint, Part, Tensor
-    from infd.weights.views import View
 
 PLAIN: Final = ("F64", "F32", "F16", "BF16")  # the types that need no decoding
 # The integers and scales of the other types. Integers of 2, 3, 5 and 6 bits are represented as 4 or 8 bits.
@@ -69,13 +68,9 @@ class Blocks(Struct, frozen=True):
     def unused(self) -> tuple[StoredTensor, ...]:
         return ()
 
-    def rows(self, view: View | None) -> StoredTensor:
-        """Return the blocks of a matrix as a tensor [n, inputs]; of a stack of matrices, those of the rows `view`.
-
-        The rows of `view` are consecutive.
-        """
-        stored, (*_, height, inputs) = self.stored, self.shape
-        first, count = (0, height) if view is None else (view.index * height + view.first, view.count)
+    def rows(self, first: int, count: int) -> StoredTensor:
+        """Return the blocks of consecutive rows of a matrix, or of a stack of matrices, as a tensor [n, inputs]."""
+        stored, inputs = self.stored, self.shape[-1]
         width = inputs // self.elements * self.block_bytes
         return replace(stored, shape=(count, inputs), offset=stored.offset + first * width, bytes=count * width)
 
