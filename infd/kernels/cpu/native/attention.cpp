@@ -111,12 +111,12 @@ struct Matrix {
 
 using Units = Matrix<uint32_t>;
 
-// c [R, V vectors] += a [R, steps units] times b [steps units, V vectors].
-template <class Form, int R, int V>
+// c [R, V vectors] = a [R, steps units] times b [steps units, V vectors], added to c if ADD.
+template <class Form, bool ADD, int R, int V>
 void multiply_panel(Units a, Units b, Matrix<float> c, int64_t steps) {
   Vec sums[R][V];
   for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) sums[r][v] = load(c.row(r) + v * WIDTH);
+    for (int v = 0; v < V; v++) sums[r][v] = ADD ? load(c.row(r) + v * WIDTH) : set(0);
   for (int64_t step = 0; step < steps; step++) {
     Vec right[V];
     for (int v = 0; v < V; v++) right[v] = load_units(b.row(step) + v * WIDTH);
@@ -130,31 +130,37 @@ void multiply_panel(Units a, Units b, Matrix<float> c, int64_t steps) {
 }
 
 // Like multiply_panel, for any number of rows.
-template <class Form, int V>
+template <class Form, bool ADD, int V>
 void multiply_columns(Units a, Units b, Matrix<float> c, int64_t rows, int64_t steps) {
   constexpr int MOST = 6;
   int64_t r = 0;
   for (; r + MOST <= rows; r += MOST)
-    multiply_panel<Form, MOST, V>(a.from(r), b, c.from(r), steps);
+    multiply_panel<Form, ADD, MOST, V>(a.from(r), b, c.from(r), steps);
   a = a.from(r), c = c.from(r);
   switch (rows - r) {
-    case 1: return multiply_panel<Form, 1, V>(a, b, c, steps);
-    case 2: return multiply_panel<Form, 2, V>(a, b, c, steps);
-    case 3: return multiply_panel<Form, 3, V>(a, b, c, steps);
-    case 4: return multiply_panel<Form, 4, V>(a, b, c, steps);
-    case 5: return multiply_panel<Form, 5, V>(a, b, c, steps);
+    case 1: return multiply_panel<Form, ADD, 1, V>(a, b, c, steps);
+    case 2: return multiply_panel<Form, ADD, 2, V>(a, b, c, steps);
+    case 3: return multiply_panel<Form, ADD, 3, V>(a, b, c, steps);
+    case 4: return multiply_panel<Form, ADD, 4, V>(a, b, c, steps);
+    case 5: return multiply_panel<Form, ADD, 5, V>(a, b, c, steps);
   }
 }
 
-// c [rows, columns] += a [rows, steps units] times b [steps units, columns]; columns is a multiple of WIDTH.
-template <class Form>
+// c [rows, columns] = a [rows, steps units] times b [steps units, columns], added to c if ADD; columns is a multiple of
+// WIDTH.
+template <class Form, bool ADD>
 void multiply(Units a, Units b, Matrix<float> c, int64_t rows, int64_t columns, int64_t steps) {
   constexpr int MOST = WIDTH == 16 ? 4 : 2;  // with six rows, sums and operands fit the vector registers
   int64_t column = 0;
   for (; column + MOST * WIDTH <= columns; column += MOST * WIDTH)
-    multiply_columns<Form, MOST>(a, {b.at + column, b.pitch}, {c.at + column, c.pitch}, rows, steps);
+    multiply_columns<Form, ADD, MOST>(a, {b.at + column, b.pitch}, {c.at + column, c.pitch}, rows, steps);
+  // One vector of columns at a time is bound by loads of `a`.
+  if (MOST > 2 && column + 2 * WIDTH <= columns) {
+    multiply_columns<Form, ADD, 2>(a, {b.at + column, b.pitch}, {c.at + column, c.pitch}, rows, steps);
+    column += 2 * WIDTH;
+  }
   for (; column < columns; column += WIDTH)
-    multiply_columns<Form, 1>(a, {b.at + column, b.pitch}, {c.at + column, c.pitch}, rows, steps);
+    multiply_columns<Form, ADD, 1>(a, {b.at + column, b.pitch}, {c.at + column, c.pitch}, rows, steps);
 }
 
 // Prefetches rows into the L2 cache while `meanwhile` other rows are processed, evenly spread over the latter.
@@ -358,6 +364,18 @@ struct Scores {
   }
 };
 
+// Rescale a row's sums [width] if `block`, the largest score of a block, exceeds all scores so far. Return the score to
+// which weights are relative.
+inline Vec base_of(float block, SoftmaxState& seen, float* sums, int64_t width) {
+  if (block > seen.largest) {
+    const Vec shrink = power_of_two(set(seen.largest - block));
+    for (int64_t d = 0; d < width; d += WIDTH) store(sums + d, load(sums + d) * shrink);
+    seen.total *= first_of(shrink);
+    seen.largest = block;
+  }
+  return set(seen.largest > -INFINITY ? seen.largest : 0);  // 0: all keys so far were masked, or scores NaN
+}
+
 // Convert one row's products q·k to weights of softmax; keys outside [first, last) are masked. Rescale the row's sums
 // to the new largest score. `k` and `v` are the scales of keys and values. bias: added to the scores, or null.
 template <class Form>
@@ -371,19 +389,32 @@ void softmax(float* row, int64_t padded, int64_t first, int64_t last, const Scor
   for (int64_t i = last; i < padded; i++) row[i] = -INFINITY;
   Vec most = set(-INFINITY);
   for (int64_t i = 0; i < padded; i += WIDTH) most = max(load(row + i), most);
-  const float block = largest(most);
-  if (block > seen.largest) {
-    const Vec shrink = power_of_two(set(seen.largest - block));
-    for (int64_t d = 0; d < width; d += WIDTH) store(sums + d, load(sums + d) * shrink);
-    seen.total *= first_of(shrink);
-    seen.largest = block;
-  }
-  const Vec base = set(seen.largest > -INFINITY ? seen.largest : 0);  // 0: all keys so far were masked, or scores NaN
+  const Vec base = base_of(largest(most), seen, sums, width);
   Vec total = set(0);
   for (int64_t i = 0; i < padded; i += WIDTH) {
     const Vec weight = power_of_two(load(row + i) - base);
     total = total + weight;
     store(weights + i, v(weight, i));
+  }
+  seen.total += sum(total);
+}
+
+// The same for a whole block of an unquantized cache, of which every key is seen, without softcap and bias: the scores
+// stay in registers.
+template <class Form>
+void softmax_of_block(const float* row, float factor, SoftmaxState& seen, typename Form::Number* weights, float* sums,
+                      int64_t width) {
+  constexpr int COUNT = BLOCK / WIDTH;
+  Vec x[COUNT], most = set(-INFINITY), total = set(0);
+  for (int i = 0; i < COUNT; i++) {
+    x[i] = load(row + i * WIDTH) * set(factor);
+    most = max(x[i], most);
+  }
+  const Vec base = base_of(largest(most), seen, sums, width);
+  for (int i = 0; i < COUNT; i++) {
+    const Vec weight = power_of_two(x[i] - base);
+    total = total + weight;
+    store(weights + i * WIDTH, weight);
   }
   seen.total += sum(total);
 }
@@ -504,6 +535,7 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
   KeyBlock<Cached> blocks[2];
   Scales k_scales, v_scales;
   Biases biases;
+  const bool plain = !layer.quantized && !layer.bias && !(layer.softcap > 0);
   const auto find = [&](KeyBlock<Cached>& block, const Task& of, int64_t begin) {
     const int64_t next = (begin / BLOCK + 1) * BLOCK, end = next < of.piece->end ? next : of.piece->end;
     block.find(step, layer, of.piece->span, of.head, begin, end);
@@ -527,8 +559,7 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
       });
     } else {
       place_keys<Cached, Form>(block, next, size, workspace.keys, workspace.spare);
-      for (int64_t row = 0; row < rows; row++) memset(workspace.scores.row(row), 0, padded * sizeof(float));
-      multiply<Form>(workspace.queries, workspace.keys, workspace.scores, rows, padded, size / Form::PER_UNIT);
+      multiply<Form, false>(workspace.queries, workspace.keys, workspace.scores, rows, padded, size / Form::PER_UNIT);
     }
     k_scales.read(block.k, padded);
     v_scales.read(block.v, padded);
@@ -539,8 +570,13 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
       const int64_t beyond = ahead < 0 ? block.count : self + ahead + 1;
       const int64_t last = beyond < 0 ? 0 : beyond < block.count ? beyond : block.count;
       const float* bias = biases.read(layer, head * shared + row % shared, self, padded);
-      softmax<Form>(workspace.scores.row(row), padded, first, last, scores, k_scales, v_scales, workspace.seen[row],
-                    reinterpret_cast<typename Form::Number*>(workspace.weights.row(row)), workspace.sums.row(row), width, bias);
+      auto* weights = reinterpret_cast<typename Form::Number*>(workspace.weights.row(row));
+      if (plain && first == 0 && last == BLOCK)
+        softmax_of_block<Form>(workspace.scores.row(row), scores.factor, workspace.seen[row], weights,
+                               workspace.sums.row(row), width);
+      else
+        softmax<Form>(workspace.scores.row(row), padded, first, last, scores, k_scales, v_scales, workspace.seen[row],
+                      weights, workspace.sums.row(row), width, bias);
     }
     if (rows <= FEW) {
       by_groups(rows, [&](auto group, int64_t row) {
@@ -550,7 +586,7 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
     } else {
       place_values<Cached, Form>(block, next, size, workspace.values);
       const int64_t steps = (block.count + Form::PER_UNIT - 1) / Form::PER_UNIT;
-      multiply<Form>(workspace.weights, workspace.values, workspace.sums, rows, width, steps);
+      multiply<Form, true>(workspace.weights, workspace.values, workspace.sums, rows, width, steps);
     }
     begin += block.count;
   }
