@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from infd.errors import CheckpointError
 from infd.kernels.cpu.fill import Fill
 from infd.kernels.select import CANDIDATES, EXACT, insisting, select
+from infd.memory import ALL
 from infd.models import registry
 from infd.weights import parts
 from infd.weights.checkpoint import Checkpoint
@@ -19,6 +21,7 @@ from tests.gguf.writing import TYPES, write
 from tests.kernels.paging import CPU
 from tests.models.driving import load_model
 from tests.models.test_parity import text
+from tests.runner.arenas.test_residence import answers, running
 from tests.tiny import make
 from tests.weights.encodings.fixtures import matrix
 from tests.weights.encodings.test_packed import logits, packed
@@ -123,6 +126,21 @@ def filled(path: Path, natively: Noting | None) -> tuple[bytes, dict[str, int]]:
         arena = Strict(required_bytes(model))
         told = load(model, checkpoint, arena, natively=natively)
     return arena.memory.numpy().tobytes(), told
+
+
+async def test_blocks_are_read_again_after_sleep_and_by_load_weights(tmp_path: Path) -> None:
+    made = make("llama", tmp_path / "made", **WIDE)
+    path, other = (write(made, tmp_path / f"{kind.name}.gguf", kind) for kind in (TYPES.Q4_K, TYPES.Q4_1))
+    async with running(path) as (runs, capacity):
+        want = await answers(runs, capacity)
+        for level in (1, 2):
+            await runs.sleep(level)
+            await runs.wake(ALL)
+            assert await answers(runs, capacity) == want
+        await runs.load_weights(str(path), "/")
+        assert await answers(runs, capacity) == want
+        with pytest.raises(CheckpointError, match="kept as another checkpoint stores them"):
+            await runs.load_weights(str(other), "/")
 
 
 def test_a_plain_matrix_among_quantized_ones_leaves_them_decoded(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from infd.errors import DeviceLost, OutOfMemory
+from infd.kernels.cpu.fill import native_fill
 from infd.memory import ALL, Memory, MemoryPart, Residency
 from infd.runner.arenas.host import Collapsing
 from infd.weights.checkpoint import Checkpoint
@@ -225,7 +226,7 @@ class Residence:
             self.memory = replace(self.memory, weights=Residency.INVALID)
         try:
             with torch.inference_mode():
-                self.stored = fill(places, checkpoint, self._report)
+                self.stored = fill(places, checkpoint, self._report, native_fill())
         except BaseException:
             if released:
                 self.weights.release()

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.errors import CheckpointError, OutOfMemory
 from infd.executors.local import LocalExecutor
+from infd.kernels.cpu.fill import Fill
 from infd.memory import ALL, Memory, MemoryPart, Residency
 from infd.request import SamplingParams
 from infd.runner.arenas.arena import HostBank
@@ -24,9 +25,10 @@ from tests.runner.driving import generate, join, request, span
 from tests.tiny import make
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from infd.scheduler.layout import Capacity
+    from infd.weights.parts import FilePart
 
 MIB = 2**20
 NOTHING = Memory(weights=Residency.RELEASED, cache=Residency.RELEASED)
@@ -213,8 +215,8 @@ async def test_a_wake_without_room_is_refused_before_a_byte_is_read(tiny, monkey
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
-    """Let files end after so many reads of weights."""
-    read, left = TensorFile.read, [after]
+    """Let files end after so many reads of weights, or parts that native code reads."""
+    read, left, native = TensorFile.read, [after], Fill.__call__
 
     def fails(self: TensorFile, buffer: memoryview, offset: int) -> None:
         if offset > 8 and len(buffer) > 4 and offset != 8:
@@ -223,7 +225,12 @@ def failing(monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
                 raise CheckpointError(f"{self.path}: the file became shorter while it was read")
         read(self, buffer, offset)
 
+    def cut_short(self: Fill, parts: Sequence[FilePart], report: Callable[[int], None]) -> int | None:
+        native(self, parts[:after], report)
+        return after if len(parts) > after else None
+
     monkeypatch.setattr(TensorFile, "read", fails)
+    monkeypatch.setattr(Fill, "__call__", cut_short)
 
 
 async def test_other_weights_are_put_in_place(tiny, tmp_path):
