@@ -43,6 +43,7 @@ RATE: Final = 1 / 8  # weight of one observed token in a sequence's agreement
 COMMON_RATE: Final = 1 / 64  # weight of one observed token in the agreement with which sequences begin
 WORTH: Final = log(1.05)  # mean gain in speed from which on drafts are verified, if no drafts were before
 TIE: Final = 1e-9  # smaller differences are errors of rounding: of equally good numbers of drafts the least is taken
+MEASURED: Final = 64  # drafts of a step up to which each number is tried
 RECONSIDERED: Final = 64  # steps after which it is decided anew whether any drafts could pay
 
 
@@ -154,9 +155,9 @@ class Speculation:
     def pays_alone(self, count: int) -> bool:
         """Return whether drafts of one of `count` sequences pay, if all are right and the others have none."""
         if (pays := self._alone.get(count)) is None:
-            kind, plain = (True, self._masked), log(self._costs.of(count, (False, self._masked)))
+            kind, plain = (True, self._masked), self._costs.log(count, (False, self._masked))
             pays = self._alone[count] = any(
-                log(1 + drafts) > count * (log(self._costs.of(count + drafts, kind)) - plain)
+                log(1 + drafts) > count * (self._costs.log(count + drafts, kind) - plain)
                 for drafts in range(1, self.most + 1)
             )
         return pays
@@ -198,12 +199,12 @@ class Speculation:
         room    most drafts of the step
         """
         costs, kind, gain = self._costs, (True, self._masked), 0.0
-        plain = log(costs.of(count, (False, self._masked)))
+        plain = costs.log(count, (False, self._masked))
         most, best = 0.0 if self._drafting else count * WORTH, 0
         offers.sort(key=itemgetter(0), reverse=True)  # a sequence's first drafts stay before its others
         for drafts, (more, _) in enumerate(offers[:room], 1):
             gain += more
-            net = gain - count * (log(costs.of(count + drafts, kind)) - plain)
+            net = gain - count * (costs.log(count + drafts, kind) - plain)
             if net > most + TIE:
                 best, most = drafts, net
         self._drafting = best > 0
@@ -214,8 +215,10 @@ class Speculation:
     def _is_hopeless(self, count: int) -> bool:
         """Return whether drafts of `count` sequences do not pay, even if all are right. Then nothing is guessed."""
         if (hopeless := self._hopeless.get(count)) is None:
-            costs, kind = self._costs, (True, self._masked)
-            plain = count / costs.of(count, (False, self._masked))
-            rates = ((count + drafts) / costs.of(count + drafts, kind) for drafts in range(1, self.most * count + 1))
-            hopeless = self._hopeless[count] = not any(rate > plain for rate in rates)
+            costs, kind, most = self._costs, (True, self._masked), self.most * count
+            plain = costs.log(count, (False, self._masked)) - log(count)
+            # The cost beyond the measured rows is a straight line, so the largest number stands for those between.
+            tried = (*range(1, min(most, MEASURED)), most)
+            hopeless = all(costs.log(count + drafts, kind) - log(count + drafts) >= plain for drafts in tried)
+            self._hopeless[count] = hopeless
         return hopeless

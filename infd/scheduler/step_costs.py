@@ -28,21 +28,27 @@ class StepCosts:
     def __init__(self, measured: Many[tuple[int, float]]) -> None:
         """measured: pairs of rows and seconds, by ascending rows; empty: all steps take equally long, and ever will."""
         self._measured = tuple(measured)
-        self._by_rows: dict[int, float] = {}
+        self._by_rows: dict[int, float] = {}  # logarithms of the durations at start
         self._speed = 0.0  # logarithm of the duration of all steps now over that at start
         # Logarithms of factors: for all steps of a kind (size 0), and for those of a size. Both apply to a step.
         self._corrections: dict[tuple[Kind, int], float] = {}
 
     def of(self, rows: int, kind: Kind = (False, False)) -> float:
         """Return a step's duration in seconds, at the machine's speed at start."""
+        return exp(self.log(rows, kind))
+
+    def log(self, rows: int, kind: Kind = (False, False)) -> float:
+        """Return the logarithm of a step's duration."""
         corrections = self._corrections
-        return self.at_start(rows) * exp(corrections.get((kind, 0), 0.0) + corrections.get((kind, _size(rows)), 0.0))
+        if (found := self._by_rows.get(rows)) is None:
+            found = self._by_rows[rows] = log(self._at_start(rows))
+        return found + corrections.get((kind, 0), 0.0) + corrections.get((kind, _size(rows)), 0.0)
 
     def learn(self, rows: int, kind: Kind, seconds: float) -> None:
         """Correct the estimates by the duration of a step."""
         if not self._measured or seconds <= 0:
             return
-        deviation = log(seconds / self.of(rows, kind)) - self._speed
+        deviation = log(seconds) - self.log(rows, kind) - self._speed
         deviation = max(-CLIP, min(CLIP, deviation))
         self._speed += SPEED_RATE * deviation
         for size in (0, _size(rows)):
@@ -58,13 +64,8 @@ class StepCosts:
                 plain = self._corrections.get(((False, kind[1]), size), 0.0)
                 self._corrections[kind, size] = correction + FORGOTTEN * (plain - correction)
 
-    def at_start(self, rows: int) -> float:
+    def _at_start(self, rows: int) -> float:
         """Interpolate the measured duration in seconds; beyond the measured numbers of rows, extrapolate."""
-        if (found := self._by_rows.get(rows)) is None:
-            found = self._by_rows[rows] = self._interpolated(rows)
-        return found
-
-    def _interpolated(self, rows: int) -> float:
         measured = self._measured
         if len(measured) < 2:
             return measured[0][1] if measured else 1.0
