@@ -84,11 +84,8 @@ def attend(
             bounded = tl.minimum(tl.maximum(distance, -furthest), furthest)
             added = tl.load(bias + head * (2 * furthest + 1) + furthest + bounded)
             scores += added * 1.4426950408889634
-        seen = (key < stop)[None, :]
-        if before >= 0:
-            seen = seen & (distance >= -before)
-        if after >= 0:
-            seen = seen & (distance <= after)
+        near = ((before < 0) | (distance >= -before)) & ((after < 0) | (distance <= after))
+        seen = (key < stop)[None, :] & near
         scores = tl.where(seen, scores, float("-inf"))
         most = tl.maximum(largest, tl.max(scores, 1))
         base = tl.where(most == float("-inf"), 0.0, most)  # no key of the row was seen yet
@@ -132,6 +129,8 @@ class Plan:
     ) -> Tensor:
         q, k, v = (packed(x) for x in (q, k, v))
         out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+        block = max(16, triton.next_power_of_2(q.shape[2]))
+        wide = block * q.element_size() > 128
         if len(self._tiles):
             attend[len(self._tiles), q.shape[1]](
                 q,
@@ -153,6 +152,9 @@ class Plan:
                 BIASED=bias is not None,
                 BLOCK_Q=QUERIES,
                 BLOCK_K=KEYS,
-                BLOCK_D=max(16, triton.next_power_of_2(q.shape[2])),
+                BLOCK_D=block,
+                # A row of a large head takes the registers of twice as many threads, and more shared memory.
+                num_warps=8 if wide else 4,
+                num_stages=2 if wide else 3,
             )
         return out

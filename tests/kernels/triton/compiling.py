@@ -23,6 +23,7 @@ from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.families.attention import KeyValuePages
 from infd.kernels.families.draw import Drawing, History
 from infd.kernels.families.rows import BatchState, DecodeInputs
+from infd.kernels.families.span_attention import WHOLE, Reach, SpanBatch
 from infd.kernels.recipe import NormRecipe
 from infd.kernels.triton.activation import Activation
 from infd.kernels.triton.attention import PagedAttention
@@ -35,6 +36,7 @@ from infd.kernels.triton.norm import Norm
 from infd.kernels.triton.packed import PackedMatrix
 from infd.kernels.triton.rope import Rope
 from infd.kernels.triton.rows import RowKernels
+from infd.kernels.triton.span_attention import SpanAttention
 from tests.kernels.paging import PagedSpan, attention_batch
 
 if TYPE_CHECKING:
@@ -88,6 +90,16 @@ def decoding(
     plan = PagedAttention(264).captured(batch)
     plan.run(empty(40, kv_heads * shared, head), pages, scale=head**-0.5)
     plan.begin()
+
+
+def spans(
+    heads: int, kv_heads: int, head: int, dtype: torch.dtype, reach: Reach = WHOLE, *, biased: bool = False
+) -> None:
+    """Attend within two texts, without a cache."""
+    q, k, v = empty(600, heads + 2 * kv_heads, head, dtype=dtype).split((heads, kv_heads, kv_heads), 1)
+    plan = SpanAttention().prepare(SpanBatch(tokens=600, offsets=[0, 504, 600], device=META))
+    bias = empty(heads, 257, dtype=torch.float32) if biased else None
+    plan.run(q, k, v, scale=head**-0.5, reach=reach, bias=bias)
 
 
 def norms(dtype: torch.dtype) -> None:
@@ -193,6 +205,13 @@ FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
     "narrow cache": {
         "bfloat16, 32 heads of 128": lambda: attention(8, 4, 128, torch.bfloat16, held=torch.float8_e4m3fn),
         "float16, 16 heads of 256": lambda: attention(8, 2, 256, torch.float16, held=torch.float8_e4m3fn),
+    },
+    "span attention": {
+        "bfloat16, 12 heads of 64": lambda: spans(12, 12, 64, torch.bfloat16),
+        "float16, 12 heads of 32": lambda: spans(12, 12, 32, torch.float16),
+        "bfloat16, 4 heads of 256, window": lambda: spans(4, 1, 256, torch.bfloat16, Reach(256, 256)),
+        "bfloat16, 12 heads of 64, biased": lambda: spans(12, 12, 64, torch.bfloat16, biased=True),
+        "float32, 12 heads of 64": lambda: spans(12, 12, 64, torch.float32),
     },
     "dense": {
         "norms, bfloat16": lambda: norms(torch.bfloat16),

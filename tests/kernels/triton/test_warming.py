@@ -54,6 +54,17 @@ def test_kernels_compiled_for_an_absent_gpu_are_found_again(tmp_path):
 
 
 @pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize("variant", ["bert", "modernbert"])
+def test_an_encoders_kernels_are_compiled_for_an_absent_gpu(tmp_path, variant):
+    from tests.models import encoding
+
+    model = encoding.make(variant, tmp_path / "model")
+    given = ("--model", str(model), "--target", "sm_90a", "--set", f"device.kernel_cache={tmp_path}")
+    *kernels, _ = program("-m", "infd", "warm", *given).splitlines()
+    assert "attend" in {line.split()[0] for line in kernels}
+
+
+@pytest.mark.usefixtures("triton")
 def test_a_gpu_is_called_as_its_compiler_calls_it():
     from infd.kernels.triton.compiled import target
 
