@@ -1,0 +1,126 @@
+"""Estimate what speculation gains without a model: replies of bench/speculation.jsonl pass the choice of drafts.
+
+A step's duration is taken from a table, so the figures do not depend on the machine or its load. They compare ways to
+choose drafts, and say nothing of a model's speed. What grammars force is left out.
+
+    python bench/drafts.py FILE.gguf                                  one and eight streams, with each drafter
+    python bench/drafts.py FILE.gguf --overhead 0.15 --noise 0.3      steps with drafts last longer than was measured at
+                                                                      start, and durations scatter
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infd.drafting.ngram import NgramDrafting
+from infd.drafting.suffix import SuffixDrafting
+from infd.request import Generate, Request, SamplingParams
+from infd.scheduler.cache import Cache
+from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
+from infd.scheduler.plan import Span, StepPlan
+from infd.scheduler.sequence import Sequence
+from infd.scheduler.speculation import Speculation
+from infd.scheduler.step_costs import StepCosts
+from infd.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from infd.drafting.drafter import Drafting
+
+CORPUS = Path(__file__).with_name("speculation.jsonl")
+MOST = 7  # drafts of a span
+# Milliseconds of a step by rows, about those of a model of 135M parameters on two cores with AVX-512.
+COSTS = (
+    (1, 4.9), (2, 5.0), (3, 5.2), (4, 5.6), (5, 7.5), (6, 7.8), (8, 8.6), (10, 10.8), (12, 12.0), (16, 14.0),
+    (24, 21.0), (32, 27.0), (48, 40.0), (64, 53.0),
+)  # fmt: skip
+
+
+class Replay:
+    """A reply that is decoded again. `tokens` are its tokens, and the sequence has the known ones."""
+
+    def __init__(self, prompt: list[int], tokens: list[int], drafting: Drafting, row: int) -> None:
+        wants = (Generate(SamplingParams(max_tokens=len(tokens))),)
+        request = Request(id="", prompt=tuple(prompt), wants=wants)
+        self.seq = Sequence(request, drafter=drafting.drafter(request, b""))
+        self.seq.row, self.seq.covered = row, len(prompt) + len(tokens) + MOST
+        self.tokens = tokens
+        self.seq.tokens.append(tokens[0])
+
+    @property
+    def complete(self) -> bool:
+        return self.seq.generated >= len(self.tokens)
+
+    def step(self, drafts: list[int]) -> None:
+        """Append the drafts that the reply agrees with, and the token behind them."""
+        rest = self.tokens[self.seq.generated :]
+        kept = 0
+        while kept < min(len(drafts), len(rest)) and drafts[kept] == rest[kept]:
+            kept += 1
+        self.seq.tokens += rest[: kept + 1]
+
+
+class Replays:
+    """Replies that are decoded with one choice of drafts, so many at once. The estimates of costs go on."""
+
+    def __init__(self, drafting: Drafting, streams: int, overhead: float, noise: float) -> None:
+        layout = CacheLayout((PageGroup(layers=(0,), page_tokens=16),))
+        capacity = Capacity(layout=layout, pages=64, rows=streams, step_tokens=1024, max_model_len=4096, vocab_size=1)
+        self._speculation = Speculation(Cache(capacity, prefix_caching=False), MOST, COSTS)
+        self._costs = StepCosts(COSTS)
+        self._drafting, self._streams, self._overhead, self._noise = drafting, streams, 1 + overhead, noise
+        self._random = random.Random(1)  # noqa: S311 - durations are no secrets
+
+    def gain(self, replies: list[tuple[list[int], list[int]]]) -> float:
+        """Return how many times as fast the replies (prompt, reply) are decoded as without drafts."""
+        with_drafts = without = 0.0
+        for at in range(0, len(replies), self._streams):
+            together = replies[at : at + self._streams]
+            running = [Replay(*reply, self._drafting, row) for row, reply in enumerate(together)]
+            for place in range(1, max(len(reply) for _, reply in together)):
+                without += self._costs.of(sum(len(reply) > place for _, reply in together))
+            while running := [replay for replay in running if not replay.complete]:
+                with_drafts += self._step(running)
+        return without / with_drafts
+
+    def _step(self, running: list[Replay]) -> float:
+        """Compute a step; return its duration."""
+        self._speculation.choose([replay.seq for replay in running], 1024)
+        plan = StepPlan(0, [], [], [])
+        for replay in running:
+            seq = replay.seq
+            drafts = self._speculation.draft(plan, seq, len(seq.tokens), MOST)
+            plan.spans.append(Span(seq.row or 0, len(seq.tokens) - 1, 1 + drafts, 1 + drafts))
+            replay.step(seq.drafts[:drafts])
+            if replay.complete:
+                seq.drafter.finish(seq.tokens)
+        seconds = self._costs.of(plan.tokens) * (self._overhead if plan.drafts else 1.0)
+        self._speculation.took(plan, seconds * self._random.lognormvariate(0.0, self._noise), masked=False)
+        return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="whose tokenizer is used")
+    parser.add_argument("--tokens", type=int, default=96, help="most tokens of a reply")
+    parser.add_argument("--overhead", type=float, default=0.0, help="share by which steps with drafts last longer")
+    parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of the durations' logarithm")
+    arguments = parser.parse_args()
+    tokenizer = Tokenizer.load(arguments.model)
+    kinds: dict[str, list[tuple[list[int], list[int]]]] = defaultdict(list)
+    for entry in map(json.loads, CORPUS.read_text(encoding="utf-8").splitlines()):
+        prompt, reply = (tokenizer.encode(entry[key], add_special_tokens=False) for key in ("prompt", "reply"))
+        kinds[entry["kind"]].append((prompt, reply[: arguments.tokens]))
+    for streams in (1, 8):
+        for name, drafting in (("ngram", NgramDrafting(MOST)), ("suffix", SuffixDrafting(MOST, 2**26))):
+            replays = Replays(drafting, streams, arguments.overhead, arguments.noise)
+            gains = ", ".join(f"{kind} {replays.gain(replies):.2f}" for kind, replies in kinds.items())
+            print(f"{streams} at once, {name}: {gains}")
+
+
+if __name__ == "__main__":
+    main()
