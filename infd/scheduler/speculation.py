@@ -41,7 +41,7 @@ CLASS: Final = [
 ]
 RATE: Final = 1 / 8  # weight of one observed token in a sequence's agreement
 COMMON_RATE: Final = 1 / 64  # weight of one observed token in the agreement with which sequences begin
-WORTH: Final = log(1.05)  # mean gain in speed from which on drafts are verified, if no drafts were before
+WORTH: Final = log(1.1)  # mean gain in speed from which on drafts are verified, if no drafts were before
 TIE: Final = 1e-9  # smaller differences are errors of rounding: of equally good numbers of drafts the least is taken
 MEASURED: Final = 64  # drafts of a step up to which each number is tried
 RECONSIDERED: Final = 64  # steps after which it is decided anew whether any drafts could pay

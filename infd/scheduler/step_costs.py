@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
-SPEED_RATE: Final = 1 / 8  # share of a step's deviation that is taken for a change of the machine's speed
-RATE: Final = 1 / 32  # share that corrects the steps of the same kind; again, those of about as many rows
+SPEED_RATE: Final = 1 / 16  # share of a step's deviation that is taken for a change of the machine's speed
+RATE: Final = 1 / 16  # share that corrects the steps of the same kind; again, those of about as many rows
 CLIP: Final = 0.4  # largest deviation that counts, as a logarithm: a longer pause has other causes than the step's kind
 FORGOTTEN: Final = 1 / 256  # of the correction of steps with drafts, by each step for which drafts are too expensive
 

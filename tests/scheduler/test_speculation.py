@@ -88,7 +88,7 @@ def test_drafts_of_one_sequence_pay_where_the_others_wait_little_for_them():
 def test_a_small_gain_starts_no_drafts_and_a_small_loss_ends_them():
     speculation = control(((1, 1.0), (2, 1.48)), 1)
     assert chosen(speculation, [0.5]) == [0]
-    assert chosen(speculation, [0.6]) == [1]
+    assert chosen(speculation, [0.65]) == [1]
     assert chosen(speculation, [0.5]) == [1]
     assert chosen(speculation, [0.45]) == [0]
 
