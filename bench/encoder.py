@@ -50,12 +50,18 @@ def main() -> None:
     parser.add_argument("--lengths", action="append", metavar="N,N", help="of a step's texts. Repeatable.")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--cpu-time", action="store_true", help="of one thread: bears with a busy machine better")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     model = _loaded(arguments.directory, getattr(torch, arguments.dtype))
     for lengths in arguments.lengths or ["504"]:
         with torch.inference_mode():
-            _measure(model, [int(each) for each in lengths.split(",")], arguments.rounds)
+            _measure(
+                model,
+                [int(each) for each in lengths.split(",")],
+                arguments.rounds,
+                time.thread_time if arguments.cpu_time else time.perf_counter,
+            )
 
 
 def _loaded(directory: Path, dtype: torch.dtype) -> Encoder:
@@ -76,7 +82,7 @@ def _loaded(directory: Path, dtype: torch.dtype) -> Encoder:
     return model
 
 
-def _measure(model: Encoder, lengths: Sequence[int], rounds: int) -> None:
+def _measure(model: Encoder, lengths: Sequence[int], rounds: int, clock: Callable[[], float]) -> None:
     tokens, offsets = sum(lengths), [0, *accumulate(lengths)]
     batch = Batch(
         tokens=torch.randint(1000, model.vocab_size, (tokens,)),
@@ -113,10 +119,10 @@ def _measure(model: Encoder, lengths: Sequence[int], rounds: int) -> None:
     times: dict[str, list[float]] = {name: [] for name in parts}
     for number in range(rounds + 3):
         for name, part in parts.items():
-            begun = time.perf_counter()
+            begun = clock()
             part()
             if number >= 3:
-                times[name].append(1000 * (time.perf_counter() - begun))
+                times[name].append(1000 * (clock() - begun))
     step, multiplied, attended = (statistics.median(times[name]) for name in parts)
     # Of attention's two products, if every query sees every key of its text.
     scored = sum(4 * recipe.heads * recipe.head_size * length**2 for recipe in recipes for length in lengths)
