@@ -53,8 +53,8 @@ def forced(
     ahead, rows, text = matcher.copy(), row[None].copy(), b""
     allowed: dict[int, list[int]] = {}  # by offset in the text
     written, spaced, sure = None, False, True
-    while len(text) < most * TOKEN_BYTES:
-        choices = _allowed(rows[0])
+    while len(text) < most * TOKEN_BYTES and narrow(rows[0]):
+        choices = listed(rows[0])
         visible = [each for each in choices if not vocabulary.tokens[each][:1].isspace()]
         optional = bool(visible) and len(visible) < len(choices)  # white space
         if len(visible if optional else choices) > MOST_ALLOWED:
@@ -130,7 +130,7 @@ def _fitting(text: bytes, choices: list[int], vocabulary: Vocabulary) -> list[in
     return [each for each in single if each is not None] if None not in single else []
 
 
-def _allowed(row: NDArray[np.int32]) -> list[int]:
+def listed(row: NDArray[np.int32]) -> list[int]:
     """Return the tokens that a mask allows."""
     import numpy as np
 

@@ -107,6 +107,15 @@ def test_white_space_is_what_it_was_between_the_same_characters(written: bytes, 
     assert forcing.blank(written, follows) == expected
 
 
+def test_the_tokens_of_a_wide_mask_are_not_listed(monkeypatch: pytest.MonkeyPatch):
+    lengths: list[int] = []
+    listed = forcing.listed
+    monkeypatch.setattr(forcing, "MOST_BLANK", 0)
+    monkeypatch.setattr(forcing, "listed", lambda row: lengths.append(len(listed(row))) or listed(row))
+    assert forced(at(JsonSchema(SCHEMA, whitespace=False), ""))
+    assert 0 < max(lengths) <= forcing.MOST_ALLOWED, "a string's first character, of which there are thousands"
+
+
 def test_forced_tokens_are_those_that_the_tokenizer_writes():
     text = "the quick brown fox jumps over the lazy dog"
     matcher = at(Lark(f'start: "{text}" /[0-9]/'), "")
