@@ -17,22 +17,33 @@ from infd.request import Generate, Request, SamplingParams
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import running
 from tests.tiny import FAMILIES, FURTHER, MIXTURES, VOCAB, continuation, oracle
+from tests.weights.encodings.fixtures import WRITTEN, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 NEW = 24
+ENCODED = (
+    "awq-g32",
+    "bnb-nf4",
+    "ct-mixed",
+    "ct-nvfp4",
+    "ct-w4a16-asym-g32",
+    "fp8-block",
+    "gptq-desc-act",
+    "mo-int4-awq",
+)
 
 
 class Expected:
     """Prompts, and transformers' tokens after each; clear[i] counts leading tokens with a clear margin."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, vocab: int = VOCAB) -> None:
         model = oracle(directory)
         generator = torch.Generator().manual_seed(9)
         lengths = [3, 40, 17, 1, 64, 33, 8, 25, 50, 12, 5, 29]
-        self.prompts = [torch.randint(3, VOCAB, (length,), generator=generator).tolist() for length in lengths]
+        self.prompts = [torch.randint(3, vocab, (length,), generator=generator).tolist() for length in lengths]
         self.answers: list[list[int]] = []
         self.clear: list[int] = []
         for prompt in self.prompts:
@@ -67,10 +78,16 @@ def checkpoint(request: pytest.FixtureRequest, tiny: Callable[[str], Path]) -> t
 
 @asynccontextmanager
 async def serving(
-    directory: Path, *, step_tokens: int = 256, rows: int = 16, cache_bytes: int = 2**20, depth: int = 1
+    directory: Path,
+    *,
+    step_tokens: int = 256,
+    rows: int = 16,
+    cache_bytes: int = 2**20,
+    depth: int = 1,
+    exact_activations: bool = False,
 ) -> AsyncIterator[Engine]:
     config = Config(
-        model=ModelConfig(path=str(directory), dtype="float32", max_model_len=128),
+        model=ModelConfig(path=str(directory), dtype="float32", max_model_len=128, exact_activations=exact_activations),
         device=DeviceConfig(kind="cpu", threads=1, depth=depth),
         scheduler=SchedulerConfig(step_tokens=step_tokens, max_num_seqs=rows),
         cache=CacheConfig(bytes=cache_bytes, page_tokens=4),
@@ -93,6 +110,20 @@ async def begun(engine: Engine, prompts: list[list[int]]) -> list[asyncio.Task[l
     while engine.status().accepted < inside:
         await asyncio.sleep(0)
     return answers
+
+
+async def disturbed(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    """Return the answers, for which half of the running sequences are preempted every five steps."""
+    answers = [asyncio.create_task(generate(engine, prompt)) for prompt in prompts]
+    scheduler, seen = engine.core.scheduler, 0
+    while not all(answer.done() for answer in answers):
+        await asyncio.sleep(0)
+        if engine.status().steps // 5 > seen:
+            seen += 1
+            for seq in scheduler.running[::2]:
+                scheduler.preempt(seq)
+    assert engine.status().preemptions > 10
+    return [answer.result() for answer in answers]
 
 
 async def test_alone(checkpoint: tuple[Path, Expected]) -> None:
@@ -128,16 +159,14 @@ async def test_after_preemption_for_lack_of_pages(tiny: Callable[[str], Path]) -
 async def test_after_preemption_at_any_moment(checkpoint: tuple[Path, Expected], depth: int) -> None:
     directory, expected = checkpoint
     async with serving(directory, depth=depth) as engine:
-        answers = [asyncio.create_task(generate(engine, prompt)) for prompt in expected.prompts]
-        scheduler, seen = engine.core.scheduler, 0
-        while not all(answer.done() for answer in answers):
-            await asyncio.sleep(0)
-            if engine.status().steps // 5 > seen:
-                seen += 1
-                for seq in scheduler.running[::2]:
-                    scheduler.preempt(seq)
-        expected.compare([answer.result() for answer in answers])
-        assert engine.status().preemptions > 10
+        expected.compare(await disturbed(engine, expected.prompts))
+
+
+@pytest.mark.parametrize("name", ENCODED)
+async def test_with_encoded_weights_in_chunks_and_after_preemption_at_any_moment(name: str, tmp_path: Path) -> None:
+    expected = Expected(unpacked(name, tmp_path), vocab=64)
+    async with serving(WRITTEN / name, step_tokens=13, rows=7, exact_activations=True) as engine:
+        expected.compare(await disturbed(engine, expected.prompts))
 
 
 async def test_with_a_warm_prefix_cache(checkpoint: tuple[Path, Expected]) -> None:
