@@ -129,7 +129,7 @@ class Speculation:
 
         most  most drafts
         """
-        drafts = min(self._chosen.get(seq, 0), most)
+        drafts = min(self._chosen.pop(seq, 0), most)  # nothing holds a sequence that has ended
         if drafts > 0 and end + drafts > seq.covered:
             drafts = self._cover(plan, seq, end, drafts)
         if drafts <= 0:

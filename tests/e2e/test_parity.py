@@ -17,23 +17,13 @@ from infd.request import Generate, Request, SamplingParams
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import running
 from tests.tiny import FAMILIES, FURTHER, MIXTURES, VOCAB, continuation, oracle
-from tests.weights.encodings.fixtures import WRITTEN, unpacked
+from tests.weights.encodings.fixtures import SOME, WRITTEN, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 NEW = 24
-ENCODED = (
-    "awq-g32",
-    "bnb-nf4",
-    "ct-mixed",
-    "ct-nvfp4",
-    "ct-w4a16-asym-g32",
-    "fp8-block",
-    "gptq-desc-act",
-    "mo-int4-awq",
-)
 
 
 class Expected:
@@ -162,7 +152,7 @@ async def test_after_preemption_at_any_moment(checkpoint: tuple[Path, Expected],
         expected.compare(await disturbed(engine, expected.prompts))
 
 
-@pytest.mark.parametrize("name", ENCODED)
+@pytest.mark.parametrize("name", SOME)
 async def test_with_encoded_weights_in_chunks_and_after_preemption_at_any_moment(name: str, tmp_path: Path) -> None:
     expected = Expected(unpacked(name, tmp_path), vocab=64)
     async with serving(WRITTEN / name, step_tokens=13, rows=7, exact_activations=True) as engine:

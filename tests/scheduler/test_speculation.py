@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from msgspec.structs import replace
 
@@ -44,6 +46,16 @@ def chosen(speculation: Speculation, agreements: list[float]) -> list[int]:
     speculation.choose(sequences, 1000)
     plan = StepPlan(0, [], [], [])
     return [speculation.draft(plan, seq, 3, 1000) for seq in sequences]
+
+
+def test_a_planned_sequence_is_not_held_until_the_next_plan():
+    speculation = control(FLAT)
+    seq = sequence([1, 2, 3], max_tokens=40, drafter=Oracle.of([1, 2, 3], 40))
+    seq.row, seq.covered = 0, 100
+    held = sys.getrefcount(seq)
+    speculation.choose([seq], 1000)
+    assert speculation.draft(StepPlan(0, [], [], []), seq, 3, 1000) > 0
+    assert sys.getrefcount(seq) == held
 
 
 def test_a_steps_cost_is_interpolated_and_extrapolated():
