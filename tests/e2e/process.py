@@ -155,6 +155,17 @@ class Daemon:
         return True
 
 
+@contextmanager
+def served(directory: Path, arguments: Sequence[str]) -> Iterator[str]:
+    """Start a daemon, and yield its address as a URL; see Daemon for the arguments."""
+    daemon = Daemon(directory, arguments, {})
+    try:
+        host, port = daemon.ready().address
+        yield f"http://{host}:{port}"
+    finally:
+        daemon.close()
+
+
 class Events:
     """Yield the `data:` events of an answer, until [DONE] or the connection's end."""
 

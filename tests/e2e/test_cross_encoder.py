@@ -14,7 +14,7 @@ import requests
 import torch
 from tokenizers import Tokenizer
 
-from tests.e2e.process import Daemon
+from tests.e2e.process import served
 from tests.e2e.word_tokenizer import SPECIAL, write_tokenizer
 from tests.models.encoding import VOCAB, make, oracle
 
@@ -45,12 +45,8 @@ def url(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     keys.write_text("".join(f"{name}:{sha256(name.encode()).hexdigest()}{rest}\n" for name, rest in KEYS.items()))
     os.chmod(keys, 0o600)
     arguments = ["--model", str(checkpoint), "--device", "cpu", "--dtype", "float32", "--set", "device.threads=1"]
-    daemon = Daemon(directory, [*arguments, "--set", f"server.api_key_file={keys}"], {})
-    try:
-        host, port = daemon.ready().address
-        yield f"http://{host}:{port}"
-    finally:
-        daemon.close()
+    with served(directory, [*arguments, "--set", f"server.api_key_file={keys}"]) as url:
+        yield url
 
 
 def post(url: str, body: dict[str, Any], key: str = "plain") -> requests.Response:

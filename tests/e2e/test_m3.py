@@ -12,7 +12,7 @@ import requests
 import torch
 from torch.nn.functional import normalize
 
-from tests.e2e.process import Daemon
+from tests.e2e.process import served
 from tests.e2e.word_tokenizer import SPECIAL, write_tokenizer
 from tests.models.encoding import VOCAB, make_m3, oracle
 
@@ -43,12 +43,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     arguments = ["--model", str(checkpoint), "--device", "cpu", "--dtype", "float32", "--set", "device.threads=1"]
-    daemon = Daemon(tmp_path_factory.mktemp("daemon"), arguments, {})
-    try:
-        host, port = daemon.ready().address
-        yield f"http://{host}:{port}"
-    finally:
-        daemon.close()
+    with served(tmp_path_factory.mktemp("daemon"), arguments) as url:
+        yield url
 
 
 def post(url: str, body: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ import pytest
 import requests
 import torch
 
-from tests.e2e.process import Daemon
+from tests.e2e.process import served
 from tests.e2e.word_tokenizer import write_tokenizer
 from tests.tiny import VOCAB, make, oracle
 
@@ -69,12 +69,10 @@ def url(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pyte
         arguments += ["--set", "pooling.label_tokens=no,yes"]
     else:
         config.write_text(json.dumps({**json.loads(before), "classifier_from_token": ["no", "yes"]}))
-    daemon = Daemon(tmp_path_factory.mktemp("daemon"), arguments, {})
     try:
-        host, port = daemon.ready().address
-        yield f"http://{host}:{port}"
+        with served(tmp_path_factory.mktemp("daemon"), arguments) as url:
+            yield url
     finally:
-        daemon.close()
         config.write_text(before)
 
 

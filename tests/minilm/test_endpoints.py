@@ -14,7 +14,7 @@ import torch
 from infd.hub.packages import find
 from infd.runner.start.resolve import choose_dtype
 from infd.weights.checkpoint import read_config
-from tests.e2e.process import Daemon
+from tests.e2e.process import Daemon, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,12 +55,8 @@ def expected(checkpoint: Path) -> Vectors:
 @pytest.fixture(scope="module")
 def url(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     arguments = ["--model", str(checkpoint), "--device", "cpu", "--dtype", "float32", "--set", "device.threads=1"]
-    daemon = Daemon(tmp_path_factory.mktemp("minilm"), arguments, {})
-    try:
-        host, port = daemon.ready().address
-        yield f"http://{host}:{port}"
-    finally:
-        daemon.close()
+    with served(tmp_path_factory.mktemp("minilm"), arguments) as url:
+        yield url
 
 
 def post(url: str, body: dict[str, Any], status: int = 200) -> Any:
