@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 PANEL = 64  # outputs in a panel
 FLOATS = {torch.bfloat16: "bf16", torch.float32: "float"}
 HALF = (torch.bfloat16,)
+MULTIPLY = (POINTER, INT, INT, POINTER, INT, INT, POINTER, POINTER, INT, INT, INT, INT)  # see `native/product.h`
 
 
 class Kernels:
@@ -50,10 +51,7 @@ class Kernels:
             d: library.kernel(f"unpack_{name}", POINTER, POINTER, INT, INT, POINTER, INT, INT)
             for d, name in names.items()
         }
-        self.multiply = {
-            d: library.kernel(f"multiply_{name}", POINTER, INT, INT, POINTER, INT, INT, POINTER, POINTER, INT, INT, INT)
-            for d, name in names.items()
-        }
+        self.multiply = {d: library.kernel(f"multiply_{name}", *MULTIPLY) for d, name in names.items()}
 
 
 class Panels:
@@ -120,6 +118,7 @@ class Panels:
             self._outputs,
             out.dtype is torch.float32,
             self.layout,
+            False,
         )
         return out
 

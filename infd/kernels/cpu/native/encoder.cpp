@@ -46,11 +46,11 @@ void apply(const Number* x, Number* out, int64_t size) {
   }
 }
 
-// Rows x [tokens, size or 2 * size] to out [tokens, size].
+// Rows x [tokens, size or 2 * size] to out [tokens, size]. enough: see enough_elements.
 template <class Function, class Number>
-void activate_rows(const Number* x, Number* out, int64_t tokens, int64_t size, int64_t gated) {
+void activate_rows(const Number* x, Number* out, int64_t tokens, int64_t size, int64_t gated, int64_t enough) {
   const int64_t stride = gated ? 2 * size : size;
-#pragma omp parallel for if (tokens * size > ENOUGH)
+#pragma omp parallel for if (tokens * size > enough)
   for (int64_t t = 0; t < tokens; t++) {
     const Number* row = x + t * stride;
     if (gated)
@@ -61,12 +61,13 @@ void activate_rows(const Number* x, Number* out, int64_t tokens, int64_t size, i
 }
 
 template <class Number>
-void activate(int64_t activation, const Number* x, Number* out, int64_t tokens, int64_t size, int64_t gated) {
+void activate(int64_t activation, const Number* x, Number* out, int64_t tokens, int64_t size, int64_t gated,
+              int64_t enough) {
   switch (activation) {
-    case EXACT_GELU: return activate_rows<ExactGelu>(x, out, tokens, size, gated);
-    case TANH_GELU: return activate_rows<Gelu>(x, out, tokens, size, gated);
-    case RELU: return activate_rows<Relu>(x, out, tokens, size, gated);
-    case SILU: return activate_rows<Silu>(x, out, tokens, size, gated);
+    case EXACT_GELU: return activate_rows<ExactGelu>(x, out, tokens, size, gated, enough);
+    case TANH_GELU: return activate_rows<Gelu>(x, out, tokens, size, gated, enough);
+    case RELU: return activate_rows<Relu>(x, out, tokens, size, gated, enough);
+    case SILU: return activate_rows<Silu>(x, out, tokens, size, gated, enough);
   }
 }
 
@@ -82,9 +83,10 @@ void norm_row(const EncoderNorm& norm, const Number* x, Number* out, int64_t siz
 
 // stream += x, unless x is null; out = the norm of `stream`. If out is null, only add; out may be `stream`.
 template <class Number>
-void add_norm(const EncoderNorm& norm, const Number* x, Number* stream, Number* out, const EncoderStep& step) {
+void add_norm(const EncoderNorm& norm, const Number* x, Number* stream, Number* out, const EncoderStep& step,
+              int64_t enough) {
   const int64_t size = step.hidden;
-#pragma omp parallel for if (step.tokens * size > ENOUGH)
+#pragma omp parallel for if (step.tokens * size > enough)
   for (int64_t t = 0; t < step.tokens; t++) {
     Number* row = stream + t * size;
     if (x) add(x + t * size, row, row, size);
@@ -117,9 +119,9 @@ struct Workspace {
 
 // Rotate q and k in place.
 template <class Number>
-void rotate_heads(const EncoderLayer& layer, const EncoderStep& step, Number* qkv) {
+void rotate_heads(const EncoderLayer& layer, const EncoderStep& step, Number* qkv, int64_t enough) {
   const Rotation rotate{layer.turned, false};
-#pragma omp parallel for if (step.tokens * layer.qkv.outputs > ENOUGH)
+#pragma omp parallel for if (step.tokens * layer.qkv.outputs > enough)
   for (int64_t t = 0; t < step.tokens; t++) {
     Number* head = qkv + t * layer.qkv.outputs;
     const float* angles = layer.rope + step.positions[t] * layer.turned;
@@ -129,13 +131,15 @@ void rotate_heads(const EncoderLayer& layer, const EncoderStep& step, Number* qk
 
 template <class Number>
 void compute(const EncoderLayer& layer, const EncoderStep& step, const Workspace<Number>& space, Number* x) {
+  const bool awake = worth_sharing(step.tokens, layer.qkv.outputs, layer.qkv.inputs, false);
+  const int64_t enough = enough_elements(awake);
   const Number* input = x;
   if (layer.normed_first && layer.attention_norm.weight) {
-    add_norm<Number>(layer.attention_norm, nullptr, x, space.normed, step);
+    add_norm<Number>(layer.attention_norm, nullptr, x, space.normed, step, enough);
     input = space.normed;
   }
-  multiply(layer.qkv, input, space.rounded, space.qkv, step.tokens);
-  if (layer.rope) rotate_heads(layer, step, space.qkv);
+  multiply(layer.qkv, input, space.rounded, space.qkv, step.tokens, awake);
+  if (layer.rope) rotate_heads(layer, step, space.qkv, enough);
   const int64_t stride = layer.qkv.outputs, size = layer.size;
   const Number* k = space.qkv + layer.heads * size;
   AttentionLayer attention = {};
@@ -145,17 +149,17 @@ void compute(const EncoderLayer& layer, const EncoderStep& step, const Workspace
   attention.k = k, attention.v = k + layer.kv_heads * size, attention.kv_stride = stride;
   attention.out = space.attended, attention.scale = layer.scale;
   attention.bias = layer.bias, attention.furthest = layer.furthest;
-  attention.awake = worth_sharing(step.tokens, layer.qkv.outputs, layer.qkv.inputs);
+  attention.awake = awake;
   INFD_HERE(attention)(step.attention[layer.reach], &attention);
-  multiply(layer.output, space.attended, space.attended, space.added, step.tokens);
+  multiply(layer.output, space.attended, space.attended, space.added, step.tokens, awake);
 
   add_norm(layer.normed_first ? layer.mlp_norm : layer.attention_norm, space.added, x, layer.normed_first ? space.normed : x,
-           step);
+           step, enough);
   input = layer.normed_first ? space.normed : x;
-  multiply(layer.up, input, space.rounded, space.up, step.tokens);
-  activate(layer.activation, space.up, space.gated, step.tokens, layer.down.inputs, layer.gated);
-  multiply(layer.down, space.gated, space.gated, space.added, step.tokens);
-  add_norm<Number>(layer.mlp_norm, space.added, x, layer.normed_first ? nullptr : x, step);
+  multiply(layer.up, input, space.rounded, space.up, step.tokens, awake);
+  activate(layer.activation, space.up, space.gated, step.tokens, layer.down.inputs, layer.gated, enough);
+  multiply(layer.down, space.gated, space.gated, space.added, step.tokens, awake);
+  add_norm<Number>(layer.mlp_norm, space.added, x, layer.normed_first ? nullptr : x, step, enough);
 }
 
 template <class Number>

@@ -181,7 +181,7 @@ void multiply_each(const ExpertProducts& products, const Sorted& sorted, const N
                    static_cast<const char*>(first.weights) + tile.expert * products.stride + tile.first * products.panel,
                    left < tile.panels * PANEL ? left : tile.panels * PANEL, first.inputs,
                    bias ? bias + tile.expert * first.outputs + output : nullptr, out + row * first.outputs + output,
-                   first.outputs, sizeof(Result) == sizeof(float), first.layout);
+                   first.outputs, sizeof(Result) == sizeof(float), first.layout, 0);
   }
 }
 

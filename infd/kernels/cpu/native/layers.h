@@ -12,8 +12,6 @@ INFD_KERNEL(round_inputs)
 
 namespace {
 
-constexpr int64_t ENOUGH = 1 << 14;  // with more elements than this, waking other threads saves time
-
 // The argument `half` of kernels: whether activations are bfloat16.
 template <class Number>
 constexpr int64_t HALF = 0;
@@ -23,14 +21,16 @@ constexpr int64_t HALF<bf16> = 1;
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Multiply x [tokens, inputs]. If the product rounds its inputs, they are stored in `rounded`, which may be x.
+// awake: see worth_sharing.
 template <class Number>
-void multiply(const StackProduct& product, const Number* x, Number* rounded, Number* out, int64_t tokens) {
+void multiply(const StackProduct& product, const Number* x, Number* rounded, Number* out, int64_t tokens,
+              bool awake) {
   if (product.rounding != nullptr) {
     INFD_HERE(round_inputs)(HALF<Number>, x, product.inputs, rounded, tokens, product.inputs, product.rounding);
     x = rounded;
   }
   product.multiply(x, product.inputs, tokens, product.weights, product.outputs, product.inputs, product.bias, out,
-                   product.outputs, !HALF<Number>, product.layout);
+                   product.outputs, !HALF<Number>, product.layout, awake);
 }
 
 }  // namespace

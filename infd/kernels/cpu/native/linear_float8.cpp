@@ -180,13 +180,13 @@ void fill(const uint16_t* x, int64_t inputs, Four* to, int64_t fours) {
 // out [rows, outputs] = x [rows, inputs] times the fp8 weights, transposed, plus bias.
 INFD_KERNEL(multiply_float8_bf16)
 (const uint16_t* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
- const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t number) {
+ const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t number, int64_t awake) {
   const Float8Layout layout{number};
   const int64_t steps = layout.steps_of(inputs), fours = steps * layout.lines();
   const int64_t stride = fours + 8;  // a stride of whole pages would map all rows to the same sets of the L1 cache
   Four* own = reinterpret_cast<Four*>(scratch.at_least(rows * stride * sizeof(Four)));
   const Product<Bytes<false>> product = {{own, stride, layout}, rows, weights, outputs, steps, false, bias, out, out_stride, wide != 0};
-  const bool shared = worth_sharing(rows, outputs, inputs);
+  const bool shared = worth_sharing(rows, outputs, inputs, awake);
   Division<Bytes<false>> division(product, shared);
 #pragma omp parallel if (shared)
   {

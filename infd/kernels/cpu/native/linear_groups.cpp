@@ -497,14 +497,14 @@ void fill(Group& group, const Number* x, const int32_t* order, int64_t first, in
 
 template <Stored STORED, int PARTS, class Number>
 void multiply_in(const Layout& layout, const Number* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
-              const Number* bias, void* out, int64_t out_stride, int64_t wide) {
+              const Number* bias, void* out, int64_t out_stride, int64_t wide, int64_t awake) {
   const int32_t* order = layout.order(weights);
   const int64_t steps = layout.steps_of(inputs), groups = steps * layout.groups;
   using Group = Inputs<is_wide(STORED), PARTS>;
   Group* own = reinterpret_cast<Group*>(scratch.at_least(rows * groups * sizeof(Group)));
   const Product<Grouped<STORED, PARTS>> product = {
       {own, rows, layout}, rows, layout.panels(weights, inputs), outputs, steps, false, bias, out, out_stride, wide != 0};
-  const bool shared = worth_sharing(rows, outputs, inputs);
+  const bool shared = worth_sharing(rows, outputs, inputs, awake);
   Division<Grouped<STORED, PARTS>> division(product, shared);
 #pragma omp parallel if (shared)
   {
@@ -520,7 +520,7 @@ void multiply_in(const Layout& layout, const Number* x, int64_t x_stride, int64_
 
 template <class Number>
 void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
-              const Number* bias, void* out, int64_t out_stride, int64_t wide, int64_t number) {
+              const Number* bias, void* out, int64_t out_stride, int64_t wide, int64_t number, int64_t awake) {
   const Layout layout(number);
   using Apply = decltype(&multiply_in<NIBBLES, 1, Number>);
   constexpr Apply of[][2] = {{multiply_in<NIBBLES, 1, Number>, multiply_in<NIBBLES, 2, Number>},
@@ -536,7 +536,7 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
   for (int64_t block = 0; block < blocks; block++) {
     const int64_t from = rows * block / blocks, count = rows * (block + 1) / blocks - from;
     char* to = static_cast<char*>(out) + from * out_stride * (wide ? sizeof(float) : sizeof(bf16));
-    apply(layout, x + from * x_stride, x_stride, count, weights, outputs, inputs, bias, to, out_stride, wide);
+    apply(layout, x + from * x_stride, x_stride, count, weights, outputs, inputs, bias, to, out_stride, wide, awake);
   }
 }
 
@@ -545,12 +545,12 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
 // out [rows, outputs] = x [rows, inputs] times weights in a layout, transposed, plus bias.
 INFD_KERNEL(multiply_groups_bf16)
 (const bf16* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
- const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout) {
-  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout);
+ const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, int64_t awake) {
+  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout, awake);
 }
 
 INFD_KERNEL(multiply_groups_float)
 (const float* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
- const float* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout) {
-  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout);
+ const float* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, int64_t awake) {
+  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout, awake);
 }

@@ -104,7 +104,7 @@ thread_local Scratch scratch;
 
 template <class Number>
 void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
-              const Number* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout) {
+              const Number* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, int64_t awake) {
   const InputRounding* stored = reinterpret_cast<const InputRounding*>(layout);
   const float zero = stored != nullptr && stored->zero != nullptr ? *stored->zero : 0;
   // A stride of whole pages would map all rows to the same sets of the L1 cache.
@@ -120,7 +120,7 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
   carve(scratch.at_least(carve(nullptr, bytes, scales)), bytes, scales);
   const Product<Quads> product = {{bytes, stride, scales, static_cast<int32_t>(zero)}, rows, weights, outputs, quads, false,
                                   bias, out, out_stride, wide != 0};
-  const bool shared = worth_sharing(rows, outputs, inputs);
+  const bool shared = worth_sharing(rows, outputs, inputs, awake);
   Division<Quads> division(product, shared);
 #pragma omp parallel if (shared)
   {
@@ -147,12 +147,12 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
 // layout: the address of an InputRounding with a stored scale; 0: each row has a scale of its own.
 INFD_KERNEL(multiply_int8_bf16)
 (const bf16* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
- const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout) {
-  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout);
+ const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, int64_t awake) {
+  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout, awake);
 }
 
 INFD_KERNEL(multiply_int8_float)
 (const float* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
- const float* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout) {
-  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout);
+ const float* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, int64_t awake) {
+  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout, awake);
 }

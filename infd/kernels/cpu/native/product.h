@@ -8,7 +8,8 @@
 
 struct StackProduct {
   void (*multiply)(const void* x, int64_t x_stride, int64_t rows, const void* weights, int64_t outputs, int64_t inputs,
-                   const void* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout);
+                   const void* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout,
+                   int64_t awake);
   const void* weights;
   const void* bias;  // or null
   int64_t outputs, inputs;

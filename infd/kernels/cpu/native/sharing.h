@@ -14,14 +14,15 @@ constexpr int64_t ENOUGH_WEIGHTS = 1 << 20;
 constexpr int64_t ENOUGH_WEIGHTS = 1 << 18;
 #endif
 
-// Return whether to divide a product with a weight matrix among threads.
-inline bool worth_sharing(int64_t rows, int64_t outputs, int64_t inputs) {
+// Return whether to divide a product with a weight matrix among threads. awake: other threads have just run, and still
+// wait without sleeping.
+inline bool worth_sharing(int64_t rows, int64_t outputs, int64_t inputs, bool awake) {
   const int64_t weights = outputs * inputs;
+  if (awake) return rows * weights > ENOUGH_WEIGHTS / 4;
   return weights > ENOUGH_WEIGHTS || rows * weights > 8 * ENOUGH_WEIGHTS;
 }
 
-// Return whether to divide attention among threads, given its number of multiplications. The threshold is lower if
-// `awake`: a product has just run on all threads.
+// Return whether to divide attention among threads, given its number of multiplications.
 inline bool worth_sharing(int64_t products, bool awake) { return products > (awake ? 1 << 17 : 1 << 20); }
 
 // The number of elements above which threads share norms, rotations and activations.

@@ -136,16 +136,16 @@ void keep_sampled(Number* rows, int64_t stride, int64_t size, const StackStep& s
 
 template <class Number>
 void feed(const StackLayer& layer, const Number* input, Number* out, const Workspace<Number>& space,
-          const StackStep& step, int64_t enough) {
-  multiply(layer.gate_up, input, space.rounded, space.gate_up, step.tokens);
+          const StackStep& step, bool awake) {
+  multiply(layer.gate_up, input, space.rounded, space.gate_up, step.tokens, awake);
   const int64_t size = layer.gate_up.outputs / 2;
   const auto apply = layer.gelu ? gate<Gelu, Number> : gate<Silu, Number>;
-#pragma omp parallel for if (step.tokens * size > enough)
+#pragma omp parallel for if (step.tokens * size > enough_elements(awake))
   for (int64_t t = 0; t < step.tokens; t++) {
     const Number* row = space.gate_up + 2 * t * size;
     apply(row, row + size, space.gated + t * size, size);
   }
-  multiply(layer.down, space.gated, space.gated, out, step.tokens);
+  multiply(layer.down, space.gated, space.gated, out, step.tokens, awake);
 }
 
 void report_routes(const Experts& layer, const int64_t* chosen, const StackStep& step) {
@@ -158,24 +158,24 @@ void report_routes(const Experts& layer, const int64_t* chosen, const StackStep&
 
 template <class Number>
 void mix(const StackLayer& layer, const Number* input, Number* out, const Workspace<Number>& space,
-         const StackStep& step, int64_t enough) {
+         const StackStep& step, bool awake) {
   INFD_HERE(route)(HALF<Number>, &layer.experts->router, input, step.tokens, space.chosen, space.weights);
   if (step.routes) report_routes(*layer.experts, space.chosen, step);
   INFD_HERE(experts)(HALF<Number>, layer.experts, input, step.tokens, space.chosen, space.weights, nullptr, out);
   if (layer.gate_up.multiply == nullptr) return;
-  feed(layer, input, space.shared, space, step, enough);
+  feed(layer, input, space.shared, space, step, awake);
   const bool gated = layer.shared_gate.multiply != nullptr;
-  if (gated) multiply(layer.shared_gate, input, space.rounded, space.shared_gate, step.tokens);
+  if (gated) multiply(layer.shared_gate, input, space.rounded, space.shared_gate, step.tokens, awake);
   INFD_HERE(add_shared)(HALF<Number>, out, space.shared, gated ? space.shared_gate : nullptr, step.tokens, step.hidden);
 }
 
 template <class Number>
 void compute(const StackLayer& layer, const StackStep& all, const Workspace<Number>& space, Number* x, Number* stream,
              bool starts, bool ends) {
-  const bool awake = worth_sharing(all.tokens, layer.qkv.outputs, layer.qkv.inputs);
+  const bool awake = worth_sharing(all.tokens, layer.qkv.outputs, layer.qkv.inputs, false);
   const int64_t enough = enough_elements(awake);
   const Number* input = enter(layer.input_norm, x, stream, starts, space.normed, all, enough);
-  multiply(layer.qkv, input, space.rounded, space.qkv, all.tokens);
+  multiply(layer.qkv, input, space.rounded, space.qkv, all.tokens, awake);
   (layer.quantized ? place_heads<int8_t, Number> : place_heads<Number, Number>)(layer, all, space.qkv, enough);
   StackStep step = all;
   const AttentionStep* attended = all.groups[layer.group];
@@ -190,14 +190,14 @@ void compute(const StackLayer& layer, const StackStep& all, const Workspace<Numb
                                  awake,        0,               nullptr,        0,
                                  layer.sinks};
   INFD_HERE(attention)(attended, &attention);
-  multiply(layer.output, space.attended, space.attended, x, step.tokens);
+  multiply(layer.output, space.attended, space.attended, x, step.tokens, awake);
   finish(layer.attention_transform, x, step, enough);
 
   input = enter(layer.post_norm, x, stream, false, space.normed, step, enough);
   if (layer.experts)
-    mix(layer, input, x, space, step, enough);
+    mix(layer, input, x, space, step, awake);
   else
-    feed(layer, input, x, space, step, enough);
+    feed(layer, input, x, space, step, awake);
   finish(layer.mlp_transform, x, step, enough);
 }
 
