@@ -1,15 +1,19 @@
 """Measure what speculation gains on bench/speculation.jsonl: decoding with each drafter beside decoding without drafts.
 
-Each setting has its own model in this process, and answers each request in turn, so a ratio is of two answers within
-seconds.
+Each setting has its own model in this process. All models have the step sizes and durations that the first one measured
+at start, so they cut prompts alike, and their answers are compared token for token. All answer a request before any
+begins the next one, each time in another order. A ratio is the median of the ratios of answers to the same requests.
 Only decoding is timed, from the first token to the last. Models draft nothing that another setting's model has seen.
 
     python bench/speculation.py smollm2                       the model's own greedy answers
     python bench/speculation.py DIR --replay --take 8         a test sampler repeats the corpus's replies; DIR is a
                                                               checkpoint of bench/random_checkpoint.py
     python bench/speculation.py smollm2 --streams 8           eight requests at once
+    python bench/speculation.py smollm2 --way off             the noise: a second model without drafts beside the first
     python bench/speculation.py smollm2 --peer 'NAME=COMMAND' a server of the same file answers the same requests, with
-                                                              its own drafts; $port in COMMAND is its port
+                                                              its own drafts; $port in COMMAND is its port. llama.cpp's
+                                                              servers report when tokens were computed; of others the
+                                                              times count at which tokens arrive
 
 The corpus's texts are tokens of SmolLM2 (`make test-data`), whichever model is measured.
 """
@@ -25,15 +29,19 @@ import time
 from collections import defaultdict
 from http.client import HTTPConnection
 from pathlib import Path
+from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from msgspec.structs import replace
 from server_process import free_port
 
 import infd.runner.runner
+import infd.runner.start.assembly
 from infd import LLM
 from infd.runner.rows import Integer
 from infd.runner.sampler import Likeliest, SampledPositions, Sampler
+from infd.runner.start.calibration import Calibration, calibrate
 
 CORPUS = Path(__file__).with_name("speculation.jsonl")
 WAYS = ("off", "ngram", "suffix")
@@ -62,6 +70,18 @@ class Replaying(Sampler):
         return found._replace(tokens=torch.tensor(tokens))
 
 
+def measure_once() -> None:
+    """Let every model that is loaded from now on have what the first of them measures."""
+    found: list[Calibration] = []
+
+    def measured(trial: Any, settings: Any, most: int) -> Calibration:
+        if not found:
+            found.append(calibrate(trial, replace(settings, speculative="ngram"), most))
+        return found[0]
+
+    infd.runner.start.assembly.calibrate = measured
+
+
 class Count(NamedTuple):
     """Tokens decoded behind first tokens, seconds, spans with drafts, drafts verified and kept."""
 
@@ -79,11 +99,18 @@ class Count(NamedTuple):
         return self.tokens / self.seconds
 
 
+class Answered(NamedTuple):
+    """Answers to requests at once. tokens: of each answer; a peer's are not known."""
+
+    count: Count
+    tokens: list[list[int]]
+
+
 class Way:
     """A model with one setting of --speculative."""
 
-    def __init__(self, model: str, speculative: str, streams: int, settings: dict[str, Any]) -> None:
-        self.name = speculative
+    def __init__(self, name: str, model: str, speculative: str, streams: int, settings: dict[str, Any]) -> None:
+        self.name = name
         self._llm = LLM(model, speculative=speculative, max_num_seqs=streams, **settings)
 
     def close(self) -> None:
@@ -92,10 +119,11 @@ class Way:
     def encode(self, text: str) -> list[int]:
         return self._backend.model().tokenizer.encode(text, add_special_tokens=False)
 
-    def answer(self, requests: list[dict[str, Any]]) -> Count:
+    def answer(self, requests: list[dict[str, Any]]) -> Answered:
         """Answer requests at once."""
-        if len(requests) > 1:  # prompts are computed before the clock starts
-            self._answers([{**each, "max_tokens": 1} for each in requests])
+        if len(requests) > 1:  # prompts are computed before the clock starts, one by one, so all models cut them alike
+            for each in requests:
+                self._answers([{**each, "max_tokens": 1}])
         before, began = self._drafts(), time.perf_counter()
         answers = self._answers(requests)
         took = time.perf_counter() - began
@@ -103,7 +131,8 @@ class Way:
         tokens = sum(each.usage.completion_tokens for each in answers)
         if len(requests) == 1:
             tokens, took = tokens - 1, answers[0].timings.predicted_ms / 1000
-        return Count(tokens, took, spans, drafted, kept)
+        found = [each.choices[0].token_ids for each in answers]
+        return Answered(Count(tokens, took, spans, drafted, kept), found)
 
     @property
     def _backend(self) -> Any:
@@ -125,28 +154,29 @@ class Way:
 
 
 class Peer:
-    """A server with llama.cpp's `timings` in its answers. Its drafts are set by its command."""
+    """A server of OpenAI's API. Its drafts are set by its command."""
 
     def __init__(self, described: str) -> None:
         self.name, command = described.split("=", 1)
         self._port = free_port()
         words = [word.replace("$port", str(self._port)) for word in shlex.split(command)]
         self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + 60
-        while self._call("GET", "/health")[0] != 200:
+        until = time.monotonic() + 120
+        while self._read("/health") is None:
             if self._process.poll() is not None or time.monotonic() > until:
                 raise SystemExit(f"{self.name} did not start")
             time.sleep(0.1)
+        self._model = json.loads(self._read("/v1/models") or b"")["data"][0]["id"]
 
-    def _call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Return the answer's status and JSON; status 0 if the server cannot be reached."""
+    def _read(self, path: str) -> bytes | None:
+        """Return the body of a page; None if the server is not ready."""
         connection = HTTPConnection("127.0.0.1", self._port)
         try:
-            connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
+            connection.request("GET", path)
             answer = connection.getresponse()
-            return answer.status, json.load(answer)
+            return answer.read() if answer.status == 200 else None
         except OSError:
-            return 0, None
+            return None
         finally:
             connection.close()
 
@@ -154,17 +184,34 @@ class Peer:
         self._process.terminate()
         self._process.wait()
 
-    def answer(self, requests: list[dict[str, Any]]) -> Count:
+    def answer(self, requests: list[dict[str, Any]]) -> Answered:
         (body,) = requests
-        told = self._call("POST", "/v1/chat/completions", {**body, "cache_prompt": False})[1]["timings"]
-        drafted, kept = told.get("draft_n", 0), told.get("draft_n_accepted", 0)
+        streamed = {"stream": True, "stream_options": {"include_usage": True}, "cache_prompt": False}
+        connection = HTTPConnection("127.0.0.1", self._port)
+        sent = {**body, **streamed, "model": self._model}
+        del sent["return_token_ids"]
+        connection.request("POST", "/v1/chat/completions", json.dumps(sent), {"Content-Type": "application/json"})
+        arrived, told = [], {}
+        for line in connection.getresponse():
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line.removeprefix(b"data: "))
+            told |= {name: event[name] for name in ("usage", "timings") if event.get(name)}
+            if event["choices"] and event["choices"][0]["delta"].get("content"):
+                arrived.append(time.perf_counter())
+        connection.close()
+        tokens, took, drafts = told["usage"]["completion_tokens"], arrived[-1] - arrived[0], (0, 0)
+        if (timings := told.get("timings")) is not None:
+            tokens, took = timings["predicted_n"], timings["predicted_ms"] / 1000
+            drafts = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
         # Spans with drafts are not reported.
-        return Count(told["predicted_n"] - 1, told["predicted_ms"] / 1000, 0, drafted, kept)
+        return Answered(Count(tokens - 1, took, 0, *drafts), [])
 
 
 def asked(entry: dict[str, Any], tokens: int) -> dict[str, Any]:
     """Return a chat request that the model answers itself."""
     body = {"messages": [{"role": "user", "content": entry["prompt"]}], "max_tokens": tokens, "temperature": 0}
+    body["return_token_ids"] = True
     if "schema" in entry:
         named = {"name": "orders", "schema": entry["schema"], "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": named}
@@ -179,37 +226,64 @@ def replayed(encode: Any, entries: list[dict[str, Any]], tokens: int) -> list[di
         reply = encode(entry["reply"])[:tokens]
         Replaying.replies.append(reply)
         bodies.append(
-            {"prompt": prompt, "max_tokens": len(reply), "temperature": 0, "seed": number, "ignore_eos": True}
+            {
+                "prompt": prompt,
+                "max_tokens": len(reply),
+                "temperature": 0,
+                "seed": number,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            }
         )
     return bodies
 
 
-def show(kind: str, counts: dict[str, Count], ratios: dict[str, list[float]]) -> None:
-    plain = counts["off"]
-    print(f"{kind:12} {'off':7} {plain.tokens:6} tokens {plain.rate:7.1f} tok/s", flush=True)
-    for way, count in counts.items():
-        if way == "off":
-            continue
-        apart = sorted(ratios[way])
-        kept = count.kept / count.drafted if count.drafted else 0.0
-        spread = f"{apart[len(apart) // 10]:.2f} to {apart[-1 - len(apart) // 10]:.2f}"
-        spans = (
-            f"{count.drafted / count.spans:.1f} drafts a span that has any, {kept:4.0%} kept,"
-            f" {1 + count.kept / count.spans:.2f} tokens; {count.spans} such spans"
-            if count.spans
-            else f"{count.drafted} drafts, {kept:4.0%} kept"
-        )
-        print(
-            f"{kind:12} {way:7} {count.tokens:6} tokens {count.rate:7.1f} tok/s  ratio {count.rate / plain.rate:.2f}"
-            f" ({spread}), {spans}",
-            flush=True,
-        )
+class Compared:
+    """The answers of all ways to the requests of one kind."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._counts: dict[str, Count] = defaultdict(Count)
+        self._ratios: dict[str, list[float]] = defaultdict(list)
+        self._equal: dict[str, list[bool]] = defaultdict(list)
+
+    def add(self, found: dict[str, Answered]) -> None:
+        plain = found["off"]
+        if not all(each.count.tokens for each in found.values()):
+            return
+        for way, (count, answers) in found.items():
+            self._counts[way] = self._counts[way].plus(count)
+            self._ratios[way].append(count.rate / plain.count.rate)
+            self._equal[way] += [a == b for a, b in zip(answers, plain.tokens, strict=False)]
+
+    def show(self) -> None:
+        for way, count in self._counts.items():
+            line = f"{self._kind:12} {way:7} {count.tokens:6} tokens {count.rate:7.1f} tok/s"
+            if way != "off":
+                line += f"  {self._against_plain(way)}, {_drafts(count)}"
+            print(line, flush=True)
+
+    def _against_plain(self, way: str) -> str:
+        ratios, equal = sorted(self._ratios[way]), self._equal[way]
+        tenth = len(ratios) // 10
+        told = f"ratio {median(ratios):.3f} ({ratios[tenth]:.2f} to {ratios[-1 - tenth]:.2f}; {len(ratios)})"
+        return f"{told}, {sum(equal)} of {len(equal)} answers equal" if equal else told
+
+
+def _drafts(count: Count) -> str:
+    kept = f"{count.kept / count.drafted if count.drafted else 0:4.0%} kept"
+    if not count.spans:
+        return f"{count.drafted} drafts, {kept}"
+    return (
+        f"{count.drafted / count.spans:.1f} drafts a span that has any, {kept}, {1 + count.kept / count.spans:.2f}"
+        f" tokens; {count.spans} such spans"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
-    parser.add_argument("--way", action="append", choices=WAYS[1:], help="repeatable; default: all")
+    parser.add_argument("--way", action="append", choices=WAYS, help="repeatable; default: ngram and suffix")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="repeatable")
     parser.add_argument("--kind", action="append", help="repeatable; default: all")
     parser.add_argument("--take", type=int, default=40, help="requests of a kind")
@@ -237,28 +311,25 @@ def main() -> None:
     else:
         bodies = [asked(each, arguments.tokens) for each in taken]
     settings |= {"kv_cache_bytes": "768MiB", "quantization": arguments.quantization}
-    chosen = ["off", *(arguments.way or WAYS[1:])]
-    ways: list[Way | Peer] = [Way(arguments.model, way, arguments.streams, settings) for way in chosen]
+    measure_once()
+    chosen = {"off": "off"} | {"again" if way == "off" else way: way for way in arguments.way or WAYS[1:]}
+    ways: list[Way | Peer] = [
+        Way(name, arguments.model, way, arguments.streams, settings) for name, way in chosen.items()
+    ]
     ways += map(Peer, arguments.peer)
-    chosen = [way.name for way in ways]
-    totals: dict[str, dict[str, Count]] = defaultdict(lambda: dict.fromkeys(chosen, Count()))
-    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     turn = 0
     for kind in kinds:
         of_kind = [body for entry, body in zip(taken, bodies, strict=True) if entry["kind"] == kind]
-        began = time.monotonic()
+        began, compared = time.monotonic(), Compared(kind)
         for at in range(0, len(of_kind), arguments.streams):
             if time.monotonic() - began > arguments.seconds:
                 break
-            together = of_kind[at : at + arguments.streams]
-            turn += 1
-            found = {way.name: way.answer(together) for way in ways[:: 1 if turn % 2 else -1]}
-            if not all(count.tokens for count in found.values()):
-                continue
-            for way, count in found.items():
-                totals[kind][way] = totals[kind][way].plus(count)
-                ratios[kind][way].append(count.rate / found["off"].rate)
-        show(kind, totals[kind], ratios[kind])
+            first, turn = turn % len(ways), turn + 1
+            answered = {
+                way.name: way.answer(of_kind[at : at + arguments.streams]) for way in ways[first:] + ways[:first]
+            }
+            compared.add({way.name: answered[way.name] for way in ways})
+        compared.show()
     for way in ways:
         way.close()
 
