@@ -51,7 +51,7 @@ PACKED = {
     "q4_1": Groups(4, 32, "F16", minima=True),
     "q8_0": Groups(8, 32, "F16"),
     "q4_k": Groups(4, 32, "I8", minima=True),
-    "q6_k": Groups(8, 16, "I8"),
+    "q6_k": Groups(6, 16, "I8"),
 }
 
 

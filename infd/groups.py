@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK: Final = 256  # inputs that share a float16 if scales are I8
+WIDE_TABLES: Final = ("iq4_nl",)  # with entries that exceed six bits
 
 
 class Groups(NamedTuple):
@@ -39,17 +40,21 @@ class Groups(NamedTuple):
 def common(kinds: Collection[Groups]) -> Groups | None:
     """Return groups that represent matrices of all `kinds` exactly; None if infd has none.
 
-    Eight bits represent integers of four bits and tables of int8. Kinds that differ become eight bits unless all are
-    integers of four bits without minima.
+    Kinds that differ become six bits, unless all are integers of four bits without minima, or one needs eight bits. Six
+    bits also represent the table of fp4, eight bits every table of int8.
     """
     if len(set(kinds)) == 1:
         return next(iter(kinds))
-    if any(kind.order for kind in kinds) or any(kind.bits not in (4, 8) or kind.table == "e4m3" for kind in kinds):
+    if any(kind.order for kind in kinds) or any(kind.bits not in (4, 6, 8) or kind.table == "e4m3" for kind in kinds):
         return None
     numbers = {(kind.bits, kind.table, kind.minima) for kind in kinds}
     scales = {kind.scales for kind in kinds}
     return Groups(
-        4 if len(numbers) == 1 and (4, "", False) in numbers else 8,
+        4
+        if numbers == {(4, "", False)}
+        else 8
+        if any(bits == 8 or table in WIDE_TABLES for bits, table, _ in numbers)
+        else 6,
         gcd(*(kind.inputs for kind in kinds)),
         scales.pop() if len(scales) == 1 else "F32",  # which represents the products of int8 and float16 too
         zeros=any(kind.zeros for kind in kinds),

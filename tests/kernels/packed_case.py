@@ -24,6 +24,8 @@ KINDS = (
     Groups(4, 32, "BF16", table="e2m1"),
     Groups(4, 16, "F32", table="e2m1"),
     Groups(4, 32, "F16", table="iq4_nl"),
+    Groups(6, 16, "I8"),
+    Groups(6, 32, "F16", minima=True),
     Groups(8, 16, "I8"),
     Groups(8, 32, "F16", minima=True),
     Groups(8, 64, "BF16", zeros=True),

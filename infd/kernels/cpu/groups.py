@@ -1,6 +1,6 @@
 """Matrices of integers in groups of inputs, in panels: layout in `native/groups.h`.
 
-Integers of four bits are quantized when `place` stores rows; `place_groups` stores integers of four and of eight bits
+Integers of four bits are quantized when `place` stores rows; `place_groups` stores integers of four, six and eight bits
 as a checkpoint has them.
 """
 
@@ -30,21 +30,21 @@ GROUP = 32  # inputs of a step are a multiple of this; inputs that share a scale
 MOST = 4 * GROUP  # inputs of a step: scales of larger groups are repeated
 TYPES = ("BF16", "F16", "F32", "I8")  # of scales, in the order of Layout::Scales
 TABLES = ("", "e2m1", "iq4_nl")  # in the order of TABLES in native/groups.h
-BYTES = len(TABLES)  # Layout::BYTES
+KINDS = MappingProxyType({8: len(TABLES), 6: len(TABLES) + 1})  # Layout::BYTES and SIXES, by bits
 MXFP4 = Groups(4, GROUP, "BF16", table="e2m1")
 # GGUF's types of blocks, and the groups that native/pack_blocks.cpp makes of them.
 BLOCKS = MappingProxyType(
     {
         "Q4_0": Groups(4, GROUP, "F16"),
         "Q4_1": Groups(4, GROUP, "F16", minima=True),
-        "Q5_0": Groups(8, GROUP, "F16"),
-        "Q5_1": Groups(8, GROUP, "F16", minima=True),
+        "Q5_0": Groups(6, GROUP, "F16"),
+        "Q5_1": Groups(6, GROUP, "F16", minima=True),
         "Q8_0": Groups(8, GROUP, "F16"),
         "Q2_K": Groups(4, 16, "I8", minima=True),
         "Q3_K": Groups(4, 16, "I8"),
         "Q4_K": Groups(4, GROUP, "I8", minima=True),
-        "Q5_K": Groups(8, GROUP, "I8", minima=True),
-        "Q6_K": Groups(8, 16, "I8"),
+        "Q5_K": Groups(6, GROUP, "I8", minima=True),
+        "Q6_K": Groups(6, 16, "I8"),
         "IQ4_NL": Groups(4, GROUP, "F16", table="iq4_nl"),
         "IQ4_XS": Groups(4, GROUP, "I8", table="iq4_nl"),
         "MXFP4": MXFP4,
@@ -80,10 +80,10 @@ class GroupPanels(Panels):
             TYPES.index(groups.scales)
             | groups.zeros << 2
             | (groups.order != "") << 3
-            | (BYTES if groups.bits == 8 else TABLES.index(groups.table)) << 4
-            | (groups.inputs < GROUP) << 6
-            | groups.minima << 7
-            | self._size // GROUP - 1 << 8
+            | (KINDS[groups.bits] if groups.bits in KINDS else TABLES.index(groups.table)) << 4
+            | (groups.inputs < GROUP) << 7
+            | groups.minima << 8
+            | self._size // GROUP - 1 << 9
         )
         numbers = self._sets * PANEL * SCALE_TYPES[groups.scales].itemsize // 4  # words of a step's scales
         self._to_scales = PANEL // 2 * (1 + groups.minima) if shared else 0
@@ -141,6 +141,15 @@ class GroupPanels(Panels):
         padded = F.pad(integers, (0, self._steps * self._size - self._inputs))
         if self.groups.bits == 8:
             return (padded ^ -128).view(torch.int32)
+        if self.groups.bits == 6:
+            quads = (padded + 32).view(torch.uint8).unflatten(1, (-1, 4, 4))
+            lower, upper = quads & 15, quads >> 4
+            lines = (
+                upper[:, :, 0] | upper[:, :, 1] << 2 | upper[:, :, 2] << 4 | upper[:, :, 3] << 6,
+                lower[:, :, 0] | lower[:, :, 1] << 4,
+                lower[:, :, 2] | lower[:, :, 3] << 4,
+            )
+            return torch.stack(lines, 2).view(torch.int32).flatten(1)
         fields = (padded if self.groups.minima else padded + 8).view(torch.uint8).unflatten(1, (-1, 2, 4))
         return (fields[:, :, 0] | fields[:, :, 1] << 4).contiguous().view(torch.int32).squeeze(-1)
 
@@ -179,7 +188,7 @@ class Kept:
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype, groups: Groups) -> GroupPanels | str:
         """Return the form of a matrix of `groups`, or the reason that there is none."""
-        if groups.bits not in (4, 8):
+        if groups.bits not in (4, 6, 8) or (groups.bits == 6 and groups.table):
             return f"no form has integers of {groups.bits} bits"
         if groups.table not in TABLES:
             return f"no form has the table {groups.table}"

@@ -64,7 +64,7 @@ class PackedRows:
         kind = SCALE_TYPES[groups.scales]
         blocks = ceil_div(inputs, BLOCK) * (1 + groups.minima) if groups.scales == "I8" else 0
         wanted = {
-            "integers": ((outputs, self.padded * groups.bits // 8), torch.uint8),
+            "integers": ((outputs, self.padded // (2 if groups.bits == 4 else 1)), torch.uint8),
             "scales": (counts, kind),
             "minima": (counts if groups.minima else (0,), kind),
             "zeros": (counts if groups.zeros else (0,), torch.int8),
@@ -136,7 +136,7 @@ class PackedRows:
         groups = self.groups
         if groups.table == "e4m3":
             return stored.view(torch.float8_e4m3fn).float()
-        if groups.bits == 8:
+        if groups.bits != 4:
             return stored.view(torch.int8).float()
         halves = stored.unflatten(1, (-1, STEP // 2))
         fields = torch.stack((halves & 15, halves >> 4), 2).flatten(1)
@@ -153,7 +153,7 @@ class PackedRows:
 
 def why_not(inputs: int, groups: Groups) -> str:
     """Return why PackedRows cannot store a matrix of `groups`; "" if it can."""
-    if groups.bits not in (4, 8):
+    if groups.bits not in (4, 6, 8):
         return f"no form has integers of {groups.bits} bits"
     if groups.table not in ("", "e4m3" if groups.bits == 8 else "", *(TABLES if groups.bits == 4 else ())):
         return f"no form has the table {groups.table}"

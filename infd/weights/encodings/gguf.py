@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from infd.gguf.file import Checkpoint, Part, Tensor
 
 PLAIN: Final = ("F64", "F32", "F16", "BF16")  # the types that need no decoding
-# The integers and scales of the other types. Integers of 2, 3, 5 and 6 bits are represented as 4 or 8 bits.
+# The integers and scales of the other types. Integers of 2, 3 and 5 bits are represented as 4 or 6 bits.
 GROUPS: Final = MappingProxyType(
     {
         "Q4_0": Groups(4, 32, "F16"),
         "Q4_1": Groups(4, 32, "F16", minima=True),
-        "Q5_0": Groups(8, 32, "F16"),
-        "Q5_1": Groups(8, 32, "F16", minima=True),
+        "Q5_0": Groups(6, 32, "F16"),
+        "Q5_1": Groups(6, 32, "F16", minima=True),
         "Q8_0": Groups(8, 32, "F16"),
         "Q2_K": Groups(4, 16, "I8", minima=True),
         "Q3_K": Groups(4, 16, "I8"),
         "Q4_K": Groups(4, 32, "I8", minima=True),
-        "Q5_K": Groups(8, 32, "I8", minima=True),
-        "Q6_K": Groups(8, 16, "I8"),
+        "Q5_K": Groups(6, 32, "I8", minima=True),
+        "Q6_K": Groups(6, 16, "I8"),
         "IQ4_NL": Groups(4, 32, "F16", table="iq4_nl"),
         "IQ4_XS": Groups(4, 32, "I8", table="iq4_nl"),
         "MXFP4": Groups(4, 32, "BF16", table="e2m1"),

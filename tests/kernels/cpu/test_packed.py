@@ -34,14 +34,19 @@ KINDS = {
     "q8_0": Groups(8, 32, "F16"),
     "int8, groups of 128, zeros, reordered": Groups(8, 128, "BF16", zeros=True, order="x"),
     "int8, rows, zeros": Groups(8, 4096, "F32", zeros=True),
-    "q5_1": Groups(8, 32, "F16", minima=True),
+    "int8 and minima": Groups(8, 32, "F16", minima=True),
+    "q5_0": Groups(6, 32, "F16"),
+    "q5_1": Groups(6, 32, "F16", minima=True),
     "q2_k": Groups(4, 16, "I8", minima=True),
     "q3_k": Groups(4, 16, "I8"),
     "q4_k": Groups(4, 32, "I8", minima=True),
-    "q5_k": Groups(8, 32, "I8", minima=True),
-    "q6_k": Groups(8, 16, "I8"),
+    "q5_k": Groups(6, 32, "I8", minima=True),
+    "q6_k": Groups(6, 16, "I8"),
+    "int8 in groups of 16": Groups(8, 16, "I8"),
+    "six bits in groups of 128, zeros, reordered": Groups(6, 128, "BF16", zeros=True, order="x"),
     "iq4_xs": Groups(4, 32, "I8", table="iq4_nl"),
     "all": Groups(8, 16, "I8", zeros=True, order="x", minima=True),
+    "all of six bits": Groups(6, 16, "I8", zeros=True, order="x", minima=True),
 }
 CASES = [
     (*shape, kind)
@@ -187,8 +192,8 @@ def test_memory_that_was_never_filled_is_a_matrix_of_zeros(library, kind):
 
 
 def test_a_large_group_takes_fewer_bits_than_a_small_one(library):
-    def bits(*groups, **more):
-        form = Packed(library).form(1024, 1024, torch.bfloat16, Groups(4, *groups, **more))
+    def bits(*groups, width=4, **more):
+        form = Packed(library).form(1024, 1024, torch.bfloat16, Groups(width, *groups, **more))
         assert isinstance(form, Panels)
         return 32 * form.shape[0] / 1024**2
 
@@ -200,6 +205,7 @@ def test_a_large_group_takes_fewer_bits_than_a_small_one(library):
     assert bits(16, "F32", False, "", "e2m1") == 6
     assert bits(32, "F16", minima=True) == 5
     assert bits(32, "I8", minima=True) == 4 + 4 / 8 + 1 / 8
+    assert bits(16, "I8", width=6) == 6 + 4 / 8 + 1 / 16
 
 
 @pytest.mark.parametrize(
@@ -209,6 +215,7 @@ def test_a_large_group_takes_fewer_bits_than_a_small_one(library):
         (Groups(8, 8, "I8"), "no form has groups of fewer than 16 inputs, or of no multiple of 16"),
         (Groups(2, 32, "F16"), "no form has integers of 2 bits"),
         (Groups(4, 32, "F16", table="nf4"), "no form has the table nf4"),
+        (Groups(6, 32, "F16", table="e2m1"), "no form has integers of 6 bits"),
     ],
 )
 def test_the_reason_that_integers_cannot_be_kept_is_told(library, groups, reason):
@@ -229,6 +236,8 @@ def test_only_quantized_matrices_take_floats(library):
         (Groups(4, 32, "F32"), list(range(-8, 8))),
         (Groups(4, 32, "F32", table="e2m1"), TABLES["e2m1"]),
         (Groups(4, 32, "F32", table="iq4_nl"), TABLES["iq4_nl"]),
+        (Groups(6, 32, "F32"), list(range(-32, 32))),
+        (Groups(6, 16, "F32"), list(range(-32, 32))),
         (Groups(8, 32, "F32"), list(range(-128, 128))),
     ],
 )
@@ -241,7 +250,7 @@ def test_the_largest_products_fit(library, groups, entries, rows):
     assert isinstance(form, Grouped)
     storage = torch.empty(form.shape, dtype=form.dtype)
     codes = (torch.arange(outputs) - outputs // 2).to(torch.int8)[:, None].expand(outputs, 64)
-    form.place_groups(storage, 0, GroupedRows(codes, torch.ones(outputs, 2)))
+    form.place_groups(storage, 0, GroupedRows(codes, torch.ones(outputs, 64 // groups.inputs)))
     x = torch.tensor([[127.0], [-127.0]]).repeat(rows // 2, 64)
     expected = 64 * 127.0 * torch.tensor(entries).float()
     assert form.multiply(x, storage).equal(torch.stack([expected, -expected]).repeat(rows // 2, 1))

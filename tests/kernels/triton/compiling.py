@@ -234,7 +234,7 @@ FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
         "int4, groups of 128": lambda: packed(Groups(4, 128, "BF16"), torch.bfloat16),
         "int4, zero points, reordered": lambda: packed(Groups(4, 32, "F16", zeros=True, order="x"), torch.bfloat16),
         "Q4_K": lambda: packed(Groups(4, 32, "I8", minima=True), torch.bfloat16),
-        "Q6_K": lambda: packed(Groups(8, 16, "I8"), torch.bfloat16),
+        "Q6_K": lambda: packed(Groups(6, 16, "I8"), torch.bfloat16),
         "NVFP4": lambda: packed(Groups(4, 16, "F32", table="e2m1"), torch.bfloat16),
         "IQ4_NL": lambda: packed(Groups(4, 32, "F16", table="iq4_nl"), torch.float16),
         "int8 in rows": lambda: packed(Groups(8, 4096, "F32"), torch.float16),

@@ -2,16 +2,19 @@
 //
 //   weight = (integer - zero point) * scale + minimum        zero points and minima are optional
 //
-// A group has 16 inputs or a multiple of 32. Integers have four bits or eight; integers of four bits are numbers from -8
-// to 7, from 0 to 15 if there are minima, or indices of a table of 16 integers. Scales and minima are floats, or int8 and
+// A group has 16 inputs or a multiple of 32. Integers have four bits, six or eight; integers of four bits are numbers from
+// -8 to 7, from 0 to 15 if there are minima, or indices of a table of 16 integers. Scales and minima are floats, or int8 and
 // multiplied by two float16, one for scales and one for minima, that 256 inputs share.
 //
 // A step of a panel stores the weights of one group, of two groups of 16, or of 256 inputs if scales are int8. It begins
 // with these sets of one number for each of the 64 outputs: the two float16 (that for minima only if there are minima);
-// the scales of each group; the minima of each group; the zero points of each group, as int8. Lines follow, four or
+// the scales of each group; the minima of each group; the zero points of each group, as int8. Lines follow, four, six or
 // eight for each 32 inputs. A word stores an output's weights: four integers of eight bits, with 128 added; or eight of
 // four bits, with 8 added unless there are minima, or as indices: the first four in the lower halves of the word's four
-// bytes, the other four in the upper halves. A panel of zero bytes is a matrix of zeros, because scales and minima are 0.
+// bytes, the other four in the upper halves. Integers of six bits, with 32 added, take three lines for 16 inputs: a word
+// of the first line has the two upper bits of each integer, those of the first four integers in the lowest two bits of its
+// bytes; two lines of the lower four bits follow. A panel of zero bytes is a matrix of zeros, because scales and minima
+// are 0.
 //
 // If the inputs are reordered, a table of int32 precedes the panels: the index of the input that each column multiplies.
 
@@ -37,11 +40,11 @@ constexpr int8_t TABLES[][16] = {
 constexpr int LEAST_ENTRY[] = {-8, -12, -127};
 
 // A layout as a number, which groups.py computes: bits 0 and 1 are the scales' type, bit 2 says whether there are zero
-// points, bit 3 whether inputs are reordered, bits 4 and 5 are the table or BYTES, bit 6 says whether groups have 16
-// inputs, bit 7 whether there are minima; the bits from 8 on are one less than the groups of 32 inputs in a step.
+// points, bit 3 whether inputs are reordered, bits 4 to 6 are the table, BYTES or SIXES, bit 7 says whether groups have 16
+// inputs, bit 8 whether there are minima; the bits from 9 on are one less than the groups of 32 inputs in a step.
 struct Layout {
   enum Scales { BFLOAT16, FLOAT16, FLOAT32, INT8 };
-  static constexpr int64_t BYTES = 3;  // in place of a table: integers of eight bits
+  static constexpr int64_t BYTES = 3, SIXES = 4;  // in place of a table: integers of eight bits, of six
 
   int64_t scales;  // the type
   bool zeros, reordered, minima;
@@ -53,10 +56,10 @@ struct Layout {
       : scales(number & 3),
         zeros((number & 4) != 0),
         reordered((number & 8) != 0),
-        minima((number & 128) != 0),
-        table(number >> 4 & 3),
-        parts((number & 64) != 0 ? 2 : 1),
-        groups((number >> 8) + 1) {}
+        minima((number & 256) != 0),
+        table(number >> 4 & 7),
+        parts((number & 128) != 0 ? 2 : 1),
+        groups((number >> 9) + 1) {}
 
   // Scales of an output in a step; the number of the scale of 32 inputs, or of a half of them.
   int64_t sets() const { return scales == INT8 ? groups * parts : parts; }
@@ -70,7 +73,7 @@ struct Layout {
   int64_t to_zeros() const { return to_minima() + (minima ? sets() * set() : 0); }
   int64_t to_lines() const { return to_zeros() + (zeros ? sets() * ZEROS : 0); }
   int64_t step() const { return to_lines() + groups * lines() * PANEL; }
-  int64_t lines() const { return table == BYTES ? GROUP / 4 : LINES; }  // of 32 inputs
+  int64_t lines() const { return table == BYTES ? GROUP / 4 : table == SIXES ? GROUP * 6 / 32 : LINES; }  // of 32 inputs
   int64_t steps_of(int64_t inputs) const { return (groups_of(inputs) + groups - 1) / groups; }
 
   // The table of reordered inputs, or null.
@@ -82,7 +85,9 @@ struct Layout {
   }
 
   // The least weight, before its zero point is subtracted; what is added to weights to store them as unsigned numbers.
-  int least() const { return table == BYTES ? -128 : table == 0 && minima ? 0 : LEAST_ENTRY[table]; }
+  int least() const {
+    return table == BYTES ? -128 : table == SIXES ? -32 : table == 0 && minima ? 0 : LEAST_ENTRY[table];
+  }
 
   // The scales, or the minima, of WIDTH outputs from `column` on.
   Vec load_scales(const uint32_t* step, int64_t set, int64_t column) const {

@@ -2,7 +2,7 @@
 //
 // The rows of x are quantized to int8 first, in groups of 32 with one scale each, which loses about as much precision
 // as rounding to bfloat16. Sums over a group are exact integers; the groups' sums are accumulated in float32. Weights
-// are multiplied as unsigned numbers: with 8 or 128 added, or, if they are entries of a table, with the least entry
+// are multiplied as unsigned numbers: with 8, 32 or 128 added, or, if they are entries of a table, with the least entry
 // subtracted. To compensate, each integer sum starts at the least weight, minus the zero point, times the sum of the
 // group's inputs. A minimum is multiplied by that sum too, and added in float32.
 
@@ -19,6 +19,12 @@ inline Ints words_at(const uint32_t* p) { return _mm512_loadu_si512(p); }
 inline void put_words(uint32_t* p, Ints words) { _mm512_storeu_si512(p, words); }
 inline Ints lower(Ints words) { return _mm512_and_si512(words, _mm512_set1_epi8(15)); }
 inline Ints upper(Ints words) { return lower(_mm512_srli_epi16(words, 4)); }
+// The two bits of each byte that begin at bit 2 * FOURTH become bits 4 and 5 of numbers that do not have these bits.
+template <int FOURTH>
+inline Ints with_upper(Ints numbers, Ints words) {
+  const Ints moved = FOURTH < 2 ? _mm512_slli_epi16(words, 4 - 2 * FOURTH) : FOURTH == 2 ? words : _mm512_srli_epi16(words, 2);
+  return _mm512_ternarylogic_epi32(numbers, moved, _mm512_set1_epi8(0x30), 0xf8);
+}
 inline Ints even_bytes(Ints words) { return _mm512_and_si512(words, _mm512_set1_epi16(255)); }
 inline Ints odd_bytes(Ints words) { return _mm512_srli_epi16(words, 8); }
 inline Vec floats(Ints x) { return _mm512_cvtepi32_ps(x); }
@@ -40,6 +46,12 @@ inline Ints words_at(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_
 inline void put_words(uint32_t* p, Ints words) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words); }
 inline Ints lower(Ints words) { return _mm256_and_si256(words, _mm256_set1_epi8(15)); }
 inline Ints upper(Ints words) { return lower(_mm256_srli_epi16(words, 4)); }
+// The two bits of each byte that begin at bit 2 * FOURTH become bits 4 and 5 of numbers that do not have these bits.
+template <int FOURTH>
+inline Ints with_upper(Ints numbers, Ints words) {
+  const Ints moved = FOURTH < 2 ? _mm256_slli_epi16(words, 4 - 2 * FOURTH) : FOURTH == 2 ? words : _mm256_srli_epi16(words, 2);
+  return _mm256_or_si256(numbers, _mm256_and_si256(moved, _mm256_set1_epi8(0x30)));
+}
 inline Ints even_bytes(Ints words) { return _mm256_and_si256(words, _mm256_set1_epi16(255)); }
 inline Ints odd_bytes(Ints words) { return _mm256_srli_epi16(words, 8); }
 inline Vec floats(Ints x) { return _mm256_cvtepi32_ps(x); }
@@ -70,22 +82,28 @@ constexpr int64_t BLOCK_ROWS = 32;  // their inputs, stored for each lane, stay 
 
 // What the lines store. TABLE: indices of a table of small numbers; WIDE_TABLE: of one whose numbers take 8 bits. OPENED:
 // one weight a byte, as multiplied; OPENED_WIDE: two weights a word, if SPLITS.
-enum Stored { NIBBLES, TABLE, WIDE_TABLE, BYTES, OPENED, OPENED_TABLE, OPENED_WIDE };
+enum Stored { NIBBLES, TABLE, WIDE_TABLE, BYTES, SIXES, OPENED, OPENED_TABLE, OPENED_SIXES, OPENED_WIDE };
 constexpr bool is_open(Stored stored) { return stored >= OPENED; }
 
 // Weights are unsigned bytes, inputs signed ones. Without an instruction that adds their products to 32-bit sums, products
-// of weights that fit four or five bits are added to 16-bit sums first: of eight quads of weights up to 15 (8 * 2 * 15 *
-// 127 < 2^15), of four up to 24. Larger weights and their inputs are split into pairs of 16 bits.
+// of weights that fit four to six bits are added to 16-bit sums first: of eight quads of weights up to 15 (8 * 2 * 15 *
+// 127 < 2^15), of four up to 24, of two up to 63. Larger weights and their inputs are split into pairs of 16 bits.
 #if defined(__AVX512VNNI__)
 constexpr bool SPLITS = false;
 constexpr Stored opened_as(Stored) { return OPENED; }
 #else
 constexpr bool SPLITS = true;
-constexpr Stored opened_as(Stored stored) { return stored == NIBBLES ? OPENED : stored == TABLE ? OPENED_TABLE : OPENED_WIDE; }
+constexpr Stored opened_as(Stored stored) {
+  return stored == NIBBLES ? OPENED : stored == TABLE ? OPENED_TABLE : stored == SIXES ? OPENED_SIXES : OPENED_WIDE;
+}
 #endif
 constexpr bool is_wide(Stored stored) { return SPLITS && (stored == WIDE_TABLE || stored == BYTES || stored == OPENED_WIDE); }
 constexpr bool is_narrow(Stored stored) { return SPLITS && !is_wide(stored); }
-constexpr int64_t quads_together(Stored stored) { return stored == TABLE || stored == OPENED_TABLE ? 4 : 8; }
+constexpr int64_t quads_together(Stored stored) {
+  return stored == TABLE || stored == OPENED_TABLE ? 4 : stored == SIXES || stored == OPENED_SIXES ? 2 : 8;
+}
+// Quads of weights that share a line of upper bits, and the quads that a turn of a loop multiplies.
+constexpr int64_t quads_of_a_turn(Stored stored) { return stored == SIXES ? 4 : 2; }
 
 // The first and third, and the second and fourth, byte of each word.
 struct Halves {
@@ -186,6 +204,7 @@ template <Stored STORED, int PARTS>
 struct Grouped {
   static constexpr int64_t HEADER = 0;
   static constexpr bool ONE_LINE = false, TILES = false, OPENS = !HOLDS_WEIGHTS && !is_open(STORED), WIDE = is_wide(STORED);
+  static constexpr int TURN = quads_of_a_turn(STORED);
   using Opened = Grouped<opened_as(STORED), PARTS>;
   using Weights = typename Choose<WIDE>::Weights;
   using GroupInputs = Inputs<WIDE, PARTS>;
@@ -229,21 +248,25 @@ struct Grouped {
     if constexpr (is_open(STORED)) return words_at(set_at(step, group, PARTS * (1 + layout.minima) + part) + column);
     return plus(widened(layout.zero_points(step, layout.set_of(group, part)) + column), ints(-layout.least()));
   }
-  // The lines of a group, and the weights that the first and the second quad of a pair multiply.
+  // The lines of a group, and the weights of a quad of the turn that begins with a pair.
   const uint32_t* lines(const uint32_t* step, int64_t group) const {
     return is_open(STORED) ? set_at(step, group, sets()) : step + layout.to_lines() + group * group_words();
   }
-  template <int SECOND>
+  template <int NUMBER>
   Weights weights(const uint32_t* lines, int64_t pair, int64_t column) const {
     lines += column;
     if constexpr (STORED == OPENED_WIDE && SPLITS) {
-      const int64_t quad = 2 * pair + SECOND;
+      const int64_t quad = 2 * pair + NUMBER;
       return {words_at(lines + 2 * quad * PANEL), words_at(lines + (2 * quad + 1) * PANEL)};
     } else if constexpr (STORED == BYTES || is_open(STORED)) {
-      return Choose<WIDE>::weights(words_at(lines + (2 * pair + SECOND) * PANEL));
+      return Choose<WIDE>::weights(words_at(lines + (2 * pair + NUMBER) * PANEL));
+    } else if constexpr (STORED == SIXES) {
+      lines += pair / 2 * 3 * PANEL;
+      const Ints words = words_at(lines + (1 + NUMBER / 2) * PANEL);
+      return with_upper<NUMBER>(NUMBER % 2 ? upper(words) : lower(words), words_at(lines));
     } else {
       const Ints words = words_at(lines + pair * PANEL);
-      const Ints numbers = SECOND ? upper(words) : lower(words);
+      const Ints numbers = NUMBER ? upper(words) : lower(words);
       if constexpr (STORED == NIBBLES)
         return numbers;
       else
@@ -266,10 +289,14 @@ struct Grouped {
           for (int64_t column = 0; column < PANEL; column += WIDTH) put_words(set + column, zeros(words, group, part, column));
         const uint32_t* from = lines(words, group);
         constexpr int64_t QUAD = Opened::OPENED_LINES / (GROUP / 4) * PANEL;
-        for (int64_t pair = 0; pair < GROUP / 8; pair++, set += 2 * QUAD)
+        for (int64_t pair = 0; pair < GROUP / 8; pair += TURN / 2, set += TURN * QUAD)
           for (int64_t column = 0; column < PANEL; column += WIDTH) {
             put_opened(set + column, weights<0>(from, pair, column));
             put_opened(set + QUAD + column, weights<1>(from, pair, column));
+            if constexpr (TURN == 4) {
+              put_opened(set + 2 * QUAD + column, weights<2>(from, pair, column));
+              put_opened(set + 3 * QUAD + column, weights<3>(from, pair, column));
+            }
           }
       }
   }
@@ -286,20 +313,20 @@ template <Stored STORED, int PARTS, int ROWS>
 struct Group<Grouped<STORED, PARTS>, ROWS> {
   using Kind = Grouped<STORED, PARTS>;
 
-  // Add the products of a quad of a pair.
-  template <int SECOND, int VECTORS>
+  // Add the products of a quad of the turn that begins with a pair.
+  template <int NUMBER, int VECTORS>
   static void add_quad(const Kind& x, const uint32_t* lines, int64_t pair, int64_t first, const typename Kind::GroupInputs* inputs,
                        Ints (&in)[ROWS][VECTORS]) {
-    const int64_t quad = 2 * pair + SECOND;
+    const int64_t quad = 2 * pair + NUMBER;
     if constexpr (ROWS == 1) {
       const auto input = inputs[0].quad(quad);
 #pragma GCC unroll 8
       for (int j = 0; j < VECTORS; j++)
-        in[0][j] = add_products(in[0][j], x.template weights<SECOND>(lines, pair, first + j * WIDTH), input);
+        in[0][j] = add_products(in[0][j], x.template weights<NUMBER>(lines, pair, first + j * WIDTH), input);
     } else {
       typename Kind::Weights w[VECTORS];
 #pragma GCC unroll 8
-      for (int j = 0; j < VECTORS; j++) w[j] = x.template weights<SECOND>(lines, pair, first + j * WIDTH);
+      for (int j = 0; j < VECTORS; j++) w[j] = x.template weights<NUMBER>(lines, pair, first + j * WIDTH);
 #pragma GCC unroll 8
       for (int i = 0; i < ROWS; i++) {
         const auto input = inputs[i].quad(quad);
@@ -322,6 +349,7 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
     constexpr int VECTORS = ROWS > 4 ? 2 : WIDTH == 8 && ROWS == 1 ? 8 : 4;  // weights and sums together fit the vector registers
     constexpr bool NARROW = is_narrow(STORED);
     constexpr int64_t QUADS = GROUP / 4 / PARTS, TOGETHER = QUADS < quads_together(STORED) ? QUADS : quads_together(STORED);
+    constexpr int64_t TURN = Kind::TURN, TURNS = TOGETHER < TURN ? TURN : TOGETHER;
     const Layout layout = x.layout;
     const int64_t length = x.step();
     const int least = layout.least();
@@ -356,7 +384,7 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
               }
             }
 #pragma GCC unroll 2
-            for (int64_t begin = QUADS * part; begin < QUADS * (part + 1); begin += TOGETHER) {
+            for (int64_t begin = QUADS * part; begin < QUADS * (part + 1); begin += TURNS) {
               Ints pairs[ROWS][VECTORS];
               auto& in = [&]() -> Ints(&)[ROWS][VECTORS] {
                 if constexpr (NARROW)
@@ -364,24 +392,33 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
                 else
                   return sum;
               }();
-              if constexpr (NARROW) {
+              const auto clear = [&] {
 #pragma GCC unroll 8
                 for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 8
-                  for (int j = 0; j < VECTORS; j++) in[i][j] = no_ints();
-              }
-#pragma GCC unroll 1  // unrolled, its loads would move ahead and spill sums
-              for (int64_t pair = begin / 2; pair < (begin + TOGETHER) / 2; pair++) {
-                add_quad<0>(x, lines, pair, first, inputs, in);
-                if (ROWS > 1) settle(in);  // else products and loads of the second quad move ahead, and sums are spilled
-                add_quad<1>(x, lines, pair, first, inputs, in);
-              }
-              if constexpr (NARROW) {
+                  for (int j = 0; j < VECTORS; j++) pairs[i][j] = no_ints();
+              };
+              const auto add_pairs = [&] {
 #pragma GCC unroll 8
                 for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 8
                   for (int j = 0; j < VECTORS; j++) sum[i][j] = plus(sum[i][j], pairs_of_words(pairs[i][j], ones()));
+              };
+              if constexpr (NARROW) clear();
+#pragma GCC unroll 1  // unrolled, its loads would move ahead and spill sums
+              for (int64_t pair = begin / 2; pair < (begin + TURNS) / 2; pair += TURN / 2) {
+                add_quad<0>(x, lines, pair, first, inputs, in);
+                if (ROWS > 1) settle(in);  // else products and loads of the second quad move ahead, and sums are spilled
+                add_quad<1>(x, lines, pair, first, inputs, in);
+                if constexpr (TURN == 4) {
+                  if constexpr (NARROW && TOGETHER == 2) add_pairs(), clear();
+                  if (ROWS > 1) settle(in);
+                  add_quad<2>(x, lines, pair, first, inputs, in);
+                  if (ROWS > 1) settle(in);
+                  add_quad<3>(x, lines, pair, first, inputs, in);
+                }
               }
+              if constexpr (NARROW) add_pairs();
             }
             const bool begins = stretch.header != nullptr && at == 0 && group == 0 && part == 0;
 #pragma GCC unroll 8
@@ -461,9 +498,13 @@ struct RowByRow<Grouped<STORED, PARTS>> {
 
   static void hold(const Kind& x, const uint32_t* lines, int64_t from, int64_t column, typename Kind::Weights (&held)[HELD]) {
 #pragma GCC unroll 8
-    for (int quad = 0; quad < HELD; quad += 2) {
+    for (int quad = 0; quad < HELD; quad += Kind::TURN) {
       held[quad] = x.template weights<0>(lines, (from + quad) / 2, column);
       held[quad + 1] = x.template weights<1>(lines, (from + quad) / 2, column);
+      if constexpr (Kind::TURN == 4) {
+        held[quad + 2] = x.template weights<2>(lines, (from + quad) / 2, column);
+        held[quad + 3] = x.template weights<3>(lines, (from + quad) / 2, column);
+      }
     }
   }
 
@@ -526,8 +567,10 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
   constexpr Apply of[][2] = {{multiply_in<NIBBLES, 1, Number>, multiply_in<NIBBLES, 2, Number>},
                              {multiply_in<TABLE, 1, Number>, multiply_in<TABLE, 2, Number>},
                              {multiply_in<WIDE_TABLE, 1, Number>, multiply_in<WIDE_TABLE, 2, Number>},
-                             {multiply_in<BYTES, 1, Number>, multiply_in<BYTES, 2, Number>}};
+                             {multiply_in<BYTES, 1, Number>, multiply_in<BYTES, 2, Number>},
+                             {multiply_in<SIXES, 1, Number>, multiply_in<SIXES, 2, Number>}};
   const Stored stored = layout.table == 0               ? NIBBLES
+                        : layout.table == Layout::SIXES ? SIXES
                         : layout.table == Layout::BYTES ? BYTES
                         : layout.least() < -12          ? WIDE_TABLE
                                                         : TABLE;

@@ -8,7 +8,7 @@ namespace {
 
 // The numbers of a block, as a panel stores them.
 struct Numbers {
-  uint8_t integers[256];  // with 8 or 128 added, as groups.h has them; or indices
+  uint8_t integers[256];  // with 8, 32 or 128 added, as groups.h has them; or indices
   uint16_t shared[2];     // float16
   uint16_t halves[2];     // a scale of two bytes, and a minimum
   uint8_t scales[16], minima[16];  // scales and minima of one byte
@@ -44,7 +44,7 @@ uint16_t half(const uint8_t* from) {
 uint16_t negated(const uint8_t* from) { return half(from) ^ 0x8000; }
 
 constexpr int64_t layout_of(int64_t scales, int64_t table, bool sixteen, bool minima) {
-  return scales | table << 4 | sixteen << 6 | minima << 7 | (scales == Layout::INT8 ? 7 : 0) << 8;
+  return scales | table << 4 | sixteen << 7 | minima << 8 | (scales == Layout::INT8 ? 7 : 0) << 9;
 }
 // Of blocks of 32: a scale of two bytes. Of blocks of 256: scales of one byte.
 constexpr int64_t small(int64_t table, bool minima = false) { return layout_of(Layout::FLOAT16, table, false, minima); }
@@ -81,18 +81,18 @@ void with_fifth_bits(const uint8_t* from, uint8_t* to, int addend) {
 }
 
 struct Q5_0 {
-  static constexpr int64_t BYTES = 22, LAYOUT = small(Layout::BYTES);
+  static constexpr int64_t BYTES = 22, LAYOUT = small(Layout::SIXES);
   static void read(const uint8_t* block, Numbers& to) {
     to.halves[0] = half(block);
-    with_fifth_bits(block + 2, to.integers, 128 - 16);
+    with_fifth_bits(block + 2, to.integers, 32 - 16);
   }
 };
 
 struct Q5_1 {
-  static constexpr int64_t BYTES = 24, LAYOUT = small(Layout::BYTES, true);
+  static constexpr int64_t BYTES = 24, LAYOUT = small(Layout::SIXES, true);
   static void read(const uint8_t* block, Numbers& to) {
     to.halves[0] = half(block), to.halves[1] = half(block + 2);
-    with_fifth_bits(block + 4, to.integers, 128);
+    with_fifth_bits(block + 4, to.integers, 32);
   }
 };
 
@@ -157,21 +157,20 @@ struct Q4_K {
 };
 
 struct Q5_K {
-  static constexpr int64_t BYTES = 176, LAYOUT = large(Layout::BYTES, false, true);
+  static constexpr int64_t BYTES = 176, LAYOUT = large(Layout::SIXES, false, true);
   static void read(const uint8_t* block, Numbers& to) {
     k_scales(block, to);
     fields<4, 32>(block + 48, 128, to.integers);
     add_fields<1, 32, 4>(block + 16, 32, to.integers);
-    add(to.integers, 256, 128);
+    add(to.integers, 256, 32);
   }
 };
 
 struct Q6_K {
-  static constexpr int64_t BYTES = 210, LAYOUT = large(Layout::BYTES, true, false);
+  static constexpr int64_t BYTES = 210, LAYOUT = large(Layout::SIXES, true, false);
   static void read(const uint8_t* block, Numbers& to) {
     fields<4, 64>(block, 128, to.integers);
     add_fields<2, 32, 4>(block + 128, 64, to.integers);
-    add(to.integers, 256, 128 - 32);
     memcpy(to.scales, block + 192, 16);
     to.shared[0] = half(block + 208);
   }
@@ -205,17 +204,23 @@ void put(const Numbers& numbers, uint32_t* step, int64_t column) {
     if (layout.minima) reinterpret_cast<uint16_t*>(step + layout.to_minima())[column] = numbers.halves[1];
   }
   uint32_t* words = step + layout.to_lines() + column;
-  for (int64_t line = 0; line < layout.groups * layout.lines(); line++) {
-    uint32_t word, rest;
-    if (layout.table == Layout::BYTES) {
-      memcpy(&word, numbers.integers + 4 * line, sizeof word);
-    } else {
-      memcpy(&word, numbers.integers + 8 * line, sizeof word);
-      memcpy(&rest, numbers.integers + 8 * line + 4, sizeof rest);
-      word |= rest << 4;
+  const auto four = [&](int64_t quad) {
+    uint32_t word;
+    memcpy(&word, numbers.integers + 4 * quad, sizeof word);
+    return word;
+  };
+  if (layout.table == Layout::SIXES) {
+    for (int64_t quad = 0; quad < layout.groups * GROUP / 4; quad += 4, words += 3 * PANEL) {
+      const uint32_t a = four(quad), b = four(quad + 1), c = four(quad + 2), d = four(quad + 3);
+      constexpr uint32_t UPPER = 0x30303030, LOWER = 0x0f0f0f0f;
+      words[0] = (a & UPPER) >> 4 | (b & UPPER) >> 2 | (c & UPPER) | (d & UPPER) << 2;
+      words[PANEL] = (a & LOWER) | (b & LOWER) << 4;
+      words[2 * PANEL] = (c & LOWER) | (d & LOWER) << 4;
     }
-    words[line * PANEL] = word;
+    return;
   }
+  for (int64_t line = 0; line < layout.groups * layout.lines(); line++)
+    words[line * PANEL] = layout.table == Layout::BYTES ? four(line) : four(2 * line) | four(2 * line + 1) << 4;
 }
 
 template <class Block>

@@ -19,6 +19,11 @@ struct Place {
   // The integer of the group's input k.
   int integer(const Layout& layout, int64_t k) const {
     if (layout.table == Layout::BYTES) return static_cast<int>(*word(k / 4) >> k % 4 * 8 & 255) + layout.least();
+    if (layout.table == Layout::SIXES) {
+      const int64_t line = k / 16 * 3, at = k % 4 * 8;
+      const int upper = *word(line) >> (at + k % 16 / 4 * 2) & 3, lower = *word(line + 1 + k % 16 / 8) >> (at + k % 8 / 4 * 4) & 15;
+      return (upper << 4 | lower) + layout.least();
+    }
     const int nibble = *word(k / 8) >> (k % 4 * 8 + k % 8 / 4 * 4) & 15;
     return layout.table == 0 ? nibble + layout.least() : TABLES[layout.table][nibble];
   }
