@@ -193,6 +193,7 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
         "experts": (_native("experts:Experts", *_FLOATS), _reference("experts:Experts")),
         "stack": (_native("stack:Stack", *_FLOATS), _reference("dense:Stack")),
         "encoder": (_native("encoder:EncoderStack", *_FLOATS), _reference("dense:Stack")),
+        "pooling": (_native("pooling:Pooling", *_FLOATS), _reference("pooling:Pooling")),
         "rows": (_native("rows:RowKernels"), _triton("rows:RowKernels"), _reference("rows:RowKernels")),
         "draw": (_native("draw:Draw", *_FLOATS, "float16"), _triton("draw:Draw"), _reference("drawing.draw:Draw")),
         "lora": (_native("lora:Lora", *_FLOATS), _triton("lora:Lora"), _reference("lora:Lora")),
