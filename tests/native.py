@@ -21,7 +21,12 @@ def built() -> None:
 
 @pytest.fixture(scope="session", params=BEST_FIRST)
 def library(request: pytest.FixtureRequest, built: None) -> Library:
+    return kernels(request.param)
+
+
+def kernels(isa: str) -> Library:
+    """Return the kernels of an instruction set; skip if this CPU lacks it."""
     try:
-        return Library(request.param)
+        return Library(isa)
     except NativeMissing as missing:
         pytest.skip(str(missing))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HERE: Final = Path(__file__).parent
 BEST_FIRST: Final = ("avx512_bf16", "avx512", "avx2")
+REFINED: Final = {"avx512_vbmi": "avx512_bf16"}  # sets of few kernels, better than those of another set
 
 POINTER: Final = ctypes.c_void_p
 INT: Final = ctypes.c_int64
@@ -38,7 +39,7 @@ class Library:
         """Load the library for `isa`, by default the best that this CPU supports. Raises NativeMissing."""
         self._library = _open(directory)
         refused = {}
-        for name in (isa,) if isa else BEST_FIRST:
+        for name in (isa,) if isa else (*REFINED, *BEST_FIRST):
             missing = self._text(f"infd_{name}_missing")
             if missing is None:
                 self.isa = name
@@ -48,7 +49,10 @@ class Library:
 
     def kernel(self, name: str, *arguments: Any) -> Callable[..., None]:
         """Return a kernel as a function of ctypes `arguments`. Kernels do not check the addresses passed to them."""
-        function = self._library[f"infd_{self.isa}_{name}"]
+        try:
+            function = self._library[f"infd_{self.isa}_{name}"]
+        except AttributeError:  # not refined
+            function = self._library[f"infd_{REFINED.get(self.isa, self.isa)}_{name}"]
         function.argtypes = arguments
         function.restype = None
         return function

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.groups import Groups
-    from infd.kernels.families.encoder import TableRows
-    from infd.kernels.recipe import EncoderLayerRecipe, LayerNormRecipe, LayerRecipe
+    from infd.kernels.recipe import EncoderLayerRecipe, LayerRecipe
 
 
 class Plain(Struct, frozen=True):
@@ -125,9 +124,6 @@ class Stack:
     """Implements families.stack.Stack and families.encoder.EncoderStack: every layer runs its own code."""
 
     def build(self, layers: Sequence[LayerRecipe] | Sequence[EncoderLayerRecipe]) -> None:
-        return None
-
-    def embed(self, parts: Sequence[TableRows], norm: LayerNormRecipe | None) -> None:
         return None
 
 

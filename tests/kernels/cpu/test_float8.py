@@ -6,14 +6,21 @@ import pytest
 import torch
 
 from infd.groups import GroupedRows, Groups
+from infd.kernels.cpu.library import BEST_FIRST, REFINED, Library
 from infd.kernels.cpu.linear import Panels
 from infd.kernels.cpu.packed import Float8, Packed
 from infd.kernels.families.matrices import Grouped
 from tests.kernels.cpu.placed import draw
+from tests.native import kernels
 
 SHAPES = [(64, 256), (1, 1), (65, 33), (200, 129), (130, 2050)]
 SIZES = [32, 64, 128, 384, 4096]
 OTHER = "the form of fp8 has E4M3, and float32 scales of 32 inputs"
+
+
+@pytest.fixture(scope="module", params=(*REFINED, *BEST_FIRST))
+def library(request: pytest.FixtureRequest, built: None) -> Library:
+    return kernels(request.param)
 
 
 class Stored:
@@ -70,6 +77,15 @@ def test_every_byte_is_multiplied_as_torch_reads_it(library):
         assert found.isnan().nonzero().flatten().tolist() == [127, 255]
         numbers = [at for at in range(256) if at % 128 != 127]
         assert found[numbers].equal(stored.weight[numbers, place])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_set_that_refines_another_has_its_bits(built, size):
+    for refined, plain in REFINED.items():
+        better, other = (Stored(kernels(isa), 200, 1999, size) for isa in (refined, plain))
+        for rows in (1, 2, 3, 4, 5, 6, 7, 12, 13, 18, 250):
+            x = draw(rows, 1999, seed=rows)
+            assert better.multiply(x, wide=True).equal(other.multiply(x, wide=True)), f"{rows} rows"
 
 
 @pytest.mark.parametrize("size", SIZES)

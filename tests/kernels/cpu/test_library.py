@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from infd.kernels.cpu.library import BEST_FIRST, HERE, Library, NativeMissing, why_not
+from infd.kernels.cpu.library import BEST_FIRST, HERE, REFINED, Library, NativeMissing, address, why_not
 from infd.kernels.select import CANDIDATES, select
+from tests.native import kernels
 
 CPU = torch.device("cpu")
 
@@ -80,4 +81,12 @@ def test_without_the_library_the_reference_is_chosen_and_the_reason_listed(monke
 
 
 def test_the_best_instruction_set_is_chosen(library):
-    assert BEST_FIRST.index(Library().isa) <= BEST_FIRST.index(library.isa)
+    order = (*REFINED, *BEST_FIRST)
+    assert order.index(Library().isa) <= order.index(library.isa)
+
+
+def test_a_set_that_refines_another_has_its_other_kernels(built):
+    for refined, plain in REFINED.items():
+        better, other = kernels(refined), kernels(plain)
+        assert address(better.kernel("multiply_int8_bf16")) == address(other.kernel("multiply_int8_bf16"))
+        assert address(better.kernel("multiply_float8_bf16")) != address(other.kernel("multiply_float8_bf16"))

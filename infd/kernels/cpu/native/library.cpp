@@ -65,3 +65,9 @@ INFD_EXPORT const char* infd_avx512_bf16_missing() {
   };
   return first_missing(features, 2);
 }
+
+INFD_EXPORT const char* infd_avx512_vbmi_missing() {
+  if (const char* missing = infd_avx512_bf16_missing()) return missing;
+  const Feature features[] = {{"AVX512_VBMI", __builtin_cpu_supports("avx512vbmi") != 0}};
+  return first_missing(features, 1);
+}

@@ -205,6 +205,7 @@ struct Grouped {
   static constexpr int64_t HEADER = 0;
   static constexpr bool ONE_LINE = false, TILES = false, OPENS = !HOLDS_WEIGHTS && !is_open(STORED), WIDE = is_wide(STORED);
   static constexpr int TURN = quads_of_a_turn(STORED);
+  static constexpr bool FIRST_OPENS = false;
   using Opened = Grouped<opened_as(STORED), PARTS>;
   using Weights = typename Choose<WIDE>::Weights;
   using GroupInputs = Inputs<WIDE, PARTS>;
