@@ -45,14 +45,16 @@ class HubAccess(Struct, frozen=True, kw_only=True):
 
 
 def limit_thread_spinning(environ: MutableMapping[str, str]) -> None:
-    """Set variables that shorten the spinning of OpenMP's threads and restrict OpenBLAS to one thread.
+    """Set variables that shorten the spinning of OpenMP's threads and restrict OpenBLAS and tokenizers to one thread.
 
     Variables that the user has set stay unchanged. OpenMP's threads share cores with the event loop. On two busy cores,
     libgomp's default spin made a token take 4 times as long; on an idle machine, the short spin slows a tiny model by
     about a tenth. OpenBLAS, which infd does not call, would start spinning threads when numpy is imported.
+    The tokenizers library would pass each text to a thread of its pool and wait, although infd encodes texts in turn.
     Call this function before torch is imported, because the libraries read the variables when they are loaded.
     """
     environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if "OMP_WAIT_POLICY" not in environ:
         environ.setdefault("GOMP_SPINCOUNT", "1000")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 from infd.http.causes import cause
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from infd.engine.admission.ticket import Ticket
     from infd.http.backend import Backend
     from infd.http.exchange import Exchange
+    from infd.telemetry.slowest import Order
 
 
 @contextmanager
@@ -35,14 +35,16 @@ def _note(exchange: Exchange, ticket: Ticket, backend: Backend) -> None:
     model = ticket.adapter or backend.model().names[0]
     told = ticket.summary()
     told.pop("adapter", None)
-    stages = ticket.stages()
-    why = partial(
-        cause,
-        stages,
-        computed=ticket.prompt_tokens - ticket.cached_tokens,
-        generated=ticket.generated_tokens,
-        preemptions=ticket.preemptions,
-    )
+
+    def why(order: Order = "total") -> str:
+        return cause(
+            ticket.stages(),
+            order,
+            computed=ticket.prompt_tokens - ticket.cached_tokens,
+            generated=ticket.generated_tokens,
+            preemptions=ticket.preemptions,
+        )
+
     backend.engine.slowest.note(
         {"total": told["total_ms"], "ttft": told["ttft_ms"], "queue": told["queue_ms"]},
         lambda: Ended(
@@ -57,6 +59,7 @@ def _note(exchange: Exchange, ticket: Ticket, backend: Backend) -> None:
     )
     slow_s = backend.config.log.slow_s
     if slow_s is not None and ticket.age_s >= slow_s:
+        stages = ticket.stages()
         log.slow(
             request_id=exchange.id,
             client=exchange.client,

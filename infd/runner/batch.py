@@ -83,10 +83,11 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
     starts = [span.start for span in spans]
     offsets = [0, *accumulate(counts)]
     tokens = offsets[-1]
-    row_ids = [*(span.row for span in spans), rows.scratch]
+    row_ids = np.array([*(span.row for span in spans), rows.scratch])
     slots = rows.slots[row_ids]
+    has_adapters = bool(slots.any())
     # Adapters may need more rows than the model: torch may compute them although native kernels compute the model.
-    needed = max(model.least_rows, LEAST_ROWS) if slots.any() else model.least_rows
+    needed = max(model.least_rows, LEAST_ROWS) if has_adapters else model.least_rows
     padding = max(0, needed - tokens)
     ends = [start + n for start, n in zip(starts, counts, strict=True)]
     assert max(ends) <= rows.max_len
@@ -126,7 +127,7 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
     types, seconds = None, rows.seconds[row_ids]
     if (seconds < rows.max_len).any():
         types = (position >= rows.upload(seconds)[span_index]).to(torch.int64)
-    adapted = instance.adapters.adapted(slots[span_of])
+    adapted = instance.adapters.adapted(slots[span_of]) if has_adapters else None
     placed = Placed(starts, counts, offsets, row[:count], start[:count], token_row, position)
     batch = Batch(
         tokens=token,

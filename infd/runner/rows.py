@@ -241,7 +241,7 @@ class Rows:
         tokens = np.asarray(join.tokens, dtype=np.int32)
         if not 0 < len(tokens) <= self.max_len:
             raise ValueError(f"a sequence of {len(tokens)} tokens; a row holds 1 to {self.max_len}")
-        if tokens.min() < 0 or tokens.max() >= self.vocab_size:
+        if tokens.view(np.uint32).max() >= self.vocab_size:  # negative ids too
             raise ValueError(f"a token id outside 0..{self.vocab_size - 1}")
         return tokens
 
@@ -252,19 +252,19 @@ class Rows:
         for i, (_, tokens) in enumerate(joins):
             history[i, : len(tokens)] = tokens
         row = self.upload(np.array([join.row for join, _ in joins], dtype=np.int64))
-        self.tokens[:, :longest].index_copy_(0, row, self.upload(history))
-        self.length.index_copy_(0, row, self.upload(np.array([len(tokens) for _, tokens in joins], dtype=np.int64)))
+        self.staging.write(self.tokens, row, history)
+        self.staging.write(self.length, row, np.array([len(tokens) for _, tokens in joins], dtype=np.int64))
         if self.tables.numel():
             tables = np.zeros((count, *self.tables.shape[1:]), dtype=np.int32)
             for i, (join, _) in enumerate(joins):
                 for group, table in enumerate(join.tables):
                     tables[i, group, : len(table)] = table
-            self.tables.index_copy_(0, row, self.upload(tables))
+            self.staging.write(self.tables, row, tables)
         if any(pick(Pool, join.wants) is None for join, _ in joins):  # rows that are pooled are not sampled
             columns = [_columns(join, self.vocab_size, self.max_len) for join, _ in joins]
-            self.floats.index_copy_(0, row, self.upload(np.array([floats for floats, _ in columns])))
+            self.staging.write(self.floats, row, np.array([floats for floats, _ in columns]))
             integers = np.array([integers for _, integers in columns]).astype(np.int32)
-            self.integers.index_copy_(0, row, self.upload(integers))
+            self.staging.write(self.integers, row, integers)
 
     def _draft(self, drafts: Sequence[Draft]) -> None:
         """Write drafts behind the known tokens of their rows."""

@@ -178,8 +178,11 @@ class Admission:
         names = {request.adapter for request in requests} or {None}
         # With several adapters, two tickets could deadlock: each would hold an adapter for which the other waits.
         assert len(names) == 1, "the requests of one ticket ask for one adapter"
-        adapter = AdapterNeed(self._adapters, names.pop())
+        name = names.pop()
         constraints = {request.constraint for request in requests if request.constraint is not None}
+        if name is None and not constraints:  # nothing to wait for
+            return self._queue(ticket, requests, watchers, last, None, {})
+        adapter = AdapterNeed(self._adapters, name)
         grammars = [GrammarNeed(self._grammars, constraint) for constraint in constraints]
         async with ticket.interrupt_if_expired(), prepare([*grammars, adapter]):
             compiled = {need.constraint: need.grammar for need in grammars if need.grammar is not None}
