@@ -115,7 +115,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     quantize_vocabulary: Annotated[
         Literal["auto", "none", "int8", "int4"],
         about(
-            "format of embedding and head; auto: int8 if the other weights are quantized while loading",
+            "format of embedding and head; auto: int8 on a CPU if the other weights are quantized while loading",
             flag="--quantize-vocabulary",
         ),
     ] = "auto"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.inputs import Inputs
     from infd.kernels.families.matrices import Matrices, Packed
     from infd.kernels.families.norm import Norm
+    from infd.kernels.families.pooling import Pooling
     from infd.kernels.families.rope import Rope
     from infd.kernels.families.rows import RowKernels
     from infd.kernels.families.span_attention import SpanAttention
@@ -133,6 +134,10 @@ class Ops:
     @cached_property
     def encoder(self) -> EncoderStack:
         return self._ask("encoder")
+
+    @cached_property
+    def pooling(self) -> Pooling:
+        return self._ask("pooling")
 
     @cached_property
     def rows(self) -> RowKernels:

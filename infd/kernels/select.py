@@ -132,6 +132,7 @@ def _reference(place: str, name: str = "reference", kinds: tuple[str, ...] = ())
     return Candidate(name=name, place=f"infd.kernels.reference.{place}", kinds=kinds)
 
 
+_PLAIN_ON_GPU = _reference("dense:Matrices", kinds=_GPU)
 _DECODED = _reference("dense:Decoded", "reference decoded")
 
 # FlashInfer comes after Triton until both are measured on a GPU; `preferring` can reverse the order.
@@ -161,10 +162,16 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
         "table": (_reference("dense:Matrices"),),
         "packed": (
             _native("packed:Packed", *_FLOATS, name="native packed"),
-            _triton("packed:Packed", "triton packed"),
+            # On capability 9 its fp8_blockscale_gemm_sm90 multiplies blocks of 128, which torch does too.
+            _without("flashinfer", _GPU, "its products of MXFP8, and of fp8 that torch lacks, need capability 10.0"),
+            _triton("float8:Packed", "triton packed"),
             _DECODED,
         ),
-        "inputs": (_native("inputs:Inputs", *_FLOATS), _reference("inputs:Inputs")),
+        "inputs": (
+            _native("inputs:Inputs", *_FLOATS),
+            _triton("inputs:Inputs", float8=True),
+            _reference("inputs:Inputs"),
+        ),
         "norm": (
             _native("tokens:Norm", *_FLOATS),
             _triton("norm:Norm"),
@@ -186,6 +193,7 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
         "experts": (_native("experts:Experts", *_FLOATS), _reference("experts:Experts")),
         "stack": (_native("stack:Stack", *_FLOATS), _reference("dense:Stack")),
         "encoder": (_native("encoder:EncoderStack", *_FLOATS), _reference("dense:Stack")),
+        "pooling": (_native("pooling:Pooling", *_FLOATS), _reference("pooling:Pooling")),
         "rows": (_native("rows:RowKernels"), _triton("rows:RowKernels"), _reference("rows:RowKernels")),
         "draw": (_native("draw:Draw", *_FLOATS, "float16"), _triton("draw:Draw"), _reference("drawing.draw:Draw")),
         "lora": (_native("lora:Lora", *_FLOATS), _triton("lora:Lora"), _reference("lora:Lora")),
@@ -204,6 +212,7 @@ _INT4 = (
 
 _FP8 = (
     _native("packed:QuantizedFloat8", "bfloat16", name="native fp8"),
+    _triton("float8:QuantizedFloat8", "triton fp8"),
     _reference("float8:Matrices", "reference fp8", _CPU),
 )
 _MXFP4 = (
@@ -222,7 +231,7 @@ EXACT: Mapping[str, Sequence[Candidate]] = MappingProxyType(
     {
         "packed": (
             _native("packed:Exact", *_FLOATS, name="native exact"),
-            _triton("packed:Packed", "triton packed"),
+            _triton("float8:Packed", "triton packed"),
             _DECODED,
         ),
         "inputs": (_reference("inputs:Unrounded", "exact"),),
@@ -234,20 +243,26 @@ def quantized(linear: str, vocabulary: str = "auto") -> Mapping[str, Sequence[Ca
     """Return the candidates for weights that are quantized during loading.
 
     linear      the layers' matrices: "none" or a key of QUANTIZED
-    vocabulary  the embedding and the head: "none", "int8", "int4", or "auto": int8 if `linear` is not "none". int4 in
-                the vocabulary loses a third as much accuracy as int4 in all layers; int8 loses nothing measurable
-                (bench/LOG.md).
+    vocabulary  the embedding and the head: "none", "int8", "int4", or "auto": int8 on a CPU if `linear` is not "none".
+                int4 in the vocabulary loses a third as much accuracy as int4 in all layers; int8 loses nothing
+                measurable (bench/LOG.md).
     """
     kept = vocabulary_of(linear, vocabulary)
     families = {"linear": linear, "encoder_linear": linear, "vocabulary": kept, "table": kept}
-    return {**CANDIDATES, **{family: QUANTIZED[how] for family, how in families.items() if how != "none"}}
+    chosen = {family: QUANTIZED[how] for family, how in families.items() if how != "none"}
+    if vocabulary == "auto":
+        chosen |= {family: (*chosen[family], _PLAIN_ON_GPU) for family in ("vocabulary", "table") if family in chosen}
+    return {**CANDIDATES, **chosen}
 
 
-def vocabulary_of(linear: str, vocabulary: str) -> str:
-    """Return the quantization of embedding and head, "none" or a key of QUANTIZED; arguments as in `quantized`."""
+def vocabulary_of(linear: str, vocabulary: str, kind: str = "cpu") -> str:
+    """Return the quantization of embedding and head, "none" or a key of QUANTIZED; arguments as in `quantized`.
+
+    kind  of device: no kernel of a GPU has a vocabulary of int8, so "auto" leaves it as it is there
+    """
     if vocabulary != "auto":
         return vocabulary
-    return linear if linear == "none" else "int8"
+    return "none" if linear == "none" or kind == "cuda" else "int8"
 
 
 _FLOAT8: Mapping[str, Sequence[Candidate]] = MappingProxyType(

@@ -108,6 +108,9 @@ class Blueprint(Struct, frozen=True, kw_only=True):
         refused = keeping if isinstance(keeping, str) else ""
         kept = None if isinstance(keeping, str) else keeping
         form = kept or family.form(outputs, inputs, self.dtype)
+        if rounded is not None and not isinstance(form, Quantizing) and isinstance(form, QuantizesStored):
+            found = form.stored(rounded.recipe())
+            form = form if isinstance(found, str) else found
         own = form.quantizes if isinstance(form, Quantizing) else None
         if rounded is not None and not (rounded.scheme.before(own) or (rounded.scheme == own and own.static)):
             rounded = None

@@ -142,8 +142,8 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
     selections = [
         Selection(
             index=each,
-            rows=token_row[each],
-            positions=position[each],
+            token_row=token_row,
+            position=position,
             adapters=None if adapted is None else adapted.at(np.array(chosen)),
             narrowed=narrowed or read == tokens + padding,
         )

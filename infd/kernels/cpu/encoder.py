@@ -1,4 +1,4 @@
-"""An encoder's layers in one native call: `native/encoder.cpp`.
+"""An encoder's layers in one native call, and its embeddings in another: `native/encoder.cpp`.
 
 If any product's form is not Addressable, or native code does not round its inputs, the layers run their own code.
 """
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from infd.kernels.families.encoder import TableRows
     from infd.kernels.families.span_attention import Reach, SpanPlan
     from infd.kernels.recipe import EncoderLayerRecipe, NormRecipe
 
@@ -60,6 +61,12 @@ class Layer(ctypes.Structure):
     )
 
 
+class Table(ctypes.Structure):
+    """The C structure EncoderTable of `native/encoder.h`."""
+
+    _fields_ = (("numbers", POINTER), ("rows", INT), ("index", POINTER))
+
+
 class EncoderStep(ctypes.Structure):
     """The C structure EncoderStep of `native/encoder.h`."""
 
@@ -75,13 +82,26 @@ class EncoderStack:
     """Implements families.encoder.EncoderStack."""
 
     def __init__(self, library: Library | None = None) -> None:
-        self._compute = (library or Library()).kernel("encoder", INT, POINTER, INT, POINTER, POINTER)
+        library = library or Library()
+        self._compute = library.kernel("encoder", INT, POINTER, INT, POINTER, POINTER)
+        self._embed = library.kernel("embed", INT, POINTER, INT, POINTER, INT, INT, POINTER)
 
     def build(self, layers: Sequence[EncoderLayerRecipe]) -> Stacked | None:
         try:
             return Stacked(self._compute, layers)
         except Unaddressable:
             return None
+
+    def embed(self, parts: Sequence[TableRows], norm: LayerNormRecipe | None) -> Tensor | None:
+        first = parts[0]
+        assert first.rows is not None
+        tables = (Table * len(parts))(
+            *(Table(table.data_ptr(), len(table), None if rows is None else rows.data_ptr()) for table, rows in parts)
+        )
+        out = torch.empty(len(first.rows), first.table.shape[1], dtype=first.table.dtype)
+        its_norm = None if norm is None else ctypes.byref(_norm(norm))
+        self._embed(out.dtype is torch.bfloat16, tables, len(parts), its_norm, *out.shape, out.data_ptr())
+        return out
 
 
 class Stacked:

@@ -52,7 +52,11 @@ class Quantizing(Protocol):
 
 @runtime_checkable
 class QuantizesStored(Protocol):
-    """A form that can quantize inputs by the scale that a checkpoint stores for them."""
+    """A form that can quantize inputs as a scheme says, with the scale that a checkpoint stores for them, if any.
+
+    Where there is no such form: a form that quantizes inputs otherwise (`Quantizing`) is not used; products of another
+    form round their inputs before.
+    """
 
     def stored(self, rounding: Rounding) -> Form | str:
         """Return the form that quantizes by `rounding`, whose tensors must outlive it, or why there is none."""

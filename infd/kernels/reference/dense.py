@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.groups import Groups
-    from infd.kernels.recipe import EncoderLayerRecipe, LayerRecipe
+    from infd.kernels.families.encoder import TableRows
+    from infd.kernels.recipe import EncoderLayerRecipe, LayerNormRecipe, LayerRecipe
 
 
 class Plain(Struct, frozen=True):
@@ -124,6 +125,9 @@ class Stack:
     """Implements families.stack.Stack and families.encoder.EncoderStack: every layer runs its own code."""
 
     def build(self, layers: Sequence[LayerRecipe] | Sequence[EncoderLayerRecipe]) -> None:
+        return None
+
+    def embed(self, parts: Sequence[TableRows], norm: LayerNormRecipe | None) -> None:
         return None
 
 

@@ -1,19 +1,25 @@
 """Products with matrices of integers in groups on a GPU: a tile of the matrix is decoded, then multiplied.
 
-The forms and their layout are `kernels/reference/packed.py`'s. A decoded weight is rounded to the activations' dtype,
-as if loading had decoded the matrix; activations are not quantized. Never run on a GPU; the interpreter and the
-compiler are tested.
+The forms and their layout are `kernels/reference/packed.py`'s. Activations are not quantized. Integers and numbers of
+tables are exact in the activations' dtype; where a tile's inputs share a scale, it multiplies the tile's float32 sums.
+Weights of smaller groups are scaled and rounded to the activations' dtype first, as if loading had decoded them. Steps
+of many rows decode the matrix in slabs, for torch's product: tiles would decode each weight once for each tile of rows.
+Never run on a GPU; the interpreter and the compiler are tested.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch.nn import functional as F
 
-from infd.kernels.reference.packed import STEP, TABLES, PackedRows, why_not
+from infd.kernels.reference.packed import STEP, TABLES, PackedRows
+from infd.kernels.triton import blocks
+from infd.rounding import ceil_div, round_up
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +27,11 @@ if TYPE_CHECKING:
     from infd.groups import Groups
 
 FEW: Final = 16  # rows of x that one tile of the smaller kind holds
+MANY: Final = 128  # most rows for which tiles are decoded; for more, slabs of the matrix are
+SLAB: Final = 64 << 20  # bytes of decoded rows at a time
+PROGRAMS: Final = 4  # of a multiprocessor, which hide the latency of memory
+STEPS: Final = 4  # fewest tiles along the inputs that a program multiplies, if several share a row's inputs
+MERGED: Final = 1024  # numbers that a program adds up
 
 
 class Tile(NamedTuple):
@@ -34,6 +45,7 @@ class Tile(NamedTuple):
 
 NARROW: Final = Tile(FEW, 32, 128, 4)
 BROAD: Final = Tile(64, 64, 64, 4)
+FLOAT32: Final = Tile(FEW, 32, 32, 4)  # a thread's share of a larger tile does not fit its registers
 
 
 @triton.jit
@@ -104,7 +116,48 @@ def _inputs(x, row, at, order, x_row, rows, size, ORDER: tl.constexpr):
     return tl.load(x + row[:, None] * x_row + column[None, :], mask=there, other=0.0)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
+def _number4(field, table, TABLE: tl.constexpr, MINIMA: tl.constexpr):
+    """Return the numbers of fields of four bits, float32."""
+    if TABLE == "e2m1":
+        number = _e2m1(field)
+    elif TABLE == "iq4_nl":
+        number = tl.load(table + field).to(tl.float32)
+    elif MINIMA:
+        number = field.to(tl.float32)
+    else:
+        number = (field - 8).to(tl.float32)
+    return number
+
+
+@triton.jit
+def _number8(byte, TABLE: tl.constexpr):
+    """Return the numbers of bytes, float32."""
+    return _e4m3(byte) if TABLE == "e4m3" else tl.where(byte > 127, byte - 256, byte).to(tl.float32)
+
+
+@triton.jit
+def _add_product(
+    sums, value, number, output, at, here, step_group, scales, minima, zeros, shared, counts, blocks,
+    GROUP: tl.constexpr, MINIMA: tl.constexpr, ZEROS: tl.constexpr, SHARED: tl.constexpr,
+    TILED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return sums plus value [rows, inputs] times numbers [inputs, outputs], which are scaled unless TILED.
+
+    step_group  the group of all inputs, if TILED
+    """
+    if TILED:
+        if ZEROS:
+            number -= tl.load(zeros + output * counts + step_group, mask=here, other=0).to(tl.float32)
+        weight = number
+    else:
+        weight = _weights(
+            number, output, at, here, scales, minima, zeros, shared, counts, blocks, GROUP, MINIMA, ZEROS, SHARED
+        )
+    return tl.dot(value, weight.to(value.dtype), sums, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=["rows", "steps"])
 def multiply_packed(
     x,
     integers,
@@ -116,6 +169,7 @@ def multiply_packed(
     table,
     bias,
     out,
+    parts,
     rows,
     x_row,
     outputs,
@@ -123,6 +177,7 @@ def multiply_packed(
     width,
     counts,
     blocks,
+    steps,
     GROUP: tl.constexpr,
     FOUR: tl.constexpr,
     TABLE: tl.constexpr,
@@ -131,6 +186,7 @@ def multiply_packed(
     SHARED: tl.constexpr,
     ORDER: tl.constexpr,
     BIAS: tl.constexpr,
+    TILED: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
@@ -138,51 +194,122 @@ def multiply_packed(
 ):
     """Store x [rows, size] times the matrix [outputs, size], transposed, plus bias, in out [rows, outputs].
 
+    With several programs along the inputs, each of which takes `steps` tiles, sums without bias go to `parts` instead,
+    [programs, rows, outputs] float32.
+
     integers  [outputs, width] bytes
     counts    groups of an output; `blocks`: shared scales of an output
     TABLE     name of the table; "" for integers
+    TILED     whether the BLOCK_INPUTS inputs of a tile share a scale
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     output = tl.program_id(1).to(tl.int64) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    part = tl.program_id(2)
     inside = output < outputs
     sums = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
     BYTES: tl.constexpr = BLOCK_INPUTS // 2 if FOUR else BLOCK_INPUTS
     byte = tl.arange(0, BYTES)
-    for first in range(0, width, BYTES):
-        place = first + byte
+    for step in range(part * steps, tl.minimum((part + 1) * steps, tl.cdiv(width, BYTES))):
+        place = step * BYTES + byte
         there = (place < width)[:, None] & inside[None, :]
+        group = step * BLOCK_INPUTS // GROUP
         stored = tl.load(integers + output[None, :] * width + place[:, None], mask=there, other=0).to(tl.int32)
+        product = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32) if TILED else sums
         if FOUR:
             at = place // 16 * 32 + place % 16
             for half in tl.static_range(2):
-                field = (stored >> 4 * half) & 15
                 here = at + 16 * half
-                if TABLE == "e2m1":
-                    number = _e2m1(field)
-                elif TABLE == "iq4_nl":
-                    number = tl.load(table + field).to(tl.float32)
-                elif MINIMA:
-                    number = field.to(tl.float32)
-                else:
-                    number = (field - 8).to(tl.float32)
-                weight = _weights(
-                    number, output[None, :], here[:, None], there & (here < size)[:, None],
-                    scales, minima, zeros, shared, counts, blocks, GROUP, MINIMA, ZEROS, SHARED,
-                )  # fmt: skip
                 value = _inputs(x, row, here, order, x_row, rows, size, ORDER)
-                sums = tl.dot(value, weight.to(value.dtype), sums, input_precision=PRECISION)
+                number = _number4((stored >> 4 * half) & 15, table, TABLE, MINIMA)
+                product = _add_product(
+                    product, value, number, output[None, :], here[:, None], there & (here < size)[:, None],
+                    group, scales, minima, zeros, shared, counts, blocks,
+                    GROUP, MINIMA, ZEROS, SHARED, TILED, PRECISION,
+                )  # fmt: skip
         else:
-            number = _e4m3(stored) if TABLE == "e4m3" else tl.where(stored > 127, stored - 256, stored).to(tl.float32)
-            weight = _weights(
-                number, output[None, :], place[:, None], there & (place < size)[:, None],
-                scales, minima, zeros, shared, counts, blocks, GROUP, MINIMA, ZEROS, SHARED,
-            )  # fmt: skip
             value = _inputs(x, row, place, order, x_row, rows, size, ORDER)
-            sums = tl.dot(value, weight.to(value.dtype), sums, input_precision=PRECISION)
-    if BIAS:
-        sums += tl.load(bias + output, mask=inside, other=0.0).to(tl.float32)[None, :]
+            product = _add_product(
+                product, value, _number8(stored, TABLE), output[None, :], place[:, None],
+                there & (place < size)[:, None], group, scales, minima, zeros, shared, counts, blocks,
+                GROUP, MINIMA, ZEROS, SHARED, TILED, PRECISION,
+            )  # fmt: skip
+        if TILED:
+            scale = tl.load(scales + output * counts + group, mask=inside, other=0.0).to(tl.float32)
+            sums += product * scale[None, :]
+        else:
+            sums = product
+    target = row[:, None] * outputs + output[None, :]
     there = (row < rows)[:, None] & inside[None, :]
-    tl.store(out + row[:, None] * outputs + output[None, :], sums.to(out.dtype.element_ty), mask=there)
+    if tl.num_programs(2) > 1:
+        tl.store(parts + part.to(tl.int64) * rows * outputs + target, sums, mask=there)
+    else:
+        if BIAS:
+            sums += tl.load(bias + output, mask=inside, other=0.0).to(tl.float32)[None, :]
+        tl.store(out + target, sums.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["size", "count"])
+def merge_parts(parts, bias, out, size, outputs, count, BIAS: tl.constexpr, BLOCK: tl.constexpr):
+    """Store the sums of parts [count, size], in their order, plus bias [outputs], in out [size]."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    sums = tl.zeros([BLOCK], tl.float32)
+    parts += at
+    for _ in range(count):
+        sums += tl.load(parts, mask=inside, other=0.0)
+        parts += size
+    if BIAS:
+        sums += tl.load(bias + at % outputs, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, sums.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def decode_packed(
+    integers, scales, minima, zeros, shared, table, out, outputs, size, width, counts, blocks,
+    GROUP: tl.constexpr, FOUR: tl.constexpr, TABLE: tl.constexpr, MINIMA: tl.constexpr, ZEROS: tl.constexpr,
+    SHARED: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr,
+):  # fmt: skip
+    """Store the weights of a tile in out [outputs, size], with inputs in the stored order; see `multiply_packed`."""
+    output = (tl.program_id(0).to(tl.int64) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS))[None, :]
+    place = tl.program_id(1) * BLOCK_BYTES + tl.arange(0, BLOCK_BYTES)
+    there = (place < width)[:, None] & (output < outputs)
+    stored = tl.load(integers + output * width + place[:, None], mask=there, other=0).to(tl.int32)
+    for half in tl.static_range(2 if FOUR else 1):
+        if FOUR:
+            at = (place // 16 * 32 + place % 16 + 16 * half)[:, None]
+            number = _number4((stored >> 4 * half) & 15, table, TABLE, MINIMA)
+        else:
+            at = place[:, None]
+            number = _number8(stored, TABLE)
+        here = there & (at < size)
+        weight = _weights(
+            number, output, at, here, scales, minima, zeros, shared, counts, blocks, GROUP, MINIMA, ZEROS, SHARED
+        )
+        tl.store(out + output * size + at, weight.to(out.dtype.element_ty), mask=here)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of a GPU's multiprocessors; of a large GPU if `device` is none."""
+    return blocks.gpu(device).multiprocessors
+
+
+def split(tiles: int, steps: int, device: torch.device) -> tuple[int, int]:
+    """Return how many programs share the inputs of each tile of a product, and how many of `steps` each takes.
+
+    A matrix of few outputs has too few tiles to keep the memory of a GPU busy.
+    """
+    count = max(1, min(PROGRAMS * multiprocessors(device) // tiles, steps // STEPS))
+    each = ceil_div(steps, count)
+    return ceil_div(steps, each), each
+
+
+def merge(parts: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Add up parts [count, rows, outputs] float32 and bias, into out [rows, outputs], in the order of the parts."""
+    merge_parts[(ceil_div(out.numel(), MERGED),)](
+        parts, parts if bias is None else bias, out, out.numel(), out.shape[1], len(parts),
+        BIAS=bias is not None, BLOCK=MERGED,
+    )  # fmt: skip
 
 
 class PackedMatrix(PackedRows):
@@ -193,14 +320,22 @@ class PackedMatrix(PackedRows):
         self._tables: dict[torch.device, Tensor] = {}  # of iq4_nl; its address must not change
 
     def multiply(self, x: Tensor, storage: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
+        if x.shape[0] > (FEW if x.dtype == torch.float32 else MANY):
+            return self._multiply_decoded(x, storage, bias)
         if x.stride(1) != 1:
             x = x.contiguous()
         out = torch.empty((x.shape[0], self.outputs), dtype=x.dtype, device=x.device)
-        tile, groups = NARROW if x.shape[0] <= FEW else BROAD, self.groups
+        groups, tile = self.groups, NARROW if x.shape[0] <= FEW else BROAD
+        if x.dtype == torch.float32:
+            tile = FLOAT32
         integers, scales = self.sections["integers"].of(storage), self.sections["scales"].of(storage)
         minima, zeros, shared, order = (self.section(name, storage) for name in ("minima", "zeros", "shared", "order"))
-        grid = triton.cdiv(x.shape[0], tile.rows), triton.cdiv(self.outputs, tile.outputs)
-        multiply_packed[grid](
+        tiles = ceil_div(x.shape[0], tile.rows), ceil_div(self.outputs, tile.outputs)
+        whole = groups.inputs >= self.inputs
+        tiled = minima is None and shared is None and (whole or groups.inputs % tile.inputs == 0)
+        count, steps = split(tiles[0] * tiles[1], ceil_div(self.padded, tile.inputs), x.device)
+        parts = torch.empty((count, *out.shape), dtype=torch.float32, device=x.device) if count > 1 else out
+        multiply_packed[(*tiles, count)](
             x,
             integers,
             scales,
@@ -211,9 +346,68 @@ class PackedMatrix(PackedRows):
             self._table(x.device) if groups.table == "iq4_nl" else scales,
             scales if bias is None else bias,
             out,
+            parts,
             x.shape[0],
             x.stride(0),
             self.outputs,
+            self.inputs,
+            integers.shape[1],
+            scales.shape[1],
+            1 if shared is None else shared.shape[1],
+            steps,
+            GROUP=round_up(groups.inputs, tile.inputs) if whole else groups.inputs,
+            FOUR=groups.bits == 4,
+            TABLE=groups.table,
+            MINIMA=minima is not None,
+            ZEROS=zeros is not None,
+            SHARED=shared is not None,
+            ORDER=order is not None,
+            BIAS=bias is not None,
+            TILED=tiled,
+            PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+            BLOCK_ROWS=tile.rows,
+            BLOCK_OUTPUTS=tile.outputs,
+            BLOCK_INPUTS=tile.inputs,
+            num_warps=tile.warps if tiled or tile is not BROAD else 2 * tile.warps,  # scales take registers
+        )
+        if count > 1:
+            merge(parts, bias, out)
+        return out
+
+    def _multiply_decoded(self, x: Tensor, storage: Tensor, bias: Tensor | None) -> Tensor:
+        if (order := self.section("order", storage)) is not None:
+            x = x.index_select(1, order)
+        slab = max(SLAB // (self.inputs * x.element_size()) // BROAD.outputs, 1) * BROAD.outputs
+        weights = torch.empty((min(slab, self.outputs), self.inputs), dtype=x.dtype, device=x.device)
+        if slab >= self.outputs:
+            self._decode(storage, 0, weights)
+            return F.linear(x, weights, bias)
+        out = torch.empty((x.shape[0], self.outputs), dtype=x.dtype, device=x.device)
+        for first in range(0, self.outputs, slab):
+            some = slice(first, min(first + slab, self.outputs))
+            part = weights[: some.stop - first]
+            self._decode(storage, first, part)
+            if bias is None:
+                torch.mm(x, part.t(), out=out[:, some])
+            else:
+                torch.addmm(bias[some], x, part.t(), out=out[:, some])
+        return out
+
+    def _decode(self, storage: Tensor, first: int, out: Tensor) -> None:
+        """Decode rows from `first` on into out [n, inputs], with inputs in the stored order."""
+        groups, some = self.groups, slice(first, first + len(out))
+        integers, scales = self.sections["integers"].of(storage)[some], self.sections["scales"].of(storage)[some]
+        minima, zeros, shared = (self.section(name, storage) for name in ("minima", "zeros", "shared"))
+        grid = ceil_div(len(out), NARROW.outputs), ceil_div(integers.shape[1], NARROW.inputs)
+        decode_packed[grid](
+            integers,
+            scales,
+            scales if minima is None else minima[some],
+            scales if zeros is None else zeros[some],
+            scales if shared is None else shared[some],
+            self._table(out.device) if groups.table == "iq4_nl" else scales,
+            out,
+            len(out),
             self.inputs,
             integers.shape[1],
             scales.shape[1],
@@ -224,15 +418,9 @@ class PackedMatrix(PackedRows):
             MINIMA=minima is not None,
             ZEROS=zeros is not None,
             SHARED=shared is not None,
-            ORDER=order is not None,
-            BIAS=bias is not None,
-            PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-            BLOCK_ROWS=tile.rows,
-            BLOCK_OUTPUTS=tile.outputs,
-            BLOCK_INPUTS=tile.inputs,
-            num_warps=tile.warps,
+            BLOCK_OUTPUTS=NARROW.outputs,
+            BLOCK_BYTES=NARROW.inputs,
         )
-        return out
 
     def _table(self, device: torch.device) -> Tensor:
         if device not in self._tables:
@@ -240,11 +428,4 @@ class PackedMatrix(PackedRows):
         return self._tables[device]
 
 
-class Packed:
-    """Implements families.matrices.Packed."""
-
-    def form(self, outputs: int, inputs: int, dtype: torch.dtype, groups: Groups) -> PackedMatrix | str:
-        return why_not(inputs, groups) or PackedMatrix(outputs, inputs, groups, dtype)
-
-
-assert NARROW.inputs % STEP == BROAD.inputs % STEP == 0
+assert NARROW.inputs % STEP == BROAD.inputs % STEP == FLOAT32.inputs % STEP == 0

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from infd.kernels.families.encoder import TableRows
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -43,6 +45,10 @@ class Embedding:
             adapters.add_rows(x, tokens, self._target)
         return x if self._scale == 1 else x * self._scale
 
+    def table(self) -> Tensor | None:
+        """Return the embeddings of all tokens, [vocab, hidden], if they are stored so."""
+        return self.weight.rows(0, self.weight.form.shape[0]) if self._scale == 1 else None
+
 
 class EncoderEmbedding:
     """The sum of embeddings of tokens, positions and token types, normed."""
@@ -70,19 +76,34 @@ class EncoderEmbedding:
         )
         self._types = blueprint.declare({f"{types}.weight": dims.types}, (dims.hidden,)) if types else None
         self._first, self._norm, self._project = first_position, norm, project
+        self._encoder = blueprint.ops.encoder
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, types: Tensor | None, adapters: PassAdapters | None
     ) -> Tensor:
         """Return embeddings [T, hidden]; tokens, positions, types [T] int64. types: None: all 0."""
-        x = self._tokens(tokens, adapters)
-        if self._types is not None:
-            one = types is None or self._types.shape[0] == 1  # RoBERTa: both texts of a pair have type 0
-            x = x + self._types.tensor[0 if one else types]
-        if self._positions is not None:
-            x = x + self._positions.tensor[positions + self._first]
-        x = x if self._norm is None else self._norm(x)
+        if self._types is not None and self._types.shape[0] == 1:
+            types = None  # RoBERTa: both texts of a pair have type 0
+        x = self._sum_at_once(tokens, positions, types) if adapters is None else None
+        if x is None:
+            x = self._tokens(tokens, adapters)
+            if self._types is not None:
+                x = x + self._types.tensor[0 if types is None else types]
+            if self._positions is not None:
+                x = x + self._positions.tensor[positions + self._first]
+            x = x if self._norm is None else self._norm(x)
         return x if self._project is None else self._project(x, adapters)
+
+    def _sum_at_once(self, tokens: Tensor, positions: Tensor, types: Tensor | None) -> Tensor | None:
+        """Return the normed sum by one call, or None if no kernel computes it."""
+        if (table := self._tokens.table()) is None:
+            return None
+        parts = [TableRows(table, tokens)]
+        if self._types is not None:
+            parts.append(TableRows(self._types.tensor, types))
+        if self._positions is not None:
+            parts.append(TableRows(self._positions.tensor[self._first :], positions))
+        return self._encoder.embed(parts, None if self._norm is None else self._norm.recipe())
 
 
 class Head:

@@ -1,5 +1,7 @@
 """The readout that pools prompts: reduces hidden states to a vector, passes it through the model's head, and scales it.
 
+The host scales the vectors, by numpy: there are few, and a call of torch takes ten times as long.
+
 A prompt computed in chunks is reduced chunk by chunk; between two chunks, one vector is kept for its row. Sums are
 float32. Only the vectors of prompts that end in the step, and rows of tasks by token, are copied to the host.
 """
@@ -70,30 +72,32 @@ class Postprocessing(NamedTuple):
         normalize = settings.normalize if pool.normalize is None else pool.normalize
         return cls(pool.task, pool.dimensions, normalize, "none")
 
-    def __call__(self, outputs: Tensor) -> Tensor:
+    def __call__(self, outputs: Array) -> Array:
         """Return the numbers [N, width] float32 for outputs of the model's head [N, outputs]."""
         outputs = outputs[:, : self.dimensions]
         if self.normalize:
-            length: Tensor = torch.linalg.vector_norm(outputs, dim=-1, keepdim=True)
-            return outputs / length.clamp_min(LEAST_LENGTH)
-        if self.activation == "softmax":
-            return outputs.softmax(-1)
-        if self.activation == "relu":
-            return outputs.relu()
-        return outputs.sigmoid() if self.activation == "sigmoid" else outputs
+            length = np.sqrt(np.square(outputs).sum(-1, keepdims=True))
+            outputs = outputs / np.maximum(length, LEAST_LENGTH)
+        elif self.activation == "softmax":
+            powers = np.exp(outputs - outputs.max(-1, keepdims=True))
+            outputs = powers / powers.sum(-1, keepdims=True)
+        elif self.activation == "relu":
+            outputs = np.maximum(outputs, 0)
+        elif self.activation == "sigmoid":
+            outputs = 1 / (1 + np.exp(-outputs))
+        return outputs
 
 
 class HeadOutputs(NamedTuple):
-    """The outputs of the model's head for prompts with the same Postprocessing, after it.
+    """The outputs of the model's head for prompts with the same Postprocessing.
 
-    rows    by span: index in the plan, and number of rows
-    values  [N, width] float32, span after span
-    finite  [N] bool: whether all outputs of the head are finite
+    rows     by span: index in the plan, and number of rows
+    outputs  [N, outputs] float32, span after span
     """
 
     rows: Sequence[tuple[int, int]]
-    values: Tensor
-    finite: Tensor
+    outputs: Tensor
+    postprocessing: Postprocessing
 
 
 class PooledPrompts(Reading):
@@ -106,14 +110,14 @@ class PooledPrompts(Reading):
         """No-op: numbers do not depend on the mask."""
 
     def download(self, staging: Staging) -> None:
-        self._parts = [
-            HeadOutputs(part.rows, staging.down(part.values.contiguous()), staging.down(part.finite))
-            for part in self._parts
-        ]
+        self._parts = [part._replace(outputs=staging.down(part.outputs.contiguous())) for part in self._parts]
 
     def read(self, result: StepResult) -> None:
         for part in self._parts:
-            values, finite, end = part.values.numpy(), part.finite.numpy(), 0
+            outputs, end = part.outputs.numpy(), 0
+            finite = np.isfinite(outputs).all(-1)
+            with np.errstate(all="ignore"):  # of prompts that fail, and of numbers that become 0 or infinite
+                values = part.postprocessing(outputs)
             for span, count in part.rows:
                 begin, end = end, end + count
                 if finite[begin:end].all():
@@ -165,7 +169,7 @@ class Prompts:
                 slots = np.repeat(self._slots[[read.row for read in some]], [read.rows for read in some])
                 outputs = head(outputs, self._adapters.adapted(slots))
             owners = [(read.span, read.rows) for read in some]
-            parts.append(HeadOutputs(owners, postprocessing(outputs), outputs.isfinite().all(-1)))
+            parts.append(HeadOutputs(owners, outputs, postprocessing))
         return PooledPrompts(parts)
 
 
@@ -206,6 +210,7 @@ class TextPooling(Readout):
         self._reduction: Reduction = instance.pooling.pooling
         self.narrows = self._reduction in ONE
         self._upload = instance.rows.upload
+        self._sums = instance.ops.pooling.sums
         self._prompts = Prompts(instance, by_token=False)
         self._kept: dict[int, Tensor] = {}  # by row: [hidden] float32, the reduction of the prompt's earlier chunks
 
@@ -220,7 +225,7 @@ class TextPooling(Readout):
     def compute(self, spans: Sequence[Span], selection: Selection, hidden: Tensor) -> PooledPrompts:
         reads = self._reads(spans)
         tokens = [len(read) for *_, read in reads]
-        vectors = self._reduced(selection.of(hidden)[: sum(tokens)].float(), [read for *_, read in reads])
+        vectors = self._reduced(selection.of(hidden)[: sum(tokens)], [read for *_, read in reads])
         ended: list[tuple[int, HeadRows, float]] = []
         for number, (index, span, pool, prompt, _) in enumerate(reads):
             if (kept := self._kept.pop(span.row, None)) is not None:
@@ -232,7 +237,7 @@ class TextPooling(Readout):
         if len(ended) < len(reads):
             vectors = vectors[self._upload(np.array([number for number, *_ in ended], dtype=np.int64))]
         if self._reduction in MEANS:
-            vectors = vectors / self._upload(np.array([divisor for *_, divisor in ended], dtype=np.float32))[:, None]
+            vectors /= self._upload(np.array([divisor for *_, divisor in ended], dtype=np.float32))[:, None]
         return self._prompts.finish([read for _, read, _ in ended], vectors)
 
     def _reads(self, spans: Sequence[Span]) -> list[tuple[int, Span, Pool, int, range]]:
@@ -251,17 +256,19 @@ class TextPooling(Readout):
         return found
 
     def _reduced(self, states: Tensor, reads: Sequence[range]) -> Tensor:
-        """Return [S, hidden]: the reduction of each of S spans. states: [N, hidden] of the tokens that are read."""
+        """Return the reduction of each of S spans, [S, hidden] float32.
+
+        states  [N, hidden], of the tokens that are read
+        """
         if self._reduction in ONE:
-            return states
+            return states.float()
         counts = [len(read) for read in reads]
         if self._reduction == "max":
-            return torch.stack([part.amax(0) for part in torch.split(states, counts)])
+            return torch.stack([part.amax(0) for part in torch.split(states.float(), counts)])
         if self._reduction == "weightedmean":
             weights = np.concatenate([np.arange(read.start + 1, read.stop + 1, dtype=np.float32) for read in reads])
-            states = states * self._upload(weights)[:, None]
-        owner = self._upload(np.repeat(np.arange(len(reads)), counts))
-        return torch.zeros((len(reads), states.shape[1]), device=states.device).index_add_(0, owner, states)
+            states = states.float() * self._upload(weights)[:, None]
+        return self._sums(states, counts)
 
     def _joined(self, before: Tensor, after: Tensor) -> Tensor:
         """Return the reduction of two parts of a prompt."""

@@ -6,6 +6,7 @@ of `StepResult`, a class in this package, and an entry in the runner's tuple.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
@@ -24,21 +25,32 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 
-class Selection(Struct):
+class Selection(Struct, dict=True):
     """The M tokens of a step that one readout reads, and padding.
 
-    index            [M + padding] int64: indices into the packed step. If the readout narrows and matrix products need
-                     more than M rows, the last index is repeated as padding; otherwise there is no padding
-    rows, positions  [M + padding] int64: the tokens' rows and positions
-    adapters         the tokens' adapters; None if none of the tokens has an adapter
-    narrowed         whether the model returns hidden states of these tokens only
+    index      [M + padding] int64: indices into the packed step. If the readout narrows and matrix products need more
+               than M rows, the last index is repeated as padding; otherwise there is no padding
+    token_row  [T] int64: the rows of the step's tokens
+    position   [T] int64: their positions
+    adapters   the selected tokens' adapters; None if none of these tokens has an adapter
+    narrowed   whether the model returns hidden states of the selected tokens only
     """
 
     index: Tensor
-    rows: Tensor
-    positions: Tensor
+    token_row: Tensor
+    position: Tensor
     adapters: AdaptedRows | None
     narrowed: bool
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """The selected tokens' rows, [M + padding] int64."""
+        return self.token_row[self.index]
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The selected tokens' positions, [M + padding] int64."""
+        return self.position[self.index]
 
     def of(self, hidden: Tensor) -> Tensor:
         """Return the hidden states of the selected tokens, padding included.

@@ -118,7 +118,7 @@ def _build(
     stored = load(setup.model, checkpoint, weights, report, fill.native_fill())
     dtype, quantization = dtype_name(setup.dtype), config.model.quantization
     form = dtype if quantization == "none" else quantization
-    of_vocabulary = vocabulary_of(quantization, config.model.quantize_vocabulary)
+    of_vocabulary = vocabulary_of(quantization, config.model.quantize_vocabulary, device.type)
     vocabulary = ""
     if of_vocabulary != quantization:
         vocabulary = dtype if of_vocabulary == "none" else of_vocabulary

@@ -139,12 +139,23 @@ def test_a_token_alone_is_the_same_to_the_bit_as_among_others(library, form):
     for first, rows in ((0, 1), (7, 2), (30, 10), (0, 40)):
         some = x[first : first + rows]
         assert native.compute(some, native.route(some, recipe.router), recipe).equal(together[first : first + rows])
-    threads = torch.get_num_threads()
+
+
+@pytest.mark.parametrize("kind", ["plain", "on inputs"])
+@pytest.mark.parametrize("tokens", [2, 40, 900])  # 900: an expert's rows are divided
+def test_the_number_of_threads_changes_no_bit(library, tokens, kind):
+    recipe, native = layer(Int8(library), 160, 100, **KINDS[kind]), Experts(library)
+    x, threads = draw(tokens, 160, seed=5), torch.get_num_threads()
+    found = []
     try:
-        torch.set_num_threads(1)
-        assert native.compute(x, native.route(x, recipe.router), recipe).equal(together)
+        for count in (1, 2, 64):  # 64: too many for experts, which are divided by panels
+            torch.set_num_threads(count)
+            native.compute(-x, native.route(-x, recipe.router), recipe)  # scratch memory has no result of x
+            found.append(native.compute(x, native.route(x, recipe.router), recipe))
     finally:
         torch.set_num_threads(threads)
+    assert found[0].equal(found[1])
+    assert found[0].equal(found[2])
 
 
 def test_more_tokens_than_one_pass_computes(library):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from infd.groups import Groups
+from infd.groups import Groups, InputScheme
 from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.families.attention import KeyValuePages
 from infd.kernels.families.draw import Drawing, History
@@ -30,7 +30,9 @@ from infd.kernels.triton.attention import PagedAttention
 from infd.kernels.triton.compiled import compiling
 from infd.kernels.triton.compiled import target as gpu_called
 from infd.kernels.triton.draw import Draw
+from infd.kernels.triton.float8 import multiply_few
 from infd.kernels.triton.gather import gather
+from infd.kernels.triton.inputs import Inputs, quantize
 from infd.kernels.triton.lora import Lora
 from infd.kernels.triton.norm import Norm
 from infd.kernels.triton.packed import PackedMatrix
@@ -179,11 +181,22 @@ def adapters(ranks: int, dtype: torch.dtype) -> None:
 
 
 def packed(kind: Groups, dtype: torch.dtype) -> None:
-    """Multiply one row and many rows with a matrix of 4096 inputs."""
+    """Multiply one row, several and many rows with a matrix of 4096 inputs."""
     form = PackedMatrix(4096, 4096, kind, dtype)
     storage = empty(*form.shape, dtype=form.dtype)
-    for rows in (1, 99):
+    for rows in (1, 99, 999):
         form.multiply(empty(rows, 4096, dtype=dtype), storage, empty(4096, dtype=dtype))
+
+
+def scaled(scheme: InputScheme) -> None:
+    """Quantize few rows to fp8, and multiply them with a matrix of fp8; round others."""
+    x, group = empty(7, 4096), scheme.inputs or 4096
+    scale = empty(1, dtype=torch.float32) if scheme.static else None
+    given = quantize(x, scheme, scale, 4096, 7)
+    weights, scales = empty(4096, 4096, dtype=torch.uint8), empty(4096 // group, 4096, dtype=torch.float32)
+    if scheme.inputs in (0, 128):
+        multiply_few(given, weights, scales.t(), empty(4096), blocks=bool(scheme.inputs))
+    Inputs().round(x, scheme, scale, None)
 
 
 FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
@@ -241,6 +254,12 @@ FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
         "fp8 in blocks": lambda: packed(Groups(8, 128, "F32", table="e4m3"), torch.bfloat16),
         "fp8, float32": lambda: packed(Groups(8, 4096, "F32", table="e4m3"), torch.float32),
     },
+    "scaled": {
+        "by token": lambda: scaled(InputScheme("e4m3")),
+        "stored scale": lambda: scaled(InputScheme("e4m3", static=True)),
+        "blocks of 128": lambda: scaled(InputScheme("e4m3", 128)),
+        "groups of 32, powers": lambda: scaled(InputScheme("e4m3", 32, powers=True)),
+    },
     "draw": {
         "among all, float32": lambda: draws(torch.float32, truncated=False),
         "among all, bfloat16": lambda: draws(torch.bfloat16, truncated=False),
@@ -289,7 +308,7 @@ def used(files: dict[str, str]) -> dict[str, int]:
 def main(family: str) -> None:
     assert os.environ.get("TRITON_INTERPRET") is None
     for case, work in FAMILIES[family].items():
-        for target in NARROW if family == "narrow cache" else TARGETS:
+        for target in NARROW if family in ("narrow cache", "scaled") else TARGETS:
             if (case, target) in REFUSED:
                 continue
             for kernel in asked(work, target):

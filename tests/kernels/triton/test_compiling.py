@@ -42,10 +42,12 @@ def compiled(family: str) -> list[dict]:
 
 @pytest.mark.timeout(1500)  # compiles for four GPUs with nothing cached: minutes of processor time
 @pytest.mark.usefixtures("triton")
-@pytest.mark.parametrize("family", ["attention", "span attention", "narrow cache", "dense", "draw", "lora", "packed"])
+@pytest.mark.parametrize(
+    "family", ["attention", "span attention", "narrow cache", "dense", "draw", "lora", "packed", "scaled"]
+)
 def test_kernels_compile_for_gpus_and_fit(family):
     kernels = compiled(family)
-    assert {kernel["target"] for kernel in kernels} == set(NARROW if family == "narrow cache" else SHARED)
+    assert {kernel["target"] for kernel in kernels} == set(NARROW if family in ("narrow cache", "scaled") else SHARED)
     too_large = [
         kernel
         for kernel in kernels

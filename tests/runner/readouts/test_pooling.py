@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from infd.kernels.reference.pooling import Pooling
 from infd.pooling import PoolingSettings
 from infd.request import Pool
 from infd.runner.adapters import DeviceSlots
@@ -38,7 +39,13 @@ class Readouts:
         heads = {"classify": double}
         model = SimpleNamespace(pooling_head=heads.get)
         adapters = DeviceSlots(None, rows.staging)
-        instance: Any = SimpleNamespace(model=model, rows=rows, pooling=PoolingSettings(**settings), adapters=adapters)
+        instance: Any = SimpleNamespace(
+            model=model,
+            rows=rows,
+            pooling=PoolingSettings(**settings),
+            adapters=adapters,
+            ops=SimpleNamespace(pooling=Pooling()),
+        )
         self.readouts = TextPooling(instance), TokenPooling(instance)
 
     def join(self, row: int, tokens: int, pool: Pool) -> None:

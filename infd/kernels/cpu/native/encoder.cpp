@@ -172,7 +172,39 @@ void compute_all(const EncoderLayer* layers, int64_t count, const EncoderStep& s
   for (int64_t i = 0; i < count; i++) compute(layers[i], step, space, x);
 }
 
+// out = the sum of a row of each table, each addition rounded; then its norm, unless `norm` is null.
+template <class Number>
+void embed_all(const EncoderTable* tables, int64_t count, const EncoderNorm* norm, int64_t tokens, int64_t size,
+               Number* out) {
+#pragma omp parallel for if (tokens * size > enough_elements(false))
+  for (int64_t t = 0; t < tokens; t++) {
+    Number* sum = out + t * size;
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t row = tables[i].index ? tables[i].index[t] : 0;
+      if (row < 0 || row >= tables[i].rows) {
+        for (int64_t j = 0; j < size; j++) set(sum + j, NAN);
+      } else if (const Number* numbers = typed<Number>(tables[i].numbers) + row * size; i == 0) {
+        memcpy(sum, numbers, size * sizeof(Number));
+      } else {
+        add(numbers, sum, sum, size);
+      }
+    }
+    if (norm) norm_row(*norm, sum, sum, size);
+  }
+}
+
 }  // namespace
+
+// out [tokens, size] = the sum of rows of `count` tables, normed unless `norm` is null. half: tables and out are
+// bfloat16, else float.
+INFD_KERNEL(embed)
+(int64_t half, const EncoderTable* tables, int64_t count, const EncoderNorm* norm, int64_t tokens, int64_t size,
+ void* out) {
+  if (half)
+    embed_all(tables, count, norm, tokens, size, typed<bf16>(out));
+  else
+    embed_all(tables, count, norm, tokens, size, typed<float>(out));
+}
 
 // Compute `count` layers on x [tokens, hidden], in place. half: activations are bfloat16, else float.
 INFD_KERNEL(encoder)(int64_t half, const EncoderLayer* layers, int64_t count, const EncoderStep* step, void* x) {

@@ -1,4 +1,4 @@
-// The arguments of `encoder`: an encoder's layers, described once, and a step. Activations, weights of norms, and biases
+// The arguments of `encoder` and `embed`: an encoder's layers, described once, and a step. Activations, weights of norms, and biases
 // are all bfloat16 or all float.
 //
 // infd/kernels/recipe.py defines a layer; encoder.py fills in these structures.
@@ -30,6 +30,13 @@ struct EncoderLayer {
   int64_t reach;      // index into EncoderStep::attention
   const float* bias;  // see AttentionLayer
   int64_t furthest;
+};
+
+// Rows of a table of embeddings [rows, hidden], one for each token.
+struct EncoderTable {
+  const void* numbers;
+  int64_t rows;
+  const int64_t* index;  // [tokens], or null: row 0 for every token
 };
 
 struct EncoderStep {

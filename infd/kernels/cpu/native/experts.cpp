@@ -1,11 +1,15 @@
 // Mixtures of experts: routers, and products of the tokens' rows with the matrices of the experts that they choose.
 //
-// The rows of a step are sorted by expert. The work is divided into tiles: all rows of one expert, and some panels of
-// its matrix; a tile is an ordinary product, computed by the kernel of the matrices' form on one thread. A result of such
-// a product does not depend on the number of rows, so a token's result does not depend on the other tokens. A token's
-// outputs are summed in float, in the order in which its experts were chosen.
+// The rows of a step are sorted by expert. If the step chooses many experts for each thread, a thread computes an expert's
+// rows from its inputs to its outputs, so that intermediate results stay in the thread's L2. Else, and if adapters change
+// the experts, the work is divided into tiles: all rows of one expert, and some panels of one matrix. Either way a
+// product is an ordinary one, computed by the kernel of the matrices' form on one thread. A result of such a product does
+// not depend on the number of rows, so a token's result depends neither on the other tokens nor on the division. A
+// token's outputs are summed in float, in the order in which its experts were chosen.
 
 #include "experts.h"
+
+#include <stdlib.h>
 
 #include "panels.h"
 #include "scratch.h"
@@ -17,30 +21,48 @@ constexpr int64_t ENOUGH = 1 << 14;      // with more elements than this, waking
 constexpr int64_t MOST_ROWS = 1 << 13;   // of a pass through all experts: bounds scratch memory
 constexpr int64_t FEW_ROWS = 8;          // a product of fewer rows takes as long: it waits for weights
 constexpr int64_t TILES = 4;             // for each thread
+constexpr int64_t MOST_TOGETHER = 240;   // rows of a thread that computes an expert from inputs to outputs
+constexpr int64_t LEAST_TOGETHER = 32;   // fewer rows of an expert are not divided: each part reads all its weights
 
 enum Scores { SOFTMAX, CHOSEN, SIGMOID, MARGIN };
 
 thread_local Scratch scratch, own_scratch;
 
-// out[i] = the logits of an expert for COUNT tokens, without bias. A token's sum is the same for every COUNT.
-template <int COUNT, class Number>
+// Experts whose logits are computed together, with four tokens: as many as have sums in registers.
+#if defined(__AVX512F__)
+constexpr int EXPERTS_TOGETHER = 2;
+#else
+constexpr int EXPERTS_TOGETHER = 1;
+#endif
+
+// out[i * stride + e] = the logits of EXPERTS experts for COUNT tokens, without bias. A sum is the same for every COUNT
+// and EXPERTS.
+template <int COUNT, int EXPERTS, class Number>
 void logits_of(const Number* x, int64_t size, const float* weight, float* out, int64_t stride) {
-  Vec sum[COUNT][2];
-  for (int i = 0; i < COUNT; i++) sum[i][0] = sum[i][1] = set(0.0f);
+  Vec sum[COUNT][EXPERTS][2];
+  for (int i = 0; i < COUNT; i++)
+    for (int e = 0; e < EXPERTS; e++) sum[i][e][0] = sum[i][e][1] = set(0.0f);
   int64_t at = 0;
   for (; at + 2 * WIDTH <= size; at += 2 * WIDTH) {
-    const Vec first = load(weight + at), second = load(weight + at + WIDTH);
+    Vec first[EXPERTS], second[EXPERTS];
+#pragma GCC unroll 2
+    for (int e = 0; e < EXPERTS; e++) first[e] = load(weight + e * size + at), second[e] = load(weight + e * size + at + WIDTH);
 #pragma GCC unroll 4
     for (int i = 0; i < COUNT; i++) {
-      sum[i][0] = fma(load(x + i * size + at), first, sum[i][0]);
-      sum[i][1] = fma(load(x + i * size + at + WIDTH), second, sum[i][1]);
+      const Vec one = load(x + i * size + at), other = load(x + i * size + at + WIDTH);
+#pragma GCC unroll 2
+      for (int e = 0; e < EXPERTS; e++) {
+        sum[i][e][0] = fma(one, first[e], sum[i][e][0]);
+        sum[i][e][1] = fma(other, second[e], sum[i][e][1]);
+      }
     }
   }
-  for (int i = 0; i < COUNT; i++) {
-    float total = ::sum(sum[i][0] + sum[i][1]);
-    for (int64_t k = at; k < size; k++) total = fmaf(to_float(x[i * size + k]), weight[k], total);
-    out[i * stride] = total;
-  }
+  for (int i = 0; i < COUNT; i++)
+    for (int e = 0; e < EXPERTS; e++) {
+      float total = ::sum(sum[i][e][0] + sum[i][e][1]);
+      for (int64_t k = at; k < size; k++) total = fmaf(to_float(x[i * size + k]), weight[e * size + k], total);
+      out[i * stride + e] = total;
+    }
 }
 
 // The index of the largest number that is not taken, the first of equals.
@@ -139,11 +161,30 @@ struct Tile {
   int64_t expert, first, panels;
 };
 
+// Some rows of an expert.
+struct Task {
+  int64_t expert, row, rows;
+};
+
 // The rows of a pass, sorted by expert.
 struct Sorted {
   const int64_t* offsets;  // [experts + 1]
-  int64_t experts;
+  const int64_t* choices;  // of each row: token * chosen + slot
+  int64_t experts, chosen;
 };
+
+// Multiply rows of an expert with some panels of the expert's matrix, on the calling thread.
+template <class Number, class Result>
+void multiply_some(const ExpertProducts& products, const Tile& tile, const Number* x, int64_t rows, Result* out) {
+  const StackProduct& first = products.first;
+  const int64_t output = tile.first * PANEL, left = first.outputs - output;
+  const Number* bias = static_cast<const Number*>(first.bias);
+  first.multiply(x, first.inputs, rows,
+                 static_cast<const char*>(first.weights) + tile.expert * products.stride + tile.first * products.panel,
+                 left < tile.panels * PANEL ? left : tile.panels * PANEL, first.inputs,
+                 bias ? bias + tile.expert * first.outputs + output : nullptr, out + output, first.outputs,
+                 sizeof(Result) == sizeof(float), first.layout, 0);
+}
 
 // Multiply the rows x of each expert with the expert's matrix.
 template <class Number, class Result>
@@ -175,22 +216,16 @@ void multiply_each(const ExpertProducts& products, const Sorted& sorted, const N
   for (int64_t i = 0; i < count; i++) {
     const Tile& tile = tiles[i];
     const int64_t row = sorted.offsets[tile.expert], rows = sorted.offsets[tile.expert + 1] - row;
-    const int64_t output = tile.first * PANEL, left = first.outputs - output;
-    const Number* bias = static_cast<const Number*>(first.bias);
-    first.multiply(x + row * first.inputs, first.inputs, rows,
-                   static_cast<const char*>(first.weights) + tile.expert * products.stride + tile.first * products.panel,
-                   left < tile.panels * PANEL ? left : tile.panels * PANEL, first.inputs,
-                   bias ? bias + tile.expert * first.outputs + output : nullptr, out + row * first.outputs + output,
-                   first.outputs, sizeof(Result) == sizeof(float), first.layout, 0);
+    multiply_some(products, tile, x + row * first.inputs, rows, out + row * first.outputs);
   }
 }
 
 // Add to y, sorted as x, the low-rank products of the tokens' adapters with each expert's rows.
 //
-// owners: the token of each sorted row, counted from the step's token `from`; tokens: number of tokens of the pass
+// from: the step's token that is the first of the pass; tokens: number of tokens of the pass
 template <class Number, class Result>
-void change_each(const LoraGroup* groups, int64_t count, const Sorted& sorted, const int64_t* owners, int64_t from,
-                 int64_t tokens, const Number* x, int64_t inputs, Result* y, int64_t outputs) {
+void change_each(const LoraGroup* groups, int64_t count, const Sorted& sorted, int64_t from, int64_t tokens,
+                 const Number* x, int64_t inputs, Result* y, int64_t outputs) {
   static thread_local Scratch members;
   const int64_t rows = sorted.offsets[sorted.experts];
   for (const LoraGroup* group = groups; group < groups + count; group++) {
@@ -208,7 +243,7 @@ void change_each(const LoraGroup* groups, int64_t count, const Sorted& sorted, c
       LoraGroup part = *group;
       part.rows = chosen + sorted.offsets[e], part.count = 0;
       for (int64_t row = sorted.offsets[e]; row < sorted.offsets[e + 1]; row++)
-        if (member[owners[row]]) chosen[sorted.offsets[e] + part.count++] = row;
+        if (member[sorted.choices[row] / sorted.chosen]) chosen[sorted.offsets[e] + part.count++] = row;
       if (part.count == 0) continue;
       LoraPart* parts = reinterpret_cast<LoraPart*>(parts_of_expert.at_least(part.part_count * sizeof(LoraPart)));
       part.a = static_cast<const Number*>(group->a) + e * group->ranks * inputs;
@@ -243,73 +278,178 @@ void gate_row(const Experts& layer, const Number* gated, const Number* up, Numbe
   }
 }
 
-// The intermediate results of a pass, in scratch memory.
+// Whether and how threads compute experts from inputs to outputs.
+class Whole {
+ public:
+  // Return the number of tasks; 0: too few for each thread.
+  static int64_t count_of(const int64_t* offsets, int64_t experts) {
+    const Whole whole(offsets, experts);
+    const int64_t count = whole.each(offsets, experts, [](const Task&) {});
+    return count < TILES * omp_get_max_threads() ? 0 : count;
+  }
+
+  // Write the tasks, those with most rows first, so that the threads' last ones are short.
+  static void divide(const int64_t* offsets, int64_t experts, Task* tasks) {
+    const Whole whole(offsets, experts);
+    Task* next = tasks;
+    whole.each(offsets, experts, [&](const Task& task) { *next++ = task; });
+    qsort(tasks, next - tasks, sizeof(Task), by_rows);
+  }
+
+ private:
+  int64_t most;  // rows of a task
+
+  Whole(const int64_t* offsets, int64_t experts) {
+    const int64_t share = offsets[experts] / (TILES * omp_get_max_threads());
+    most = share < LEAST_TOGETHER ? LEAST_TOGETHER : share > MOST_TOGETHER ? MOST_TOGETHER : share;
+  }
+
+  template <class Take>
+  int64_t each(const int64_t* offsets, int64_t experts, const Take& take) const {
+    int64_t count = 0;
+    for (int64_t e = 0; e < experts; e++) {
+      const int64_t rows = offsets[e + 1] - offsets[e], parts = (rows + most - 1) / most;
+      for (int64_t part = 0; part < parts; part++) {
+        const int64_t begin = rows * part / parts;
+        take(Task{e, offsets[e] + begin, rows * (part + 1) / parts - begin});
+      }
+      count += parts;
+    }
+    return count;
+  }
+
+  static int by_rows(const void* a, const void* b) {
+    const int64_t x = static_cast<const Task*>(a)->rows, y = static_cast<const Task*>(b)->rows;
+    return (x < y) - (x > y);
+  }
+};
+
+// The intermediate results of an expert's rows, in scratch memory.
 template <class Number>
+struct Between {
+  Number *inputs, *gate_up, *gated;
+
+  Between(Carver& carver, const Experts& layer, int64_t rows) {
+    inputs = carver.take<Number>(rows * layer.router.hidden);
+    gate_up = carver.take<Number>(rows * layer.gate_up.first.outputs);
+    gated = carver.take<Number>(rows * layer.down.first.inputs);
+  }
+};
+
+// Copy a choice's row of x, multiplied by the choice's weight if the layer's router says so.
+template <class Number>
+void take_input(const Router& router, const Number* x, const float* weights, int64_t choice, Number* row) {
+  memcpy(row, x + choice / router.chosen * router.hidden, router.hidden * sizeof(Number));
+  if (router.on_input) scale(row, weights[choice], router.hidden);
+}
+
+template <class Number>
+void gate_rows(const Experts& layer, const Between<Number>& rows, int64_t row) {
+  const int64_t inner = layer.down.first.inputs;
+  const Number* gated = rows.gate_up + row * layer.gate_up.first.outputs;
+  gate_row(layer, gated, gated + inner, rows.gated + row * inner, inner);
+}
+
+// Compute the outputs of experts, each task from inputs to outputs on one thread.
+template <class Number>
+void compute_whole(const Experts& layer, const Sorted& sorted, int64_t count, const Number* x, const float* weights,
+                   float* outputs) {
+  static thread_local Scratch between;
+  Task* tasks = reinterpret_cast<Task*>(own_scratch.at_least(count * sizeof(Task)));
+  Whole::divide(sorted.offsets, sorted.experts, tasks);
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t i = 0; i < count; i++) {
+    const Task& task = tasks[i];
+    Carver sizes(nullptr);
+    Between<Number>(sizes, layer, task.rows);
+    Carver carver(between.at_least(sizes.used));
+    const Between<Number> rows(carver, layer, task.rows);
+    for (int64_t row = 0; row < task.rows; row++)
+      take_input(layer.router, x, weights, sorted.choices[task.row + row], rows.inputs + row * layer.router.hidden);
+    const Tile gate_up = {task.expert, 0, panels_of(layer.gate_up.first.outputs)};
+    const Tile down = {task.expert, 0, panels_of(layer.down.first.outputs)};
+    multiply_some(layer.gate_up, gate_up, rows.inputs, task.rows, rows.gate_up);
+    for (int64_t row = 0; row < task.rows; row++) gate_rows(layer, rows, row);
+    multiply_some(layer.down, down, rows.gated, task.rows, outputs + task.row * layer.router.hidden);
+  }
+}
+
+// Compute the outputs of experts, all of them matrix by matrix.
+template <class Number>
+void compute_by_tiles(const Experts& layer, const Sorted& sorted, int64_t from, int64_t tokens, const Number* x,
+                      const float* weights, const ExpertChanges* changes, float* outputs) {
+  static thread_local Scratch between;
+  const int64_t count = sorted.offsets[sorted.experts], size = layer.router.hidden, inner = layer.down.first.inputs;
+  Carver sizes(nullptr);
+  Between<Number>(sizes, layer, count);
+  Carver carver(between.at_least(sizes.used));
+  const Between<Number> rows(carver, layer, count);
+#pragma omp parallel for if (count * size > ENOUGH)
+  for (int64_t i = 0; i < count; i++) take_input(layer.router, x, weights, sorted.choices[i], rows.inputs + i * size);
+  multiply_each(layer.gate_up, sorted, rows.inputs, rows.gate_up);
+  if (changes)
+    change_each(changes->gate_up, changes->gate_up_count, sorted, from, tokens, rows.inputs, size, rows.gate_up,
+                layer.gate_up.first.outputs);
+#pragma omp parallel for if (count * inner > ENOUGH)
+  for (int64_t i = 0; i < count; i++) gate_rows(layer, rows, i);
+  multiply_each(layer.down, sorted, rows.gated, outputs);
+  if (changes) change_each(changes->down, changes->down_count, sorted, from, tokens, rows.gated, inner, outputs, size);
+}
+
+// The order and the outputs of a pass, in scratch memory.
 struct Pass {
-  Number *rows, *gate_up, *gated;
   float* outputs;
-  int64_t *place, *offsets;  // the sorted row of each choice; see Sorted
-  int64_t* owners;           // the token of each sorted row
+  int64_t *place, *offsets, *choices;  // the sorted row of each choice; see Sorted
 
   Pass(Carver& carver, const Experts& layer, int64_t tokens) {
     const int64_t count = tokens * layer.router.chosen;
-    rows = carver.take<Number>(count * layer.router.hidden);
-    gate_up = carver.take<Number>(count * layer.gate_up.first.outputs);
-    gated = carver.take<Number>(count * layer.down.first.inputs);
     outputs = carver.take<float>(count * layer.router.hidden);
     place = carver.take<int64_t>(count);
     offsets = carver.take<int64_t>(layer.router.experts + 1);
-    owners = carver.take<int64_t>(count);
+    choices = carver.take<int64_t>(count);
   }
 };
 
 template <class Number>
-void compute(const Experts& layer, const Pass<Number>& pass, const Number* x, int64_t from, int64_t tokens,
+void compute(const Experts& layer, const Pass& pass, const Number* x, int64_t from, int64_t tokens,
              const int64_t* experts, const float* weights, const ExpertChanges* changes, Number* out) {
   const Router& router = layer.router;
   const int64_t chosen = router.chosen, size = router.hidden, count = tokens * chosen;
   memset(pass.offsets, 0, (router.experts + 1) * sizeof(int64_t));
   for (int64_t i = 0; i < count; i++) pass.offsets[experts[i] + 1]++;
   for (int64_t e = 0; e < router.experts; e++) pass.offsets[e + 1] += pass.offsets[e];
-  for (int64_t i = 0; i < count; i++) pass.place[i] = pass.offsets[experts[i]]++;
+  for (int64_t i = 0; i < count; i++) {
+    pass.place[i] = pass.offsets[experts[i]]++;
+    pass.choices[pass.place[i]] = i;
+  }
   for (int64_t e = router.experts; e > 0; e--) pass.offsets[e] = pass.offsets[e - 1];
   pass.offsets[0] = 0;
 
-  const Sorted sorted{pass.offsets, router.experts};
-#pragma omp parallel for if (count * size > ENOUGH)
-  for (int64_t i = 0; i < count; i++) {
-    Number* row = pass.rows + pass.place[i] * size;
-    memcpy(row, x + i / chosen * size, size * sizeof(Number));
-    pass.owners[pass.place[i]] = i / chosen;
-    if (router.on_input) scale(row, weights[i], size);
-  }
-  multiply_each(layer.gate_up, sorted, pass.rows, pass.gate_up);
-  if (changes)
-    change_each(changes->gate_up, changes->gate_up_count, sorted, pass.owners, from, tokens, pass.rows, size, pass.gate_up,
-                layer.gate_up.first.outputs);
-  const int64_t inner = layer.down.first.inputs;
-#pragma omp parallel for if (count * inner > ENOUGH)
-  for (int64_t i = 0; i < count; i++) {
-    const Number* gated = pass.gate_up + i * layer.gate_up.first.outputs;
-    gate_row(layer, gated, gated + inner, pass.gated + i * inner, inner);
-  }
-  multiply_each(layer.down, sorted, pass.gated, pass.outputs);
-  if (changes)
-    change_each(changes->down, changes->down_count, sorted, pass.owners, from, tokens, pass.gated, inner, pass.outputs,
-                size);
+  const Sorted sorted{pass.offsets, pass.choices, router.experts, chosen};
+  const int64_t tasks = changes ? 0 : Whole::count_of(pass.offsets, router.experts);
+  if (tasks > 0)
+    compute_whole(layer, sorted, tasks, x, weights, pass.outputs);
+  else
+    compute_by_tiles(layer, sorted, from, tokens, x, weights, changes, pass.outputs);
 #pragma omp parallel for if (count * size > ENOUGH)
   for (int64_t t = 0; t < tokens; t++) {
-    const auto add = [&](int64_t at, auto load_at, auto put) {
-      auto total = load_at(pass.outputs + pass.place[t * chosen] * size + at, router.on_input ? 1 : weights[t * chosen]);
-      for (int64_t slot = 1; slot < chosen; slot++)
-        total = total + load_at(pass.outputs + pass.place[t * chosen + slot] * size + at,
-                                router.on_input ? 1 : weights[t * chosen + slot]);
-      put(out + t * size + at, total);
-    };
+    const auto row = [&](int64_t slot) { return pass.outputs + pass.place[t * chosen + slot] * size; };
+    const auto weight = [&](int64_t slot) { return router.on_input ? 1 : weights[t * chosen + slot]; };
+    const int64_t next = t + 1 < tokens ? chosen : 0;
     int64_t at = 0;
-    for (; at + WIDTH <= size; at += WIDTH)
-      add(at, [](const float* p, float w) { return load(p) * set(w); }, [](Number* p, Vec x) { store(p, x); });
-    for (; at < size; at++) add(at, [](const float* p, float w) { return *p * w; }, [](Number* p, float x) { set(p, x); });
+    for (; at + WIDTH <= size; at += WIDTH) {
+      // The hardware prefetcher does not predict the rows of the next token.
+      for (int64_t slot = 0; slot < next; slot++)
+        _mm_prefetch(reinterpret_cast<const char*>(row(chosen + slot) + at), _MM_HINT_T1);
+      Vec total = load(row(0) + at) * set(weight(0));
+      for (int64_t slot = 1; slot < chosen; slot++) total = total + load(row(slot) + at) * set(weight(slot));
+      store(out + t * size + at, total);
+    }
+    for (; at < size; at++) {
+      float total = row(0)[at] * weight(0);
+      for (int64_t slot = 1; slot < chosen; slot++) total = total + row(slot)[at] * weight(slot);
+      set(out + t * size + at, total);
+    }
   }
 }
 
@@ -324,13 +464,17 @@ void route_all(const Router& router, const Number* x, int64_t tokens, int64_t* e
   {
 #pragma omp for collapse(2)
     for (int64_t block = 0; block < (tokens + BLOCK - 1) / BLOCK; block++)
-      for (int64_t e = 0; e < count; e++) {
-        const int64_t t = block * BLOCK;
+      for (int64_t e = 0; e < count; e += EXPERTS_TOGETHER) {
+        const int64_t t = block * BLOCK, together = count - e < EXPERTS_TOGETHER ? 1 : EXPERTS_TOGETHER;
         const float* weight = router.weight + e * size;
-        if (tokens - t >= BLOCK)
-          logits_of<BLOCK>(x + t * size, size, weight, logits + t * count + e, count);
-        else
-          for (int64_t i = t; i < tokens; i++) logits_of<1>(x + i * size, size, weight, logits + i * count + e, count);
+        float* out = logits + t * count + e;
+        if (tokens - t >= BLOCK) {
+          const auto compute = together == 1 ? logits_of<BLOCK, 1, Number> : logits_of<BLOCK, EXPERTS_TOGETHER, Number>;
+          compute(x + t * size, size, weight, out, count);
+        } else {
+          const auto compute = together == 1 ? logits_of<1, 1, Number> : logits_of<1, EXPERTS_TOGETHER, Number>;
+          for (int64_t i = t; i < tokens; i++) compute(x + i * size, size, weight, out + (i - t) * count, count);
+        }
       }
     Carver carver(nullptr);
     const auto carve = [&](Carver& from, float*& scores, float*& ranked, bool*& taken) {
@@ -360,9 +504,9 @@ void compute_all(const Experts& layer, const Number* x, int64_t tokens, const in
   for (int64_t i = 0; i < passes; i++) {
     const int64_t from = tokens * i / passes, count = tokens * (i + 1) / passes - from;
     Carver sizes(nullptr);
-    Pass<Number>(sizes, layer, count);
+    Pass(sizes, layer, count);
     Carver carver(scratch.at_least(sizes.used));
-    compute(layer, Pass<Number>(carver, layer, count), x + from * size, from, count, chosen + from * k, weights + from * k,
+    compute(layer, Pass(carver, layer, count), x + from * size, from, count, chosen + from * k, weights + from * k,
             changes, out + from * size);
   }
 }

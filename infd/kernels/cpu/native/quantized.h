@@ -21,16 +21,21 @@ constexpr float LEAST = 1e-30f;  // rows of smaller magnitude become zeros: from
 // The scale of a row; NaN if an element is not finite.
 template <class Number>
 float scale_of(const Number* x, int64_t count) {
-  Vec most = set(0), spoilt = set(0);
-  const auto look = [&](Vec numbers) {
-    most = max(most, absolute(numbers));
-    spoilt = fma(numbers, set(0), spoilt);
+  constexpr int CHAINS = 4;  // each waits for its last operation
+  Vec most[CHAINS], spoilt[CHAINS];
+  for (int chain = 0; chain < CHAINS; chain++) most[chain] = spoilt[chain] = set(0);
+  const auto look = [&](int chain, Vec numbers) {
+    most[chain] = max(most[chain], absolute(numbers));
+    spoilt[chain] = fma(numbers, set(0), spoilt[chain]);
   };
   int64_t i = 0;
-  for (; i + WIDTH <= count; i += WIDTH) look(load(x + i));
-  if (i < count) look(load_first(x + i, count - i));
-  const float largest_one = largest(most);
-  return (largest_one < LEAST ? 0 : largest_one / 127) + sum(spoilt);
+  for (; i + CHAINS * WIDTH <= count; i += CHAINS * WIDTH)
+#pragma GCC unroll 4
+    for (int chain = 0; chain < CHAINS; chain++) look(chain, load(x + i + chain * WIDTH));
+  for (; i + WIDTH <= count; i += WIDTH) look(0, load(x + i));
+  if (i < count) look(1, load_first(x + i, count - i));
+  const float largest_one = largest(max(max(most[0], most[1]), max(most[2], most[3])));
+  return (largest_one < LEAST ? 0 : largest_one / 127) + sum(spoilt[0] + spoilt[1] + (spoilt[2] + spoilt[3]));
 }
 
 #if defined(__AVX512BW__)

@@ -1,0 +1,21 @@
+"""Sums of the hidden states of prompts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+class Pooling(Protocol):
+    """Reduces the hidden states of each span of a step to one vector."""
+
+    def sums(self, states: Tensor, counts: Sequence[int]) -> Tensor:
+        """Return the sum of each span's states, [S, width] float32.
+
+        states  [N, width], span after span; rows after the last span are not read
+        counts  [S]: the spans' numbers of rows
+        """
