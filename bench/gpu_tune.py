@@ -59,7 +59,7 @@ def measure(bench: Bench, config: dict[str, Any], steps: Sequence[list[tuple[int
     compiled.keep(kept, lambda entry: None)
     usual = [timed(bench, config, spans, "default") for spans in steps]
     seconds = warm(scratch / "model", kept)
-    found = tilings.read(kept, gpu)
+    found = tilings.read(tilings.ATTENTION, kept, gpu)
     if not found:
         raise RuntimeError(f"no tiling is kept in {kept} for {gpu.name}")
     bench.figures.note("warm", s=seconds, tilings=len(found))

@@ -213,7 +213,11 @@ def start(loaded: Loaded) -> int:
 
 @cli.command()
 @click.option("--target", metavar="GPU", help="Compile for this GPU, such as sm_90a or gfx942.  [this machine's GPU]")
-@click.option("--tune", is_flag=True, help="First measure the best attention tile sizes on this GPU; takes minutes.")
+@click.option(
+    "--tune",
+    is_flag=True,
+    help="First measure the best tile sizes on this GPU; takes minutes.",
+)
 @configurable
 def warm(loaded: Loaded, target: str | None, tune: bool) -> int:
     """Compile the model's GPU kernels ahead of `infd start`.

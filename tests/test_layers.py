@@ -198,6 +198,8 @@ HUBS = {
     "models/config.py": "config.json, every value checked",
     "request.py": "a request, and what is wanted of its prompt",
     "grammar/protocol.py": "what a library that compiles grammars offers, and what it is given",
+    "groups.py": "how integers of a matrix share scales",
+    "kernels/recipe.py": "a layer as data, for kernels",
     "rounding.py": "quotients and multiples, rounded up",
 }
 

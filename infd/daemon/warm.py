@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def warm(config: Config, environment: Environment, target: str | None, *, tune: bool = False) -> int:
     """Compile kernels for `target`; None: for this machine's GPU. Return the exit code.
 
-    tune  first measure the attention kernels' tile sizes on this machine's GPU, and use the fastest
+    tune  first measure the tile sizes of attention and experts on this machine's GPU, and use the fastest
 
     Raises StartError.
     """

@@ -190,7 +190,12 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _flashinfer("tokens:Activation"),
             _reference("dense:Activation"),
         ),
-        "experts": (_native("experts:Experts", *_FLOATS), _reference("experts:Experts")),
+        "experts": (
+            _native("experts:Experts", *_FLOATS),
+            _triton("experts:Experts"),
+            _without("flashinfer", _GPU, "infd does not call its fused experts: none of it was measured on a GPU"),
+            _reference("experts:Experts"),
+        ),
         "stack": (_native("stack:Stack", *_FLOATS), _reference("dense:Stack")),
         "encoder": (_native("encoder:EncoderStack", *_FLOATS), _reference("dense:Stack")),
         "pooling": (_native("pooling:Pooling", *_FLOATS), _reference("pooling:Pooling")),

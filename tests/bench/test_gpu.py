@@ -111,11 +111,11 @@ def test_attention_is_timed_with_the_default_and_with_the_tiling_that_is_kept(
 
     def warm(model: Path, kept: Path) -> float:
         assert json.loads((model / "config.json").read_text())["num_attention_heads"] == 16
-        tilings.write(kept, here, found)
+        tilings.write(tilings.ATTENTION, kept, here, found)
         return 1.0
 
     def attention(bench: Bench, name: str, family: Any, shape: Shape, spans: list[tuple[int, int]]) -> Timed:
-        used.append(tilings.tilings(bench.device)[heads])
+        used.append(tilings.tilings(tilings.ATTENTION, bench.device)[heads])
         bench.figures.report(f"{name} attention, {len(spans)} spans of {spans[0][1]}", 2.0, 1.0, off=0.0)
         return Timed(3.0, 1.0 if used[-1] == other else 2.0)
 
@@ -127,7 +127,7 @@ def test_attention_is_timed_with_the_default_and_with_the_tiling_that_is_kept(
     monkeypatch.setattr(tilings.triton.knobs.compilation, "listener", None)
     monkeypatch.setattr(gpu_tune, "warm", warm)
     monkeypatch.setattr(gpu_tune, "attention", attention)
-    found: dict[str, blocks.Tiling] = {tilings.shape_name(heads): other}
+    found: dict[str, blocks.Tiling] = {heads.name: other}
     gpu_tune.main()
     assert used == [heads.default_tiling(here)] * 3 + [other] * 3
     lines = {f"{line['model']}: {line['name']}": line for line in map(json.loads, written.read_text().splitlines())}

@@ -20,13 +20,14 @@ from infd.kernels.families.attention import FLOAT8
 from infd.kernels.triton.apportion import Apportioned
 from infd.kernels.triton.pages import store
 from infd.kernels.triton.tiles import Shape, TileTable, tile_step
-from infd.kernels.triton.tilings import Tilings, tilings
+from infd.kernels.triton.tilings import ATTENTION, tilings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.attention import AttentionBatch, KeyValuePages
     from infd.kernels.triton.blocks import Tiling
+    from infd.kernels.triton.tilings import Tilings
 
 MERGED = 16  # splits that `merge` loads at a time
 LOG2_E = 1.4426950408889634
@@ -263,7 +264,7 @@ def merge(
 class PagedAttention:
     """Implements families.attention.Attention."""
 
-    def __init__(self, programs: int | None = None, tilings: Tilings | None = None) -> None:
+    def __init__(self, programs: int | None = None, tilings: Tilings[Shape, Tiling] | None = None) -> None:
         """Set up.
 
         programs  number of programs that the device runs in parallel; None: the tiling's
@@ -286,9 +287,9 @@ class PagedAttention:
     def captured(self, batch: AttentionBatch) -> CapturedPlan:
         return CapturedPlan(batch, self._tilings_of(batch.table.device), self._programs)
 
-    def _tilings_of(self, device: torch.device) -> Tilings:
+    def _tilings_of(self, device: torch.device) -> Tilings[Shape, Tiling]:
         if self._tilings is None:
-            self._tilings = tilings(device)
+            self._tilings = tilings(ATTENTION, device)
         return self._tilings
 
 
@@ -302,7 +303,7 @@ class Float8PagedAttention(PagedAttention):
 class Plan:
     """The attention of one step over one page group. Layers of equal head shape share tiles."""
 
-    def __init__(self, batch: AttentionBatch, tilings: Tilings, programs: int | None) -> None:
+    def __init__(self, batch: AttentionBatch, tilings: Tilings[Shape, Tiling], programs: int | None) -> None:
         self._batch = batch
         self._tilings = tilings
         self._programs = programs
@@ -415,7 +416,7 @@ class Plan:
 class CapturedPlan(Plan):
     """Captured steps of one batch size and page group. The device splits the keys once per step, in `begin`."""
 
-    def __init__(self, batch: AttentionBatch, tilings: Tilings, programs: int | None) -> None:
+    def __init__(self, batch: AttentionBatch, tilings: Tilings[Shape, Tiling], programs: int | None) -> None:
         super().__init__(batch, tilings, programs)
         self._apportioned: list[Apportioned] = []
 

@@ -10,7 +10,7 @@ Never run on a GPU; the interpreter and the compiler are tested.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import triton
@@ -107,12 +107,12 @@ def _weights(
 
 
 @triton.jit
-def _inputs(x, row, at, order, x_row, rows, size, ORDER: tl.constexpr):
-    """Load x [rows, inputs] at inputs `at`, of which those below `size` exist."""
+def _inputs(x, row, known, at, order, x_row, size, ORDER: tl.constexpr):
+    """Load x [rows, inputs] at inputs `at`, of which those below `size` exist, of those rows that are `known`."""
     column = at
     if ORDER:
         column = tl.load(order + at, mask=at < size, other=0)
-    there = (row < rows)[:, None] & (at < size)[None, :]
+    there = known[:, None] & (at < size)[None, :]
     return tl.load(x + row[:, None] * x_row + column[None, :], mask=there, other=0.0)
 
 
@@ -157,69 +157,37 @@ def _add_product(
     return tl.dot(value, weight.to(value.dtype), sums, input_precision=PRECISION)
 
 
-@triton.jit(do_not_specialize=["rows", "steps"])
-def multiply_packed(
-    x,
-    integers,
-    scales,
-    minima,
-    zeros,
-    shared,
-    order,
-    table,
-    bias,
-    out,
-    parts,
-    rows,
-    x_row,
-    outputs,
-    size,
-    width,
-    counts,
-    blocks,
-    steps,
-    GROUP: tl.constexpr,
-    FOUR: tl.constexpr,
-    TABLE: tl.constexpr,
-    MINIMA: tl.constexpr,
-    ZEROS: tl.constexpr,
-    SHARED: tl.constexpr,
-    ORDER: tl.constexpr,
-    BIAS: tl.constexpr,
-    TILED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_OUTPUTS: tl.constexpr,
+@triton.jit
+def add_packed(
+    sums, x, row, known, output, inside, begin, end,
+    integers, scales, minima, zeros, shared, order, table, x_row, size, width, counts, blocks,
+    GROUP: tl.constexpr, FOUR: tl.constexpr, TABLE: tl.constexpr, MINIMA: tl.constexpr, ZEROS: tl.constexpr,
+    SHARED: tl.constexpr, ORDER: tl.constexpr, TILED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
-):
-    """Store x [rows, size] times the matrix [outputs, size], transposed, plus bias, in out [rows, outputs].
+):  # fmt: skip
+    """Return sums [rows, outputs] plus rows of x times a packed matrix, transposed, in tiles from `begin` to `end`.
 
-    With several programs along the inputs, each of which takes `steps` tiles, sums without bias go to `parts` instead,
-    [programs, rows, outputs] float32.
-
-    integers  [outputs, width] bytes
-    counts    groups of an output; `blocks`: shared scales of an output
-    TABLE     name of the table; "" for integers
-    TILED     whether the BLOCK_INPUTS inputs of a tile share a scale
+    row, known      rows of x, and which of them exist
+    output, inside  rows of the matrix, int64, and which of them exist
+    integers        [outputs, width] bytes
+    size            inputs
+    counts          groups of an output; `blocks`: shared scales of an output
+    TABLE           name of the table; "" for integers
+    TILED           whether the BLOCK_INPUTS inputs of a tile share a scale
     """
-    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    output = tl.program_id(1).to(tl.int64) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
-    part = tl.program_id(2)
-    inside = output < outputs
-    sums = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
     BYTES: tl.constexpr = BLOCK_INPUTS // 2 if FOUR else BLOCK_INPUTS
     byte = tl.arange(0, BYTES)
-    for step in range(part * steps, tl.minimum((part + 1) * steps, tl.cdiv(width, BYTES))):
+    for step in range(begin, tl.minimum(end, tl.cdiv(width, BYTES))):
         place = step * BYTES + byte
         there = (place < width)[:, None] & inside[None, :]
         group = step * BLOCK_INPUTS // GROUP
         stored = tl.load(integers + output[None, :] * width + place[:, None], mask=there, other=0).to(tl.int32)
-        product = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32) if TILED else sums
+        product = tl.zeros_like(sums) if TILED else sums
         if FOUR:
             at = place // 16 * 32 + place % 16
             for half in tl.static_range(2):
                 here = at + 16 * half
-                value = _inputs(x, row, here, order, x_row, rows, size, ORDER)
+                value = _inputs(x, row, known, here, order, x_row, size, ORDER)
                 number = _number4((stored >> 4 * half) & 15, table, TABLE, MINIMA)
                 product = _add_product(
                     product, value, number, output[None, :], here[:, None], there & (here < size)[:, None],
@@ -227,7 +195,7 @@ def multiply_packed(
                     GROUP, MINIMA, ZEROS, SHARED, TILED, PRECISION,
                 )  # fmt: skip
         else:
-            value = _inputs(x, row, place, order, x_row, rows, size, ORDER)
+            value = _inputs(x, row, known, place, order, x_row, size, ORDER)
             product = _add_product(
                 product, value, _number8(stored, TABLE), output[None, :], place[:, None],
                 there & (place < size)[:, None], group, scales, minima, zeros, shared, counts, blocks,
@@ -238,6 +206,32 @@ def multiply_packed(
             sums += product * scale[None, :]
         else:
             sums = product
+    return sums
+
+
+@triton.jit(do_not_specialize=["rows", "steps"])
+def multiply_packed(
+    x, bias, out, parts, rows, outputs, steps,
+    integers, scales, minima, zeros, shared, order, table, x_row, size, width, counts, blocks,
+    GROUP: tl.constexpr, FOUR: tl.constexpr, TABLE: tl.constexpr, MINIMA: tl.constexpr, ZEROS: tl.constexpr,
+    SHARED: tl.constexpr, ORDER: tl.constexpr, TILED: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
+):  # fmt: skip
+    """Store x [rows, size] times the matrix [outputs, size], transposed, plus bias, in out [rows, outputs].
+
+    With several programs along the inputs, each of which takes `steps` tiles, sums without bias go to `parts` instead,
+    [programs, rows, outputs] float32. Other arguments: see `add_packed`.
+    """
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    output = tl.program_id(1).to(tl.int64) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    part = tl.program_id(2)
+    inside = output < outputs
+    sums = add_packed(
+        tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32), x, row, row < rows, output, inside,
+        part * steps, (part + 1) * steps,
+        integers, scales, minima, zeros, shared, order, table, x_row, size, width, counts, blocks,
+        GROUP, FOUR, TABLE, MINIMA, ZEROS, SHARED, ORDER, TILED, PRECISION, BLOCK_INPUTS,
+    )  # fmt: skip
     target = row[:, None] * outputs + output[None, :]
     there = (row < rows)[:, None] & inside[None, :]
     if tl.num_programs(2) > 1:
@@ -319,56 +313,64 @@ class PackedMatrix(PackedRows):
         super().__init__(outputs, inputs, groups, activations)
         self._tables: dict[torch.device, Tensor] = {}  # of iq4_nl; its address must not change
 
+    def operands(self, storage: Tensor, inputs: int) -> dict[str, Any]:
+        """Return the arguments of `add_packed` that describe the matrix, for tiles of `inputs` inputs."""
+        groups = self.groups
+        integers, scales = self.sections["integers"].of(storage), self.sections["scales"].of(storage)
+        minima, zeros, shared, order = (self.section(name, storage) for name in ("minima", "zeros", "shared", "order"))
+        whole = groups.inputs >= self.inputs
+        return {
+            "integers": integers,
+            "scales": scales,
+            "minima": scales if minima is None else minima,
+            "zeros": scales if zeros is None else zeros,
+            "shared": scales if shared is None else shared,
+            "order": scales if order is None else order,
+            "table": self._table(storage.device) if groups.table == "iq4_nl" else scales,
+            "size": self.inputs,
+            "width": integers.shape[1],
+            "counts": scales.shape[1],
+            "blocks": 1 if shared is None else shared.shape[1],
+            "GROUP": round_up(groups.inputs, inputs) if whole else groups.inputs,
+            "FOUR": groups.bits == 4,
+            "TABLE": groups.table,
+            "MINIMA": minima is not None,
+            "ZEROS": zeros is not None,
+            "SHARED": shared is not None,
+            "ORDER": order is not None,
+            "TILED": minima is None and shared is None and (whole or groups.inputs % inputs == 0),
+        }
+
     def multiply(self, x: Tensor, storage: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
         if x.shape[0] > (FEW if x.dtype == torch.float32 else MANY):
             return self._multiply_decoded(x, storage, bias)
         if x.stride(1) != 1:
             x = x.contiguous()
         out = torch.empty((x.shape[0], self.outputs), dtype=x.dtype, device=x.device)
-        groups, tile = self.groups, NARROW if x.shape[0] <= FEW else BROAD
+        tile = NARROW if x.shape[0] <= FEW else BROAD
         if x.dtype == torch.float32:
             tile = FLOAT32
-        integers, scales = self.sections["integers"].of(storage), self.sections["scales"].of(storage)
-        minima, zeros, shared, order = (self.section(name, storage) for name in ("minima", "zeros", "shared", "order"))
         tiles = ceil_div(x.shape[0], tile.rows), ceil_div(self.outputs, tile.outputs)
-        whole = groups.inputs >= self.inputs
-        tiled = minima is None and shared is None and (whole or groups.inputs % tile.inputs == 0)
         count, steps = split(tiles[0] * tiles[1], ceil_div(self.padded, tile.inputs), x.device)
         parts = torch.empty((count, *out.shape), dtype=torch.float32, device=x.device) if count > 1 else out
+        described = self.operands(storage, tile.inputs)
+        by_weight = tile is BROAD and not described["TILED"]  # scales take registers
         multiply_packed[(*tiles, count)](
             x,
-            integers,
-            scales,
-            scales if minima is None else minima,
-            scales if zeros is None else zeros,
-            scales if shared is None else shared,
-            scales if order is None else order,
-            self._table(x.device) if groups.table == "iq4_nl" else scales,
-            scales if bias is None else bias,
+            out if bias is None else bias,
             out,
             parts,
             x.shape[0],
-            x.stride(0),
             self.outputs,
-            self.inputs,
-            integers.shape[1],
-            scales.shape[1],
-            1 if shared is None else shared.shape[1],
             steps,
-            GROUP=round_up(groups.inputs, tile.inputs) if whole else groups.inputs,
-            FOUR=groups.bits == 4,
-            TABLE=groups.table,
-            MINIMA=minima is not None,
-            ZEROS=zeros is not None,
-            SHARED=shared is not None,
-            ORDER=order is not None,
+            x_row=x.stride(0),
+            **described,
             BIAS=bias is not None,
-            TILED=tiled,
-            PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+            PRECISION=precision(x.dtype),
             BLOCK_ROWS=tile.rows,
             BLOCK_OUTPUTS=tile.outputs,
             BLOCK_INPUTS=tile.inputs,
-            num_warps=tile.warps if tiled or tile is not BROAD else 2 * tile.warps,  # scales take registers
+            num_warps=2 * tile.warps if by_weight else tile.warps,
         )
         if count > 1:
             merge(parts, bias, out)
@@ -426,6 +428,11 @@ class PackedMatrix(PackedRows):
         if device not in self._tables:
             self._tables[device] = torch.tensor(TABLES["iq4_nl"], dtype=torch.int8, device=device)
         return self._tables[device]
+
+
+def precision(dtype: torch.dtype) -> str:
+    """Return the precision of products of float32, which half-precision floats ignore."""
+    return "ieee" if dtype is torch.float32 else "tf32"
 
 
 assert NARROW.inputs % STEP == BROAD.inputs % STEP == FLOAT32.inputs % STEP == 0

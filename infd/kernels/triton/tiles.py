@@ -63,6 +63,13 @@ class Shape(NamedTuple):
     narrow: bool = False
 
     @property
+    def name(self) -> str:
+        """Return the shape's name in the file of measured tilings."""
+        narrow = ", narrow" if self.narrow else ""
+        heads = f"{self.kv_heads} x {self.shared} heads of {self.head}"
+        return f"{heads}, {str(self.dtype).removeprefix('torch.')}{narrow}"
+
+    @property
     def block_head(self) -> int:
         """Return the head size, padded to a power of two."""
         return max(LEAST, triton.next_power_of_2(self.head))

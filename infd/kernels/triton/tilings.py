@@ -1,7 +1,8 @@
-"""The tilings of attention on a GPU, by head shape: measured tilings, or the defaults.
+"""The tilings of kernels on a GPU, by kernels and shape: measured tilings, or the defaults.
 
-Results of `infd warm --tune` are stored beside the compiled kernels, in a file named after the GPU and a digest of
-Triton's version and the measured kernels' sources, so that results never apply to other kernels or GPUs.
+Results of `infd warm --tune` are stored beside the compiled kernels, in a file for each kind of kernels. Its name has
+the GPU and a digest of Triton's version and the measured kernels' sources, so that results never apply to other kernels
+or GPUs. A damaged file is reported, read as empty, and replaced when tilings are next measured.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import triton
@@ -19,6 +20,7 @@ from infd import files
 from infd.kernels.triton import blocks
 from infd.kernels.triton.blocks import Tiling
 from infd.kernels.triton.compiled import aimed_at
+from infd.kernels.triton.expert_tiles import ExpertsTiling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,34 +28,67 @@ if TYPE_CHECKING:
     import torch
 
     from infd.kernels.triton.blocks import Gpu
-    from infd.kernels.triton.tiles import Shape
 
 log = logging.getLogger("infd.kernels")
 
-SOURCES: Final = ("attention.py", "apportion.py", "tiles.py")  # the measured kernels and the tables that they read
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class Tilings:
-    """The tilings of one GPU, by head shape."""
-
-    def __init__(self, gpu: Gpu, measured: Mapping[str, Tiling] | None = None) -> None:
-        """measured: by the names that `shape_name` returns."""
-        self.gpu = gpu
-        self._measured = measured or {}
-        self._requested: dict[Shape, Tiling] = {}
+class Shape(Protocol[T_co]):
+    """The properties of a layer that decide its tiling. Hashable."""
 
     @property
-    def requested(self) -> list[Shape]:
+    def name(self) -> str:
+        """Return the shape's name in the file of measured tilings."""
+
+    def default_tiling(self, gpu: Gpu) -> T_co:
+        """Return the tiling that is used unless another one was measured to be faster."""
+
+
+ShapeT = TypeVar("ShapeT", bound=Shape)
+
+
+class Kind(NamedTuple, Generic[T]):
+    """Kernels whose tilings are kept in one file.
+
+    name     first word of the file's name
+    tiling   type of their tilings
+    sources  files of the measured kernels, and of the tables that they read
+    """
+
+    name: str
+    tiling: type[T]
+    sources: tuple[str, ...]
+
+
+ATTENTION: Final = Kind("attention", Tiling, ("attention.py", "apportion.py", "tiles.py"))
+EXPERTS: Final = Kind(
+    "experts", ExpertsTiling, ("experts.py", "grouped.py", "packed.py", "route_blocks.py", "expert_tiles.py")
+)
+
+
+class Tilings(Generic[ShapeT, T]):
+    """The tilings of one kind of kernels on one GPU, by shape."""
+
+    def __init__(self, gpu: Gpu, measured: Mapping[str, T] | None = None) -> None:
+        """measured: by the shapes' names."""
+        self.gpu = gpu
+        self._measured = measured or {}
+        self._requested: dict[ShapeT, T] = {}
+
+    @property
+    def requested(self) -> list[ShapeT]:
         """Return the shapes looked up so far."""
         return list(self._requested)
 
-    def __getitem__(self, shape: Shape) -> Tiling:
+    def __getitem__(self, shape: ShapeT) -> T:
         if shape not in self._requested:
-            self._requested[shape] = self._measured.get(shape_name(shape)) or shape.default_tiling(self.gpu)
+            self._requested[shape] = self._measured.get(shape.name) or shape.default_tiling(self.gpu)
         return self._requested[shape]
 
 
-def tilings(device: torch.device) -> Tilings:
+def tilings(kind: Kind[T], device: torch.device) -> Tilings[ShapeT, T]:
     """Return the tilings for a device: an installed GPU, the compilation target, or else a large GPU."""
     if (target := aimed_at()) is not None:
         name, installed = target
@@ -61,13 +96,7 @@ def tilings(device: torch.device) -> Tilings:
             return Tilings(blocks.absent(name))
         device = installed
     gpu = blocks.gpu(device)
-    return Tilings(gpu, read(directory(), gpu) if gpu.name else None)
-
-
-def shape_name(shape: Shape) -> str:
-    """Return a shape's name in the file of measured tilings."""
-    narrow = ", narrow" if shape.narrow else ""
-    return f"{shape.kv_heads} x {shape.shared} heads of {shape.head}, {str(shape.dtype).removeprefix('torch.')}{narrow}"
+    return Tilings(gpu, read(kind, directory(), gpu) if gpu.name else None)
 
 
 def directory() -> Path:
@@ -75,28 +104,28 @@ def directory() -> Path:
     return Path(triton.knobs.cache.dir)
 
 
-def read(directory: Path, gpu: Gpu) -> dict[str, Tiling]:
+def read(kind: Kind[T], directory: Path, gpu: Gpu) -> dict[str, T]:
     """Return the tilings measured on this GPU with these kernels, by shape name; empty without a readable file."""
-    path = _file(directory, gpu)
+    path = _file(kind, directory, gpu)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Tiling])
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, kind.tiling])  # type: ignore[name-defined]
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError) as error:
-        log.warning("%s cannot be read, so attention uses the default tilings: %s", path, error)
+        log.warning("%s cannot be read, so the default tilings are used for %s: %s", path, kind.name, error)
         return {}
 
 
-def write(directory: Path, gpu: Gpu, measured: Mapping[str, Tiling]) -> Path:
+def write(kind: Kind[T], directory: Path, gpu: Gpu, measured: Mapping[str, T]) -> Path:
     """Merge `measured` into the stored tilings; return the file. Raises OSError."""
-    path = _file(directory, gpu)
+    path = _file(kind, directory, gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.replace(path, msgspec.json.format(msgspec.json.encode({**read(directory, gpu), **measured})))
+    files.replace(path, msgspec.json.format(msgspec.json.encode({**read(kind, directory, gpu), **measured})))
     return path
 
 
-def _file(directory: Path, gpu: Gpu) -> Path:
+def _file(kind: Kind[T], directory: Path, gpu: Gpu) -> Path:
     digest = hashlib.blake2b(triton.__version__.encode(), digest_size=8)
-    for name in SOURCES:
+    for name in kind.sources:
         digest.update(Path(__file__).with_name(name).read_bytes())
-    return directory / f"attention-{re.sub(r'[^a-z0-9]+', '-', gpu.name.lower())}-{digest.hexdigest()}.json"
+    return directory / f"{kind.name}-{re.sub(r'[^a-z0-9]+', '-', gpu.name.lower())}-{digest.hexdigest()}.json"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec import Struct
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from infd.config import Config
     from infd.kernels.select import Candidate
     from infd.kernels.triton.compiled import Entry, Ledger
-    from infd.kernels.triton.tiles import Shape
     from infd.kernels.triton.tuning import Found
     from infd.models.parameter import Target
     from infd.runner.adapters import DeviceSlots
@@ -73,12 +72,12 @@ class Warmed(Struct, frozen=True):
 
     gpu      compute capability or name of the target GPU
     entries  the model's kernels, compiled or found in the cache
-    tuned    the fastest attention tilings, by head shape; empty if not measured
+    tuned    the fastest tilings of attention and experts, by the shapes' names; empty if not measured
     """
 
     gpu: str
     entries: list[Entry]
-    tuned: dict[str, Found] = {}
+    tuned: dict[str, Found[Any]] = {}
 
 
 def warm(
@@ -87,7 +86,7 @@ def warm(
     """Compile the model's kernels for `target`, by default this machine's GPU, into `device.kernel_cache`.
 
     notify  called with each kernel after it is compiled, or found in the cache
-    tune    also measure attention tilings on this machine's GPU, and store the fastest
+    tune    also measure tilings of attention and experts on this machine's GPU, and store the fastest
 
     Raises StartError.
     """
@@ -127,16 +126,27 @@ def warm(
     return Warmed(compiled.name(gpu), ledger.entries, tuned)
 
 
-def _tune(shapes: Sequence[Shape], device: torch.device) -> dict[str, Found]:
-    """Find the fastest attention tiling of each head shape by measurement; store the tilings beside the kernels."""
-    from infd.kernels.triton import blocks, tilings
-    from infd.kernels.triton.tuning import tune
+def _tune(shapes: Mapping[str, Sequence[Any]], device: torch.device) -> dict[str, Found[Any]]:
+    """Find the fastest tiling of each shape by measurement; store the tilings beside the kernels.
+
+    shapes  by family, see `issue`
+    """
+    from infd.kernels.triton import blocks, tilings, tuning_attention, tuning_experts
+    from infd.kernels.triton.tuning import on_device
 
     gpu = blocks.gpu(device)
-    with torch.inference_mode():
-        found = tune(shapes, gpu, device)
-    tilings.write(tilings.directory(), gpu, {name: each.tiling for name, each in found.items()})
-    return found
+    kinds: dict[str, tuple[tilings.Kind[Any], Callable[..., Found[Any]]]] = {
+        "attention": (tilings.ATTENTION, tuning_attention.tune),
+        "experts": (tilings.EXPERTS, tuning_experts.tune),
+    }
+    tuned: dict[str, Found[Any]] = {}
+    for family, some in shapes.items():
+        kind, tune = kinds[family]
+        with torch.inference_mode():
+            found = {shape.name: tune(shape, gpu, device, on_device) for shape in some}
+        tilings.write(kind, tilings.directory(), gpu, {name: each.tiling for name, each in found.items()})
+        tuned |= found
+    return tuned
 
 
 def _modules(directory: Path | None, gpu: GPUTarget, ledger: Ledger) -> AbstractContextManager[None]:
@@ -150,12 +160,12 @@ def _modules(directory: Path | None, gpu: GPUTarget, ledger: Ledger) -> Abstract
     return modules.building(capability, lambda name, found, seconds: ledger.add(Entry(name, found, seconds)))
 
 
-def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
+def issue(config: Config, *, flashinfer: bool = False) -> dict[str, Sequence[Any]]:
     """Issue a model's first steps, without and with adapters: a GPU's kernels are called on tensors without storage.
 
     flashinfer  whether FlashInfer's kernels are also compiled
 
-    Returns the head shapes for which Triton's attention was called.
+    Returns the shapes for which Triton's kernels were called whose tilings can be measured, by family.
     """
     with Checkpoint(Path(config.model.path)) as checkpoint, torch.inference_mode():
         setup = set_up(config, checkpoint, GPU, NOWHERE, _unprobed(candidates(config), flashinfer))
@@ -170,7 +180,8 @@ def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
             adapted = adapted_steps(plans, runner.adapters, targets, setup.dtype)
             for plan in (*first_steps(plans, GPU.type), *adapted):
                 runner.sample(runner.forward(plan))
-        return getattr(setup.ops.attention, "shapes", [])
+        used = {row.family: getattr(setup.ops, row.family) for row in setup.ops.selection}
+        return {family: getattr(used.get(family), "shapes", []) for family in ("attention", "experts")}
 
 
 def adapted_steps(
@@ -186,11 +197,10 @@ def adapted_steps(
 
 
 def _changes(targets: Sequence[Target], rank: int, dtype: torch.dtype) -> Iterator[tuple[Target, LowRank]]:
-    # No kernel of a GPU computes adapters of experts.
-    for target in (each for each in targets if not each.whole and not each.experts):
-        outputs = next(iter(target.modules.values()))
-        a = torch.zeros((target.inputs, rank) if target.table else (rank, target.inputs), dtype=dtype)
-        yield target, LowRank(a, [LowRankPart(torch.zeros(outputs, rank, dtype=dtype), 0, 0)])
+    for target in (each for each in targets if not each.whole):
+        outputs, stack = next(iter(target.modules.values())), (target.experts,) if target.experts else ()
+        a = torch.zeros(*stack, *((target.inputs, rank) if target.table else (rank, target.inputs)), dtype=dtype)
+        yield target, LowRank(a, [LowRankPart(torch.zeros(*stack, outputs, rank, dtype=dtype), 0, 0)])
 
 
 def _unprobed(candidates: Mapping[str, Sequence[Candidate]], flashinfer: bool) -> Mapping[str, Sequence[Candidate]]:

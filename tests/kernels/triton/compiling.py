@@ -22,14 +22,17 @@ from infd.groups import Groups, InputScheme
 from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.families.attention import KeyValuePages
 from infd.kernels.families.draw import Drawing, History
+from infd.kernels.families.experts import ExpertChanges
 from infd.kernels.families.rows import BatchState, DecodeInputs
 from infd.kernels.families.span_attention import WHOLE, Reach, SpanBatch
-from infd.kernels.recipe import NormRecipe
-from infd.kernels.triton.activation import Activation
+from infd.kernels.recipe import ExpertsRecipe, Gating, NormRecipe, Router, RouterRecipe, StackRecipe
+from infd.kernels.reference.dense import Plain
+from infd.kernels.triton.activation import SILU, Activation
 from infd.kernels.triton.attention import PagedAttention
 from infd.kernels.triton.compiled import compiling
 from infd.kernels.triton.compiled import target as gpu_called
 from infd.kernels.triton.draw import Draw
+from infd.kernels.triton.experts import Experts
 from infd.kernels.triton.float8 import multiply_few
 from infd.kernels.triton.gather import gather
 from infd.kernels.triton.inputs import Inputs, quantize
@@ -180,6 +183,39 @@ def adapters(ranks: int, dtype: torch.dtype) -> None:
     lora.add_rows(y, empty(99, dtype=torch.int64), [(rows, LowRank(empty(999, ranks, dtype=dtype), parts[:1]))])
 
 
+def experts(
+    kind: Groups | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    gating: Gating = SILU,
+    *,
+    bias: bool = False,
+    changed: bool = False,
+) -> None:
+    """Compute one token and many tokens with experts of 2048 x 768."""
+    count, hidden, inner = 128, 2048, 768
+
+    def stack(outputs: int, inputs: int) -> StackRecipe:
+        form = Plain((outputs, inputs), dtype) if kind is None else PackedMatrix(outputs, inputs, kind, dtype)
+        biases = empty(count, outputs, dtype=dtype) if bias else None
+        return StackRecipe(form, empty(count, *form.shape, dtype=form.dtype), biases)
+
+    design = Router(experts=count, chosen=8)
+    recipe = ExpertsRecipe(
+        router=RouterRecipe(design, empty(count, hidden, dtype=torch.float32), None, None),
+        gate_up=stack(2 * inner, hidden),
+        gating=gating,
+        down=stack(hidden, inner),
+    )
+    part = LowRankPart(empty(count, inner, 5, dtype=dtype), 0, inner)
+    groups = [(empty(1, dtype=torch.int64), LowRank(empty(count, 8, hidden, dtype=dtype)[:, :5], [part]))]
+    for tokens in (1, 600):
+        x = empty(tokens, hidden, dtype=dtype)
+        family = Experts()
+        routes = family.route(x, recipe.router)
+        y = family.compute(x, routes, recipe, ExpertChanges(groups, []) if changed else None)
+        family.add_shared(y, x, x[:, :1])
+
+
 def packed(kind: Groups, dtype: torch.dtype) -> None:
     """Multiply one row, several and many rows with a matrix of 4096 inputs."""
     form = PackedMatrix(4096, 4096, kind, dtype)
@@ -259,6 +295,18 @@ FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
         "stored scale": lambda: scaled(InputScheme("e4m3", static=True)),
         "blocks of 128": lambda: scaled(InputScheme("e4m3", 128)),
         "groups of 32, powers": lambda: scaled(InputScheme("e4m3", 32, powers=True)),
+    },
+    "experts": {
+        "bfloat16, with adapters": lambda: experts(changed=True),
+        "float16, clamped, biases": lambda: experts(
+            dtype=torch.float16, gating=Gating(alpha=1.7, limit=7.0, offset=1.0), bias=True
+        ),
+        "float32, gelu": lambda: experts(dtype=torch.float32, gating=Gating(activation="gelu_pytorch_tanh")),
+        "int4, groups of 128": lambda: experts(Groups(4, 128, "BF16")),
+        "int8 in rows": lambda: experts(Groups(8, 4096, "F32")),
+        "Q4_K": lambda: experts(Groups(4, 32, "I8", minima=True)),
+        "MXFP4": lambda: experts(Groups(4, 32, "BF16", table="e2m1"), bias=True),
+        "fp8 in blocks": lambda: experts(Groups(8, 128, "F32", table="e4m3")),
     },
     "draw": {
         "among all, float32": lambda: draws(torch.float32, truncated=False),

@@ -114,9 +114,10 @@ def changes(targets: Sequence[Target], dtype: torch.dtype, some: slice, most: in
     for each in targets[some]:
         outputs = list(each.modules.values())[:most]
         ranks = rank * len(outputs)
-        a = torch.zeros((each.inputs, ranks) if each.table else (ranks, each.inputs), dtype=dtype)
+        stack = (each.experts,) if each.experts else ()
+        a = torch.zeros(*stack, *((each.inputs, ranks) if each.table else (ranks, each.inputs)), dtype=dtype)
         parts = [
-            LowRankPart(torch.zeros(count, rank, dtype=dtype), rank * i, sum(outputs[:i]))
+            LowRankPart(torch.zeros(*stack, count, rank, dtype=dtype), rank * i, sum(outputs[:i]))
             for i, count in enumerate(outputs)
         ]
         found[each] = LowRank(a, parts)

@@ -20,6 +20,7 @@ SHARED = {
 # float32 norm keeps two numbers on the stack.
 SPILLED = {"sm_80": 8, "sm_89": 0, "sm_90a": 0, "gfx942": 32}
 NARROW = SHARED.keys() - {"sm_80"}  # GPUs with fp8 conversions
+FAMILIES = ("attention", "span attention", "narrow cache", "dense", "draw", "lora", "packed", "scaled", "experts")
 ROOT = Path(__file__).parents[3]
 
 
@@ -42,9 +43,7 @@ def compiled(family: str) -> list[dict]:
 
 @pytest.mark.timeout(1500)  # compiles for four GPUs with nothing cached: minutes of processor time
 @pytest.mark.usefixtures("triton")
-@pytest.mark.parametrize(
-    "family", ["attention", "span attention", "narrow cache", "dense", "draw", "lora", "packed", "scaled"]
-)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_kernels_compile_for_gpus_and_fit(family):
     kernels = compiled(family)
     assert {kernel["target"] for kernel in kernels} == set(NARROW if family in ("narrow cache", "scaled") else SHARED)

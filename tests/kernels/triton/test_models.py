@@ -8,7 +8,7 @@ import torch
 from infd.kernels.select import CANDIDATES, insisting, select
 from tests.models.test_parity import CLOSE, Pair, off, text
 
-TRITON = ("attention", "norm", "rope", "activation")
+TRITON = ("attention", "norm", "rope", "activation", "experts")
 
 
 @pytest.fixture
@@ -22,7 +22,9 @@ def ops(device):
     return ops.replace(attention=PagedAttention(programs=4))  # a CPU has no number of multiprocessors
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma2", "glm4"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "qwen3", "gemma2", "glm4", "mixtral", "qwen2-moe", "glm4-moe", "gpt-oss", "llama4"]
+)
 def test_a_chunked_prompt_batched_with_another_gives_transformers_logits(tiny, device, ops, variant):
     pair = Pair(tiny(variant), ops=ops, device=device)
     driver = pair.driver()

@@ -29,7 +29,13 @@ def program(*arguments: str) -> str:
 @pytest.mark.usefixtures("triton")
 @pytest.mark.parametrize(
     ("variant", "cached", "dtype"),
-    [("qwen3", "auto", "float32"), ("gemma3", "auto", "bfloat16"), ("qwen3", "fp8", "bfloat16")],
+    [
+        ("qwen3", "auto", "float32"),
+        ("gemma3", "auto", "bfloat16"),
+        ("qwen3", "fp8", "bfloat16"),
+        ("qwen2-moe", "auto", "bfloat16"),
+        ("gpt-oss", "auto", "bfloat16"),
+    ],
 )
 def test_no_step_asks_for_a_kernel_that_the_first_steps_did_not(tiny, tmp_path, variant, cached, dtype):
     directory = shutil.copytree(tiny(variant), tmp_path / variant)
