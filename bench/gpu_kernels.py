@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from gpu_machine import PAGE, Bench, Shape
 
-from infd.groups import GroupedRows, Groups
 from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 from infd.kernels.families.draw import Drawing, History
 from infd.kernels.reference import attention as reference_attention
 from infd.kernels.reference import dense
 from infd.kernels.reference.drawing import draw
-from infd.kernels.reference.packed import PackedRows
 from infd.kernels.select import CANDIDATES, Facts, insisting, select
 
 if TYPE_CHECKING:
@@ -56,7 +54,6 @@ def kernels(
                 taken = bench.timed(work)  # inputs modified in place are reused as they are
                 bench.figures.kernel(f"{kernel} {name} of {tokens} tokens", taken, bench.machine.floor(moved), off=off)
         entries(bench, ops, shape, tokens, only)
-        packed(bench, ops, shape, tokens, only)
     for batch in batches:
         shaping(bench, ops, shape, batch, context)
         sampling(bench, ops, shape, batch)
@@ -91,26 +88,6 @@ def attentions(ops: Ops, device: torch.device, only: Sequence[str]) -> Iterator[
         for backend in ("fa2", "fa3") if hopper else ("fa2",):
             yield f"{name} {backend}", type(each)(backend=backend)
         yield f"{name} planned", type(each)(planned=True)
-
-
-def packed(bench: Bench, ops: Ops, shape: Shape, tokens: int, only: Sequence[str]) -> None:
-    """Time products with gate and up stored as int4 in groups of 128, and as fp8 with a scale for each row."""
-    device, outputs = bench.device, 2 * shape.inner
-    x = torch.randn(tokens, shape.hidden, device=device).bfloat16()
-    integers = torch.randint(-8, 8, (outputs, shape.hidden), dtype=torch.int8)
-    for kind in (Groups(4, 128, "BF16"), Groups(8, shape.hidden, "F32", table="e4m3")):
-        scales = torch.rand(outputs, shape.hidden // kind.inputs)
-        rows = GroupedRows(integers, scales.bfloat16() if kind.scales == "BF16" else scales)
-        for name, each in alternatives("packed", ops, device, only):
-            form = each.form(outputs, shape.hidden, x.dtype, kind)
-            if not isinstance(form, PackedRows):
-                continue  # the matrix would be decoded
-            storage = torch.zeros(form.shape, dtype=form.dtype, device=device)
-            form.place_groups(storage, 0, rows)
-            work = partial(form.multiply, x, storage)
-            off = _off(work(), PackedRows.multiply(form, x, storage))
-            title = f"{name} {kind.table or 'int4'} product of {tokens} tokens"
-            bench.figures.kernel(title, bench.timed(work), bench.machine.floor(storage.nbytes), off=off)
 
 
 def entries(bench: Bench, ops: Ops, shape: Shape, tokens: int, only: Sequence[str]) -> None:

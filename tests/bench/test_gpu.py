@@ -15,6 +15,7 @@ from gpu_steps import issued
 from msgspec.structs import replace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from gpu_machine import Bench, Shape
@@ -39,7 +40,7 @@ def test_the_gpu_benchmark_can_be_tried_without_one(
     for each in expectations(EXPECTED.read_text()):
         if (
             "qwen3" in each.name
-            and each.part != "tune"
+            and each.part not in ("tune", "products-8b")
             and not each.name.split(": ")[1].startswith(("captures", "calls"))
         ):
             assert any(each.field in figure for figure in beside if kind(figure["name"]) == kind(each.name)), each
@@ -94,6 +95,35 @@ def test_parts_may_be_chosen_and_results_are_kept_if_a_later_part_fails(
             main()
         kept = [json.loads(line)["name"] for line in written.read_text().splitlines()[2:]]
         assert [name.split()[1] for name in kept] == found
+
+
+def test_products_of_quantized_matrices_are_compared_and_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("triton", minversion="3.8")
+    import gpu_machine
+    import gpu_products
+
+    from infd.kernels.triton import float8
+    from tests.kernels.triton.conftest import compute_as_hardware
+
+    compute_as_hardware(monkeypatch)
+
+    def timed(bench: Bench, work: Callable[[], object]) -> Timed:
+        work()
+        return Timed(1.0, None)
+
+    written = tmp_path / "gpu.jsonl"
+    monkeypatch.setattr(sys, "argv", f"x --device cpu --models tiny --batches 1 20 130 --json {written}".split())
+    monkeypatch.setattr(float8, "capability", lambda: (9, 0))
+    monkeypatch.setattr(gpu_machine.Bench, "timed", timed)
+    gpu_products.main()
+    assert "fp8 in blocks, 192 x 64: no product of inputs as fp8 in groups of 128" in capsys.readouterr().out
+    found = [json.loads(line) for line in written.read_text().splitlines()][1:]
+    assert max(figure["off"] for figure in found if "off" in figure) < 0.01
+    for each in expectations(EXPECTED.read_text()):
+        if each.part == "products-8b" and "in blocks" not in each.name:
+            assert any(each.field in figure for figure in found if kind(figure["name"]) == kind(each.name)), each
 
 
 def test_attention_is_timed_with_the_default_and_with_the_tiling_that_is_kept(

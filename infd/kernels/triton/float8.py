@@ -108,7 +108,11 @@ class ScaledMatrix(Float8Matrix):
     """A matrix of fp8 whose products quantize their inputs to fp8. Implements families.inputs.Quantizing.
 
     Scales for groups of inputs are stored by group: those of all rows are contiguous, as cuBLAS reads them.
+
+    few  most rows that Triton multiplies
     """
+
+    few = FEW
 
     def __init__(
         self,
@@ -134,9 +138,9 @@ class ScaledMatrix(Float8Matrix):
             return x.new_empty(0, self.outputs)
         weights, scales = self.sections["integers"].of(storage), self.section("scales", storage)
         assert scales is not None
-        padded = round_up(rows, ROWS) if scheme.inputs and rows > FEW else rows
+        padded = round_up(rows, ROWS) if scheme.inputs and rows > self.few else rows
         found = inputs.quantize(x, scheme, self._scale, self.padded, padded)
-        if rows <= FEW:
+        if rows <= self.few:
             return multiply_few(found, weights, scales, bias, blocks=bool(scheme.inputs))
         # No version of cuBLAS promises to add a bias to products with scales of blocks.
         after = bias if scheme.inputs else None

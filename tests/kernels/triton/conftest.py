@@ -36,13 +36,18 @@ def device(request: pytest.FixtureRequest, triton: None, monkeypatch: pytest.Mon
     if request.param == "cuda":
         yield torch.device("cuda")
         return
+    compute_as_hardware(monkeypatch)
+    with np.errstate(over="ignore", invalid="ignore"):  # numpy warns of infinity and NaN; hardware does not
+        yield torch.device("cpu")
+
+
+def compute_as_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter convert and multiply narrow floats as a GPU does."""
     from triton.runtime.interpreter import InterpreterBuilder
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", _dot)
     for name in ("cast_impl", "create_fp_to_fp"):
         monkeypatch.setattr(InterpreterBuilder, name, partialmethod(_cast, getattr(InterpreterBuilder, name)))
-    with np.errstate(over="ignore", invalid="ignore"):  # numpy warns of infinity and NaN; hardware does not
-        yield torch.device("cpu")
 
 
 def _cast(builder: Any, original: Any, source: Any, target: Any, *rounding: Any) -> Any:
