@@ -112,6 +112,7 @@ PLAN = (
     Stage("served-0.6b", "gpu", (*SMALL, "--parts", "served", "--served", "256"), 300, 90, steps=True),
     Stage("calls-0.6b", "gpu", (*SMALL, "--parts", "calls", "--batches", "1"), 90, 40, steps=True),
     Stage("products-8b", "gpu_products", LARGE, 200, 60),
+    Stage("experts", "gpu_experts", (), 150, 60),
     Stage("sleep", "sleep", ("--device", "cuda", "--mib", "4096", "--rounds", "2"), 150, 60),
     Stage("tune", "gpu_tune", SMALL, 420, 120),
     Stage("flashinfer-probe", "gpu_probe", ("--cases", "xqa_with_pdl"), 90, 30, flashinfer=True),

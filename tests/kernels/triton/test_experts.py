@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -262,3 +265,37 @@ def test_forms_that_no_kernel_reads_are_left_to_the_reference(family, device):
         family.compute(x, routes, foreign), family.compute(x, routes, moved(recipe, device)), atol=1e-5, rtol=1e-5
     )
     assert list(family.refused) == ["triton experts"]
+
+
+class Noted:
+    """A bench that runs work once, and keeps what is off from the reference."""
+
+    def __init__(self, device):
+        self.device, self.machine, self.figures = device, self, self
+        self.off, self.beside = {}, []
+
+    def floor(self, moved, operations):
+        return 1.0
+
+    def timed(self, work):
+        return SimpleNamespace(best=work().float().norm().item())
+
+    def seconds(self, work, *, times):
+        return work().float().norm().item()
+
+    def kernel(self, name, taken, floor, *, off):
+        self.off[name] = off
+
+    def note(self, name, *, times):
+        self.beside.append(times)
+
+
+def test_the_benchmark_compares_each_form_with_the_reference(device, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "bench")
+    import gpu_experts
+
+    noted = Noted(device)
+    gpu_experts.measure(noted, gpu_experts.MIXTURES["tiny"], [1, 70])
+    assert len(noted.off) == 2 * len(gpu_experts.FORMS)
+    assert max(noted.off.values()) < 0.02
+    assert noted.beside == pytest.approx([1.0] * len(noted.off), rel=0.02)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from infd.kernels.reference.lora import Lora
 from infd.kernels.select import CANDIDATES, insisting, select
+from tests.adapters import test_experts, test_parity
+from tests.adapters.making import make
 from tests.models.test_parity import CLOSE, Pair, off, text
 
 TRITON = ("attention", "norm", "rope", "activation", "experts")
@@ -37,3 +40,12 @@ def test_a_chunked_prompt_batched_with_another_gives_transformers_logits(tiny, d
         theirs += logits[1:]
     assert off(torch.cat(got), pair.expect(prompt)) < CLOSE
     assert off(torch.cat(theirs), pair.expect(other)) < CLOSE
+
+
+@pytest.mark.parametrize("case", ["beside attention and the gate of shared experts", "weights on inputs"])
+def test_adapters_of_experts_give_pefts_logits(tiny, tmp_path, device, ops, case):
+    variant, settings = test_experts.CASES[case]
+    theirs = make(tiny(variant), tmp_path, **settings)
+    if device.type == "cpu":  # Triton's LoRA reads copies whose rows are aligned, which slots of a CPU do not make
+        ops = ops.replace(lora=Lora())
+    test_parity.check_logits(test_parity.Bench(tiny(variant), device, ops), tmp_path, theirs)
