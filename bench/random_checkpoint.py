@@ -2,6 +2,7 @@
 
     python bench/random_checkpoint.py 0.6b DIR      Qwen3-0.6B: 1.2 GB
     python bench/random_checkpoint.py 110m DIR      a small Llama: 0.2 GB
+    python bench/random_checkpoint.py granite DIR   a mixture of bench/experts.py: 2.7 GB; olmoe: 7.0 GB
 
 The vocabulary has its full size, and nearly all tokens are words, those of bench's prompts included, so that clients
 can count generated tokens as text. With greedy sampling an answer never ends.
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import experts
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
@@ -53,6 +55,10 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "max_position_embeddings": 4096,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
             "tie_word_embeddings": True,
+        },
+        **{
+            name: {**experts.SHAPES[name], **experts.COMMON, "model_type": model_type}
+            for name, model_type in (("granite", "granitemoe"), ("olmoe", "olmoe"))
         },
     }
 )
