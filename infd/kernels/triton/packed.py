@@ -2,9 +2,9 @@
 
 The forms and their layout are `kernels/reference/packed.py`'s. Activations are not quantized. Integers and numbers of
 tables are exact in the activations' dtype; where a tile's inputs share a scale, it multiplies the tile's float32 sums.
-Weights of smaller groups are scaled and rounded to the activations' dtype first, as if loading had decoded them. Steps
-of many rows decode the matrix in slabs, for torch's product: tiles would decode each weight once for each tile of rows.
-Never run on a GPU; the interpreter and the compiler are tested.
+Weights of smaller groups are scaled and rounded to the activations' dtype first, as if loading had decoded them; 16 of
+them share a load of their scale. Steps of many rows decode the matrix in slabs, for torch's product: tiles would decode
+each weight once for each tile of rows. Never run on a GPU; the interpreter and the compiler are tested.
 """
 
 from __future__ import annotations
@@ -74,10 +74,16 @@ def _e2m1(field):
 
 
 @triton.jit
+def _repeated(numbers, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr):
+    """Repeat numbers [runs, outputs] for each of the 16 inputs of a run."""
+    return tl.reshape(tl.broadcast_to(numbers[:, None, :], (INPUTS // 16, 16, OUTPUTS)), (INPUTS, OUTPUTS))
+
+
+@triton.jit
 def _weights(
     number,
     output,
-    at,
+    run,
     here,
     scales,
     minima,
@@ -90,19 +96,25 @@ def _weights(
     ZEROS: tl.constexpr,
     SHARED: tl.constexpr,
 ):
-    """Scale numbers [inputs, outputs] float32 of inputs `at`, of which those `here` exist."""
-    group = at // GROUP
+    """Scale numbers [inputs, outputs] float32, which are runs of 16 inputs: no group divides a run.
+
+    run   [inputs / 16, 1] first input of each run
+    here  [inputs / 16, outputs] which runs exist
+    """
+    INPUTS: tl.constexpr = number.shape[0]
+    OUTPUTS: tl.constexpr = number.shape[1]
+    group = run // GROUP
     if ZEROS:
-        number -= _spread(zeros, output, group, counts, here)
+        number -= _repeated(_spread(zeros, output, group, counts, here), INPUTS, OUTPUTS)
     scale = _spread(scales, output, group, counts, here)
     if SHARED:
-        scale *= _spread(shared, output, at // 256 * (1 + MINIMA), blocks, here)
-    number *= scale
+        scale *= _spread(shared, output, run // 256 * (1 + MINIMA), blocks, here)
+    number *= _repeated(scale, INPUTS, OUTPUTS)
     if MINIMA:
         least = _spread(minima, output, group, counts, here)
         if SHARED:
-            least *= _spread(shared, output, at // 256 * 2 + 1, blocks, here)
-        number += least
+            least *= _spread(shared, output, run // 256 * 2 + 1, blocks, here)
+        number += _repeated(least, INPUTS, OUTPUTS)
     return number
 
 
@@ -138,12 +150,13 @@ def _number8(byte, TABLE: tl.constexpr):
 
 @triton.jit
 def _add_product(
-    sums, value, number, output, at, here, step_group, scales, minima, zeros, shared, counts, blocks,
+    sums, value, number, output, run, here, step_group, scales, minima, zeros, shared, counts, blocks,
     GROUP: tl.constexpr, MINIMA: tl.constexpr, ZEROS: tl.constexpr, SHARED: tl.constexpr,
     TILED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return sums plus value [rows, inputs] times numbers [inputs, outputs], which are scaled unless TILED.
 
+    run, here   see `_weights`; if TILED, `here` [1, outputs] is which outputs exist
     step_group  the group of all inputs, if TILED
     """
     if TILED:
@@ -152,7 +165,7 @@ def _add_product(
         weight = number
     else:
         weight = _weights(
-            number, output, at, here, scales, minima, zeros, shared, counts, blocks, GROUP, MINIMA, ZEROS, SHARED
+            number, output, run, here, scales, minima, zeros, shared, counts, blocks, GROUP, MINIMA, ZEROS, SHARED
         )
     return tl.dot(value, weight.to(value.dtype), sums, input_precision=PRECISION)
 
@@ -177,6 +190,7 @@ def add_packed(
     """
     BYTES: tl.constexpr = BLOCK_INPUTS // 2 if FOUR else BLOCK_INPUTS
     byte = tl.arange(0, BYTES)
+    runs = tl.arange(0, BYTES // 16)[:, None] * 16
     for step in range(begin, tl.minimum(end, tl.cdiv(width, BYTES))):
         place = step * BYTES + byte
         there = (place < width)[:, None] & inside[None, :]
@@ -186,20 +200,22 @@ def add_packed(
         if FOUR:
             at = place // 16 * 32 + place % 16
             for half in tl.static_range(2):
-                here = at + 16 * half
-                value = _inputs(x, row, known, here, order, x_row, size, ORDER)
+                value = _inputs(x, row, known, at + 16 * half, order, x_row, size, ORDER)
                 number = _number4((stored >> 4 * half) & 15, table, TABLE, MINIMA)
+                run = 2 * (step * BYTES + runs) + 16 * half
                 product = _add_product(
-                    product, value, number, output[None, :], here[:, None], there & (here < size)[:, None],
+                    product, value, number, output[None, :], run,
+                    inside[None, :] if TILED else (run < size) & inside[None, :],
                     group, scales, minima, zeros, shared, counts, blocks,
                     GROUP, MINIMA, ZEROS, SHARED, TILED, PRECISION,
                 )  # fmt: skip
         else:
             value = _inputs(x, row, known, place, order, x_row, size, ORDER)
+            run = step * BYTES + runs
             product = _add_product(
-                product, value, _number8(stored, TABLE), output[None, :], place[:, None],
-                there & (place < size)[:, None], group, scales, minima, zeros, shared, counts, blocks,
-                GROUP, MINIMA, ZEROS, SHARED, TILED, PRECISION,
+                product, value, _number8(stored, TABLE), output[None, :], run,
+                inside[None, :] if TILED else (run < size) & inside[None, :],
+                group, scales, minima, zeros, shared, counts, blocks, GROUP, MINIMA, ZEROS, SHARED, TILED, PRECISION,
             )  # fmt: skip
         if TILED:
             scale = tl.load(scales + output * counts + group, mask=inside, other=0.0).to(tl.float32)
@@ -268,18 +284,21 @@ def decode_packed(
     place = tl.program_id(1) * BLOCK_BYTES + tl.arange(0, BLOCK_BYTES)
     there = (place < width)[:, None] & (output < outputs)
     stored = tl.load(integers + output * width + place[:, None], mask=there, other=0).to(tl.int32)
+    runs = (tl.program_id(1) * BLOCK_BYTES + tl.arange(0, BLOCK_BYTES // 16) * 16)[:, None]
     for half in tl.static_range(2 if FOUR else 1):
         if FOUR:
             at = (place // 16 * 32 + place % 16 + 16 * half)[:, None]
             number = _number4((stored >> 4 * half) & 15, table, TABLE, MINIMA)
+            run = 2 * runs + 16 * half
         else:
             at = place[:, None]
             number = _number8(stored, TABLE)
-        here = there & (at < size)
+            run = runs
         weight = _weights(
-            number, output, at, here, scales, minima, zeros, shared, counts, blocks, GROUP, MINIMA, ZEROS, SHARED
-        )
-        tl.store(out + output * size + at, weight.to(out.dtype.element_ty), mask=here)
+            number, output, run, (run < size) & (output < outputs), scales, minima, zeros, shared, counts, blocks,
+            GROUP, MINIMA, ZEROS, SHARED,
+        )  # fmt: skip
+        tl.store(out + output * size + at, weight.to(out.dtype.element_ty), mask=there & (at < size))
 
 
 @cache
