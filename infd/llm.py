@@ -41,6 +41,7 @@ from infd.http.schema.completions import CompletionResponse
 from infd.http.schema.pooling import ClassifyResponse, EmbeddingResponse, PromptUsage
 from infd.http.schema.scoring import ScoreResponse
 from infd.http.schema.usage import Usage
+from infd.offload import SWITCH_INTERVAL_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -89,6 +90,7 @@ class LLM:
         Raises StartError: ConfigError for wrong settings, CheckpointError for a model that infd cannot serve.
         """
         limit_thread_spinning(os.environ)
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         loaded = load(
             file=Path(os.devnull if config is None else config),
             command_line=[_assignment(name, value) for name, value in {"model": model, **settings}.items()],

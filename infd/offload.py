@@ -20,6 +20,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+# Longest time for which each of the device thread's many short calls waits for the GIL while the event loop is busy.
+# Python's default is 5 ms.
+SWITCH_INTERVAL_S: Final = 0.0005
+
 GRAMMAR_THREADS: Final = 4
 
 # Libraries of grammars recurse as deep as a grammar nests, and a stack that overflows ends the process. So all grammars

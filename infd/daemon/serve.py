@@ -15,15 +15,12 @@ import uvloop
 
 from infd.daemon.daemon import Daemon
 from infd.errors import StartError
+from infd.offload import SWITCH_INTERVAL_S
 from infd.telemetry import log
 
 if TYPE_CHECKING:
     from infd.config import Config, Environment, Loaded
     from infd.daemon.daemon import Work
-
-# Longest time for which each of the device thread's many short calls waits for the GIL while the event loop is busy.
-# Python's default is 5 ms.
-SWITCH_INTERVAL_S = 0.0005
 
 
 def serve(loaded: Loaded, environment: Environment) -> int:

@@ -1,4 +1,8 @@
-"""Draft the tokens that a choice's grammar forces; where it forces none, the tokens of another drafter."""
+"""Draft the tokens that a choice's grammar forces; where it forces none, the tokens of another drafter.
+
+A step is planned before the grammar has read the tokens of the step before. So what follows a token that ends a free
+part of the answer, such as the quote and comma behind a JSON string, is sought while the part is written.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,8 @@ class ForcedDrafter:
         self._drafter = drafter
         # The latest first. Replaced, never changed: the thread for masks reads while the event loop adds.
         self._forced: tuple[tuple[int, list[int], bool], ...] = ()
+        # Number of tokens, and what is forced behind tokens that may end the free part that follows.
+        self._ahead: tuple[int, dict[int, list[int]]] = (0, {})
 
     def force(self, start: int, tokens: list[int], *, sure: bool = True) -> None:
         """Remember that `tokens` follow the first `start` tokens of the choice.
@@ -30,6 +36,20 @@ class ForcedDrafter:
         sure  whether the grammar forces them; otherwise they are likely
         """
         self._forced = ((start, tokens, sure), *self._forced[: KEPT - 1])
+
+    def expect(self, start: int, runs: dict[int, list[int]]) -> None:
+        """Remember what follows each token of `runs`, if it is the first of them behind the first `start` tokens."""
+        self._ahead = (start, runs)
+
+    def expects(self, tokens: Sequence[int]) -> bool:
+        """Return whether `expect` was called for the free part that `tokens` end in. Any thread may ask."""
+        start, runs = self._ahead
+        return start > 0 and self._ended(tokens, start, runs) is None
+
+    @staticmethod
+    def _ended(tokens: Sequence[int], start: int, runs: dict[int, list[int]]) -> int | None:
+        """Return the place behind the first token from `start` on that ends the free part; None if none does."""
+        return next((at + 1 for at in range(start, len(tokens)) if runs.get(tokens[at])), None)
 
     def forced(self, tokens: Sequence[int]) -> tuple[list[int], bool]:
         """Return the tokens that are known to follow `tokens`, and whether they are sure. Any thread may ask."""
@@ -40,12 +60,21 @@ class ForcedDrafter:
         return [], False
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
+        start, runs = self._ahead
+        if runs and (place := self._ended(tokens, start, runs)) is not None:
+            self.force(place, runs[tokens[place - 1]], sure=False)
+            self._ahead, runs = (0, {}), {}
+        elif start:
+            self._ahead = (len(tokens), runs)  # no token is compared twice
         forced, self.sure = self.forced(tokens)
         if forced:
+            self._ahead = (0, {})  # another free part follows
             self.run = LIKELY
             return forced[:most]
         drafted = self._drafter.draft(tokens, most)
         self.run = self._drafter.run
+        if runs and (place := self._ended(drafted, 0, runs)) is not None:
+            drafted = [*drafted[:place], *runs[drafted[place - 1]]][:most]
         return drafted
 
     def finish(self, tokens: Sequence[int]) -> None:

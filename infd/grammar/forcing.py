@@ -28,9 +28,16 @@ if TYPE_CHECKING:
 MOST_ALLOWED: Final = 48  # allowed tokens of a mask that is examined, without those that begin with white space
 MOST_BLANK: Final = 1024  # allowed tokens that begin with white space
 TOKEN_BYTES: Final = 5  # bytes that are sought for each token; each byte takes a mask, 0.1 ms in all
+CLOSING: Final = ('",', '"', ",")
 WRITTEN: Final = 256  # latest tokens of an answer in which the white space is sought
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _NUMBERS: Final = re.compile(rb"[-+.0-9eE]*[0-9]")
+
+
+def closing(vocabulary: Vocabulary) -> list[int]:
+    """Return the tokens that end a string or a number of a JSON text."""
+    encoded = map(vocabulary.encode, CLOSING)
+    return [tokens[0] for tokens in encoded if len(tokens) == 1]
 
 
 def narrow(row: NDArray[np.int32]) -> bool:

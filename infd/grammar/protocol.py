@@ -120,7 +120,11 @@ class Grammar(Protocol):
 
 
 class Grammars(Protocol):
-    """The grammars of the loaded model. Used on the event loop, except for `fill`."""
+    """The grammars of the loaded model. Used on the event loop, except for `fill`, `forced` and `closing`."""
+
+    @property
+    def closing(self) -> Sequence[int]:
+        """Tokens that probably end a free part of an answer: a string or a number of a JSON text."""
 
     async def compile(self, constraint: Restriction) -> Grammar:
         """Compile a constraint on a thread, or return it from the cache. Raises GrammarFailed."""

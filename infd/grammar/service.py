@@ -114,6 +114,7 @@ class GrammarService:
         self._compiling: dict[Constraint, Compilation] = {}
         self._grammars: Recent[Grammar] = Recent()
         self._refusals: Recent[Refusal] = Recent()
+        self._closing: list[int] | None = None
         self._spellings: dict[str, tuple[int, ...]] = {}  # text of ThoughtBudget.forced -> ids of tokens that spell it
 
     def describe(self) -> dict[str, object]:
@@ -169,6 +170,13 @@ class GrammarService:
     def forced(self, matcher: Matcher, row: NDArray[np.int32], most: int, known: Sequence[int]) -> Forced:
         assert self._selecting is not None
         return forcing.forced(self.fill, self._selecting.result().compiler.vocabulary, matcher, row, most, known)
+
+    @property
+    def closing(self) -> Sequence[int]:
+        if self._closing is None:
+            assert self._selecting is not None
+            self._closing = forcing.closing(self._selecting.result().compiler.vocabulary)
+        return self._closing
 
     async def _selected(self) -> Selection:
         if self._selecting is None:

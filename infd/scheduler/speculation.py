@@ -153,11 +153,14 @@ class Speculation:
                 self._alone.clear()
 
     def pays_alone(self, count: int) -> bool:
-        """Return whether drafts of one of `count` sequences pay, if all are right and the others have none."""
+        """Return whether drafts of one of `count` sequences pay, if all are right and the others have none.
+
+        To seek them costs processor time that the steps lack, so they must gain as much as drafts after none.
+        """
         if (pays := self._alone.get(count)) is None:
             kind, plain = (True, self._masked), self._costs.log(count, (False, self._masked))
             pays = self._alone[count] = any(
-                log(1 + drafts) > count * (self._costs.log(count + drafts, kind) - plain)
+                log(1 + drafts) > count * (self._costs.log(count + drafts, kind) - plain + WORTH)
                 for drafts in range(1, self.most + 1)
             )
         return pays

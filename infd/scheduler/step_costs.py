@@ -39,10 +39,9 @@ class StepCosts:
 
     def log(self, rows: int, kind: Kind = (False, False)) -> float:
         """Return the logarithm of a step's duration."""
-        corrections = self._corrections
         if (found := self._by_rows.get(rows)) is None:
             found = self._by_rows[rows] = log(self._at_start(rows))
-        return found + corrections.get((kind, 0), 0.0) + corrections.get((kind, _size(rows)), 0.0)
+        return found + self._correction(kind, 0) + self._correction(kind, _size(rows))
 
     def learn(self, rows: int, kind: Kind, seconds: float) -> None:
         """Correct the estimates by the duration of a step."""
@@ -52,7 +51,7 @@ class StepCosts:
         deviation = max(-CLIP, min(CLIP, deviation))
         self._speed += SPEED_RATE * deviation
         for size in (0, _size(rows)):
-            self._corrections[kind, size] = self._corrections.get((kind, size), 0.0) + RATE * deviation
+            self._corrections[kind, size] = self._correction(kind, size) + RATE * deviation
 
     def forget(self, rows: int, kind: Kind) -> None:
         """Let the corrections of a kind approach those of steps without drafts, because no step of the kind is tried.
@@ -63,6 +62,13 @@ class StepCosts:
             if (correction := self._corrections.get((kind, size))) is not None:
                 plain = self._corrections.get(((False, kind[1]), size), 0.0)
                 self._corrections[kind, size] = correction + FORGOTTEN * (plain - correction)
+
+    def _correction(self, kind: Kind, size: int) -> float:
+        """Return a correction. Before a step with drafts was seen, it is that of steps without drafts."""
+        found = self._corrections.get((kind, size))
+        if found is None and kind[0]:
+            found = self._corrections.get(((False, kind[1]), size))
+        return found or 0.0
 
     def _at_start(self, rows: int) -> float:
         """Interpolate the measured duration in seconds; beyond the measured numbers of rows, extrapolate."""

@@ -231,3 +231,26 @@ def test_forced_tokens_may_be_added_while_they_are_searched():
     for _ in range(3):
         drafter.force(1, [7, 7])
     assert drafter.forced(Tokens([1, 2])) == ([], False)
+
+
+def test_what_follows_a_token_that_ends_a_free_part_is_drafted_behind_the_first_of_them():
+    drafter = ForcedDrafter(NgramDrafter())
+    drafter.expect(3, {7: [4, 5], 8: [6], 9: []})
+    assert drafter.draft([1, 2, 3, 9], 2) == [], "nothing is forced behind 9"
+    assert drafter.expects([1, 2, 3, 9, 5])
+    assert not drafter.expects([1, 2, 3, 9, 5, 8])
+    assert (drafter.draft([1, 2, 3, 9, 7], 2), drafter.run, drafter.sure) == ([4, 5], LIKELY, False)
+    assert not drafter.expects([1, 2, 3, 9, 7]), "another free part follows"
+    assert drafter.draft([1, 2, 3, 9, 7, 4], 2) == [5]
+    assert drafter.draft([1, 2, 3, 9, 7, 4, 5, 6, 8], 2) == []
+    drafter.expect(9, {7: []})
+    drafter.force(10, [4, 5])
+    assert drafter.draft([1, 2, 3, 9, 7, 4, 5, 6, 8, 9], 2) == [4, 5]
+    assert not drafter.expects([1, 2, 3, 9, 7, 4, 5, 6, 8, 9, 4, 5])
+
+
+def test_a_draft_that_ends_a_free_part_goes_on_with_what_is_forced_behind_it():
+    drafter = ForcedDrafter(NgramDrafter())
+    drafter.expect(6, {7: [4, 5]})
+    assert drafter.draft([1, 2, 3, 7, 8, 1, 2], 4) == [3, 7, 4, 5]
+    assert drafter.run == 2

@@ -119,11 +119,13 @@ class CountedGrammar:
 class FakeGrammars:
     """Grammars of Counted constraints.
 
+    closing    see Grammars
     compiling  while cleared, no constraint is compiled
     filling    while cleared, no mask is filled
     """
 
     def __init__(self) -> None:
+        self.closing: list[int] = []
         self.compiling = asyncio.Event()
         self.compiling.set()
         self.filling = asyncio.Event()

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
 from infd import embedded
+from infd.drafting.drafter import NO_DRAFTS
+from infd.drafting.forced import ForcedDrafter
+from infd.engine.steps import constraints
 from infd.grammar import budget, forcing
 from infd.grammar.budget import BudgetGrammar
 from infd.grammar.protocol import Limits, Matcher, Vocabulary
 from infd.request import Choice, Constraint, JsonSchema, Lark, Regex, ThoughtBudget
 from infd.text.tokenizer import Tokenizer
 from tests.grammar import engines
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from infd.errors import GrammarFailed
 
 pytestmark = pytest.mark.usefixtures("engine")
 SCHEMA = """{"type": "object",
@@ -105,6 +115,37 @@ def test_optional_white_space_is_assumed_to_be_as_before(text: str, expected: st
 )
 def test_white_space_is_what_it_was_between_the_same_characters(written: bytes, follows: bytes, expected: bytes):
     assert forcing.blank(written, follows) == expected
+
+
+class Masks:
+    """Fills masks as Grammars does."""
+
+    def __init__(self) -> None:
+        self.closing = forcing.closing(compiler().vocabulary)
+
+    def fill(self, matchers: list[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
+        return budget.fill(compiler(), matchers, rows)
+
+    def forced(self, matcher: Matcher, row: NDArray[np.int32], most: int, known: list[int]) -> forcing.Forced:
+        return forcing.forced(self.fill, compiler().vocabulary, matcher, row, most, known)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{\n  "surname": "An', {'",': '\n  "place_of_birth": "', '"': ',\n  "place_of_birth": "'}),
+        ('{\n  "surname": ', {}),  # no value has begun
+        ('{\n  "surname": "Ann",\n  "place_of_birth": "L', {}),  # forced to its end
+    ],
+)
+def test_what_follows_the_end_of_a_string_is_sought_before_the_string_ends(text: str, expected: dict[str, str]):
+    matcher, row = at(JsonSchema(SCHEMA), text), np.empty((1, compiler().vocabulary.words), dtype=np.int32)
+    masks = Masks()
+    masks.fill([matcher], row)
+    drafter = ForcedDrafter(NO_DRAFTS)
+    (found,) = constraints.force(masks, [constraints.Sought(drafter, 9, encode(text), matcher, row[0], True)], 8)
+    decode = TOKENIZER.decode
+    assert {decode([token]): decode(run) for token, run in (found.behind or {}).items() if run} == expected
 
 
 def test_the_tokens_of_a_wide_mask_are_not_listed(monkeypatch: pytest.MonkeyPatch):

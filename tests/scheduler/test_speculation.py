@@ -95,6 +95,9 @@ def test_drafts_of_one_sequence_pay_where_the_others_wait_little_for_them():
     free, none = control(FREE_TO_6), control(FREE_TO_6, 0)
     assert [free.pays_alone(count) for count in (1, 5, 6, 20)] == [True, True, False, False]
     assert not none.pays_alone(1)
+    dear = control(((1, 1.0), (8, 1.0), (9, 1.05), (64, 9.0)))
+    assert chosen(dear, [1.0, *[0.0] * 7]) == [0] * 8
+    assert not dear.pays_alone(8), "right drafts would gain something, but less than it costs to seek them"
 
 
 def test_a_small_gain_starts_no_drafts_and_a_small_loss_ends_them():
@@ -121,6 +124,16 @@ def test_steps_with_drafts_cost_what_they_were_seen_to_cost():
     before = costs.of(10, (True, False)) / costs.of(8)
     run(costs, 5.0, 10.0)
     assert costs.of(10, (True, False)) / costs.of(8) == pytest.approx(before, rel=0.05), "the machine became slower"
+
+
+def test_steps_with_drafts_cost_as_much_more_as_steps_without_until_one_is_seen():
+    costs = StepCosts(FREE_TO_6)
+    before = costs.of(10, (True, True)) / costs.of(8, (False, True))
+    for _ in range(100):
+        costs.learn(8, (False, False), 1.0)
+        costs.learn(8, (False, True), 2.0)
+    assert costs.of(8, (False, True)) > 1.5 * costs.of(8)
+    assert costs.of(10, (True, True)) / costs.of(8, (False, True)) == pytest.approx(before, rel=0.2)
 
 
 def test_a_long_pause_says_little_of_a_steps_cost():

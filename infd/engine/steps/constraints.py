@@ -17,6 +17,7 @@ from msgspec import Struct
 from infd.drafting.forced import ForcedDrafter
 from infd.errors import InfdError, RequestFailed
 from infd.grammar.forcing import WRITTEN, narrow
+from infd.grammar.protocol import Forced
 from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from infd.engine.telemetry import Telemetry
-    from infd.grammar.protocol import Forced, Grammar, Grammars, Matcher
+    from infd.grammar.protocol import Grammar, Grammars, Matcher
     from infd.scheduler.scheduler import Scheduled
     from infd.scheduler.sequence import Sequence
 
@@ -52,22 +53,23 @@ class Filled(Struct, frozen=True):
             grammar does not allow
     ended   choices that need no further token; their rows allow all tokens
     fill_s  seconds that matchers took to read tokens and to fill rows
-    narrow  positions where few tokens are allowed, of choices whose forced tokens are drafted
+    sought  positions where forced tokens are sought, of choices whose forced tokens are drafted
     """
 
     mask: npt.NDArray[Any] | None
     ended: list[Ended]
     fill_s: float
-    narrow: list[Narrow]
+    sought: list[Sought]
 
 
-class Narrow(Struct, frozen=True):
-    """A position where few tokens are allowed.
+class Sought(Struct, frozen=True):
+    """A position where forced tokens are sought.
 
     start    number of the choice's tokens before the position
     known    the last tokens of the answer before the position
     matcher  at the position, if the tokens that it has read are kept
     row      the mask there
+    ahead    whether, if no token is forced, tokens are sought behind each token that may end a free part of the answer
     """
 
     drafter: ForcedDrafter
@@ -75,6 +77,19 @@ class Narrow(Struct, frozen=True):
     known: list[int]
     matcher: Matcher
     row: npt.NDArray[np.int32]
+    ahead: bool
+
+
+class Found(Struct, frozen=True):
+    """Forced tokens.
+
+    forced  at the position
+    behind  behind each token of Grammars.closing, if that was sought
+    """
+
+    at: Sought
+    forced: Forced
+    behind: dict[int, list[int]] | None
 
 
 class ConstrainedChoice:
@@ -223,8 +238,8 @@ class Constraints:
             return
         filled = done.result()
         self._telemetry.metrics.grammar_masks.observe(filled.fill_s)
-        if filled.narrow and self._grammars is not None:  # behind the mask, which its step waits for
-            self._grammars.run(_force, self._grammars, filled.narrow, self._most_drafts).add_done_callback(_tell)
+        if filled.sought and self._grammars is not None:  # behind the mask, which its step waits for
+            self._grammars.run(force, self._grammars, filled.sought, self._most_drafts).add_done_callback(_tell)
 
     def _sampled(self, step: Scheduled) -> Iterator[Sampled]:
         """Iterate over the constrained choices that a step samples, once all earlier steps are committed."""
@@ -271,11 +286,11 @@ class Constraints:
             if each.choice.over:
                 mask[each.row] = -1
         ended = [Ended(each.choice.seq, each.choice.failure) for each in work if each.choice.over]
-        found = _narrow(work, going, filled) if seeking else []
+        found = _seek(work, going, filled) if seeking else []
         return Filled(mask if going else None, ended, self._telemetry.now() - began, found)
 
 
-def _narrow(work: list[Sampled], going: list[Position], rows: npt.NDArray[np.int32]) -> list[Narrow]:
+def _seek(work: list[Sampled], going: list[Position], rows: npt.NDArray[np.int32]) -> list[Sought]:
     """Return the positions where tokens may be forced: of each choice the first, and the one behind all its drafts."""
     filled = {position.row: (position, row) for position, row in zip(going, rows, strict=True)}
     found = []
@@ -285,32 +300,55 @@ def _narrow(work: list[Sampled], going: list[Position], rows: npt.NDArray[np.int
             continue
         for place in sorted({0, len(each.drafts)}):
             position, row = filled.get(each.row + place, (None, None))
-            if position is None or row is None or position.failure is not None or not narrow(row):
+            if position is None or row is None or position.failure is not None:
                 continue
             tokens = [*each.choice.seq.tokens, *each.drafts[:place]]
-            if len(drafter.forced(tokens)[0]) < ENOUGH:
+            ahead = not place and not drafter.expects(tokens)
+            if (ahead or narrow(row)) and len(drafter.forced(tokens)[0]) < ENOUGH:
                 known = tokens[max(each.choice.seq.prompt_tokens, len(tokens) - WRITTEN) :]
-                found.append(Narrow(drafter, len(tokens), known, position.matcher, row))
+                found.append(Sought(drafter, len(tokens), known, position.matcher, row, ahead))
     return found
 
 
-def _force(grammars: Grammars, positions: list[Narrow], most: int) -> list[tuple[Narrow, Forced]]:
+def force(grammars: Grammars, positions: list[Sought], most: int) -> list[Found]:
     """Return the tokens that grammars force at positions. Runs on the thread for masks."""
-    forced = []
+    found = []
     for each in positions:
         try:  # the token sampled there is known by now, and is the first of these
-            forced.append((each, grammars.forced(each.matcher, each.row, most + 1, each.known)))
+            forced = _forced(grammars, each.matcher, each.row, most + 1, each.known)
+            behind = None
+            if each.ahead and not forced.tokens:
+                behind = {token: _behind(grammars, each, token, 2 * most) for token in grammars.closing}
+            found.append(Found(each, forced, behind))
         except Exception:  # the matcher's next mask fails the choice, if its answer comes so far
             log.debug("no forced tokens", exc_info=True)
-    return forced
+    return found
 
 
-def _tell(done: asyncio.Future[list[tuple[Narrow, Forced]]]) -> None:
+def _forced(grammars: Grammars, matcher: Matcher, row: npt.NDArray[np.int32], most: int, known: list[int]) -> Forced:
+    return grammars.forced(matcher, row, most, known) if narrow(row) else Forced([], sure=False)
+
+
+def _behind(grammars: Grammars, at: Sought, token: int, most: int) -> list[int]:
+    """Return the tokens that the grammar forces behind a token; none if the token is not allowed at the position."""
+    if not at.row[token // 32] >> (token % 32) & 1:
+        return []
+    ahead, rows = at.matcher.copy(), at.row[None].copy()
+    ahead.advance([token])
+    if ahead.stopped or grammars.fill([ahead], rows)[0] is not None:
+        return []
+    return _forced(grammars, ahead, rows[0], most, [*at.known, token]).tokens
+
+
+def _tell(done: asyncio.Future[list[Found]]) -> None:
     if done.cancelled():
         return
-    for each, (tokens, sure) in done.result():
-        if len(tokens) > 1:
-            each.drafter.force(each.start, tokens, sure=sure)
+    for each in done.result():
+        drafter, start = each.at.drafter, each.at.start
+        if each.behind is not None:
+            drafter.expect(start, each.behind)
+        elif len(each.forced.tokens) > 1:
+            drafter.force(start, each.forced.tokens, sure=each.forced.sure)
 
 
 def _fill_rows(grammars: Grammars, rows: npt.NDArray[np.int32], going: list[Position]) -> None:
