@@ -256,7 +256,9 @@ def quantized(linear: str, vocabulary: str = "auto") -> Mapping[str, Sequence[Ca
     families = {"linear": linear, "encoder_linear": linear, "vocabulary": kept, "table": kept}
     chosen = {family: QUANTIZED[how] for family, how in families.items() if how != "none"}
     if vocabulary == "auto":
-        chosen |= {family: (*chosen[family], _PLAIN_ON_GPU) for family in ("vocabulary", "table") if family in chosen}
+        for family in {"vocabulary", "table"} & chosen.keys():
+            *kernels, oracle = chosen[family]
+            chosen[family] = (*kernels, _PLAIN_ON_GPU, oracle)
     return {**CANDIDATES, **chosen}
 
 
