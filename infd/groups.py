@@ -49,12 +49,12 @@ def common(kinds: Collection[Groups]) -> Groups | None:
         return None
     numbers = {(kind.bits, kind.table, kind.minima) for kind in kinds}
     scales = {kind.scales for kind in kinds}
+    if numbers == {(4, "", False)}:
+        bits = 4
+    else:
+        bits = 8 if any(kind.bits == 8 or kind.table in WIDE_TABLES for kind in kinds) else 6
     return Groups(
-        4
-        if numbers == {(4, "", False)}
-        else 8
-        if any(bits == 8 or table in WIDE_TABLES for bits, table, _ in numbers)
-        else 6,
+        bits,
         gcd(*(kind.inputs for kind in kinds)),
         scales.pop() if len(scales) == 1 else "F32",  # which represents the products of int8 and float16 too
         zeros=any(kind.zeros for kind in kinds),
