@@ -160,7 +160,7 @@ class Int4:
     numbers = (4, "")
 
     def __init__(self, library: Library | None = None) -> None:
-        self._kernels = Kernels("groups", tuple(FLOATS), library)
+        self._kernels = Kernels("groups", tuple(FLOATS), library, quantizes=True)
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> GroupPanels:
         return GroupPanels(self._kernels, outputs, inputs, Groups(4, GROUP, "BF16"), dtype)
@@ -172,7 +172,7 @@ class QuantizedMXFP4:
     numbers = (4, "e2m1")
 
     def __init__(self, library: Library | None = None) -> None:
-        self._kernels = Kernels("groups", tuple(FLOATS), library)
+        self._kernels = Kernels("groups", tuple(FLOATS), library, quantizes=True)
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> GroupPanels:
         return GroupPanels(self._kernels, outputs, inputs, MXFP4, dtype)
@@ -183,7 +183,7 @@ class Kept:
 
     def __init__(self, library: Library | None = None) -> None:
         library = library or Library()
-        self._kernels = Kernels("groups", tuple(FLOATS), library)
+        self._kernels = Kernels("groups", tuple(FLOATS), library, quantizes=True)
         self._blocks = {kind: library.kernel(f"pack_blocks_{kind}", POINTER, INT, POINTER, INT, INT) for kind in BLOCKS}
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype, groups: Groups) -> GroupPanels | str:

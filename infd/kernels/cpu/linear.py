@@ -39,9 +39,19 @@ class Kernels:
     """The compiled functions for one kind of panels, by the dtype of the rows that they read or write."""
 
     def __init__(
-        self, kind: str, dtypes: Sequence[torch.dtype], library: Library | None, *, packs: bool = True
+        self,
+        kind: str,
+        dtypes: Sequence[torch.dtype],
+        library: Library | None,
+        *,
+        packs: bool = True,
+        quantizes: bool = False,
     ) -> None:
-        """packs: whether there are kernels that pack rows of floats."""
+        """Find the functions.
+
+        packs      whether there are kernels that pack rows of floats
+        quantizes  whether there are kernels that quantize inputs, and multiply quantized ones
+        """
         library = library or Library()
         names = {dtype: f"{kind}_{FLOATS[dtype]}" for dtype in dtypes}
         self.pack: dict[torch.dtype | str, Callable[..., None]] = {
@@ -52,6 +62,24 @@ class Kernels:
             for d, name in names.items()
         }
         self.multiply = {d: library.kernel(f"multiply_{name}", *MULTIPLY) for d, name in names.items()}
+        self._in_two_steps = (
+            (
+                {d: address(library.kernel(f"quantize_{name}")) for d, name in names.items()},
+                address(library.kernel(f"multiply_quantized_{kind}")),
+                library.kernel(f"quantized_bytes_{kind}", INT, INT, ctypes.POINTER(INT)),
+            )
+            if quantizes
+            else None
+        )
+
+    def describe_steps(self, product: Product, activations: torch.dtype) -> None:
+        """Add to a product what quantizes its inputs before it is computed, if inputs are quantized."""
+        if self._in_two_steps is not None:
+            quantize, multiply, quantized_bytes = self._in_two_steps
+            size = INT()
+            quantized_bytes(product.inputs, product.layout, ctypes.byref(size))
+            product.quantize, product.multiply_quantized = quantize[activations], multiply
+            product.quantized_bytes = size.value
 
 
 class Panels:
@@ -124,7 +152,10 @@ class Panels:
 
     def product(self, storage: Tensor, bias: Tensor | None) -> Product:
         kernel = self._kernels.multiply[self._activations]
-        return product(kernel, storage, bias, self._outputs, self._inputs, self.layout)
+        found = product(kernel, storage, bias, self._outputs, self._inputs, self.layout)
+        if not self.reordered:
+            self._kernels.describe_steps(found, self._activations)
+        return found
 
     def look_up(self, tokens: Tensor, storage: Tensor) -> Tensor:
         tokens = tokens.contiguous()
@@ -206,7 +237,7 @@ class Int8:
     MOST_STORED = 2**31 // (255 * 128)  # with stored scales: inputs minus a zero point are -255 to 255
 
     def __init__(self, library: Library | None = None) -> None:
-        self._kernels = Kernels("int8", tuple(FLOATS), library)
+        self._kernels = Kernels("int8", tuple(FLOATS), library, quantizes=True)
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Panels:
         assert inputs <= self.MOST_INPUTS

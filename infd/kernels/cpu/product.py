@@ -27,6 +27,9 @@ class Product(ctypes.Structure):
         ("inputs", INT),
         ("layout", INT),
         ("rounding", ctypes.POINTER(InputRounding)),
+        ("quantize", POINTER),
+        ("multiply_quantized", POINTER),
+        ("quantized_bytes", INT),
     )
 
 

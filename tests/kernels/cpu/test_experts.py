@@ -10,7 +10,7 @@ import torch
 from infd.groups import Groups
 from infd.kernels.cpu.experts import Experts, layer_of
 from infd.kernels.cpu.groups import Int4, Kept, QuantizedMXFP4
-from infd.kernels.cpu.linear import Int8, Matrices
+from infd.kernels.cpu.linear import Int8, Kernels, Matrices
 from infd.kernels.cpu.packed import QuantizedFloat8
 from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.families.experts import ExpertChanges
@@ -57,6 +57,17 @@ def test_of_equal_experts_the_first_are_chosen(library, design):
     recipe = router(DESIGNS[design], 16)._replace(weight=torch.zeros(COUNT, 16))
     found = Experts(library).route(draw(3, 16), recipe)
     assert found.experts.tolist() == [list(range(found.experts.shape[1]))] * 3
+
+
+@pytest.mark.parametrize("scores", ["softmax", "chosen", "sigmoid"])
+def test_of_many_experts_the_largest_are_chosen_in_order(library, scores):
+    """Logits are whole numbers, many of them equal."""
+    weight = draw(130, 1, seed=6, dtype=torch.float32).mul(3).round()
+    for chosen in (1, 2, 8, 130):
+        recipe = RouterRecipe(Router(experts=130, chosen=chosen, scores=scores), weight, None, None)
+        found = Experts(library).route(torch.tensor([[1.0], [-1.0]]), recipe).experts
+        order = [sorted(range(130), key=lambda expert, sign=sign: (-sign * weight[expert], expert)) for sign in (1, -1)]
+        assert found.tolist() == [each[:chosen] for each in order]
 
 
 def test_a_token_of_nan_chooses_distinct_experts(library):
@@ -139,6 +150,22 @@ def test_a_token_alone_is_the_same_to_the_bit_as_among_others(library, form):
     for first, rows in ((0, 1), (7, 2), (30, 10), (0, 40)):
         some = x[first : first + rows]
         assert native.compute(some, native.route(some, recipe.router), recipe).equal(together[first : first + rows])
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 40, 900])
+@pytest.mark.parametrize("form", ["int8", "int4", "mxfp4"])
+def test_inputs_quantized_once_for_all_experts_change_no_bit(library, form, tokens, monkeypatch):
+    for dtype in (torch.bfloat16, torch.float32):
+        recipe, native = layer(FORMS[form](library), 160, 96, bias=True, dtype=dtype), Experts(library)
+        described = layer_of(recipe)
+        assert described is not None
+        assert described.gate_up.first.quantize
+        x = draw(tokens, 160, seed=9, dtype=dtype)
+        routes = native.route(x, recipe.router)
+        once = native.compute(x, routes, recipe)
+        with monkeypatch.context() as context:
+            context.setattr(Kernels, "describe_steps", lambda *_: None)
+            assert native.compute(x, routes, recipe).equal(once)
 
 
 @pytest.mark.parametrize("kind", ["plain", "on inputs"])

@@ -1,11 +1,12 @@
-// Mixtures of experts: routers, and products of the tokens' rows with the matrices of the experts that they choose.
+// Mixtures of experts: products of the tokens' rows with the matrices of the experts that they choose (routers.cpp).
 //
 // The rows of a step are sorted by expert. If the step chooses many experts for each thread, a thread computes an expert's
 // rows from its inputs to its outputs, so that intermediate results stay in the thread's L2. Else, and if adapters change
 // the experts, the work is divided into tiles: all rows of one expert, and some panels of one matrix. Either way a
-// product is an ordinary one, computed by the kernel of the matrices' form on one thread. A result of such a product does
-// not depend on the number of rows, so a token's result depends neither on the other tokens nor on the division. A
-// token's outputs are summed in float, in the order in which its experts were chosen.
+// product is an ordinary one, computed by the kernel of the matrices' form on one thread. If the form quantizes inputs,
+// those of a token are quantized once for all its experts. A result of a product does not depend on the number of rows,
+// so a token's result depends neither on the other tokens nor on the division. A token's outputs are summed in float, in
+// the order in which its experts were chosen.
 
 #include "experts.h"
 
@@ -24,137 +25,7 @@ constexpr int64_t TILES = 4;             // for each thread
 constexpr int64_t MOST_TOGETHER = 240;   // rows of a thread that computes an expert from inputs to outputs
 constexpr int64_t LEAST_TOGETHER = 32;   // fewer rows of an expert are not divided: each part reads all its weights
 
-enum Scores { SOFTMAX, CHOSEN, SIGMOID, MARGIN };
-
 thread_local Scratch scratch, own_scratch;
-
-// Experts whose logits are computed together, with four tokens: as many as have sums in registers.
-#if defined(__AVX512F__)
-constexpr int EXPERTS_TOGETHER = 2;
-#else
-constexpr int EXPERTS_TOGETHER = 1;
-#endif
-
-// out[i * stride + e] = the logits of EXPERTS experts for COUNT tokens, without bias. A sum is the same for every COUNT
-// and EXPERTS.
-template <int COUNT, int EXPERTS, class Number>
-void logits_of(const Number* x, int64_t size, const float* weight, float* out, int64_t stride) {
-  Vec sum[COUNT][EXPERTS][2];
-  for (int i = 0; i < COUNT; i++)
-    for (int e = 0; e < EXPERTS; e++) sum[i][e][0] = sum[i][e][1] = set(0.0f);
-  int64_t at = 0;
-  for (; at + 2 * WIDTH <= size; at += 2 * WIDTH) {
-    Vec first[EXPERTS], second[EXPERTS];
-#pragma GCC unroll 2
-    for (int e = 0; e < EXPERTS; e++) first[e] = load(weight + e * size + at), second[e] = load(weight + e * size + at + WIDTH);
-#pragma GCC unroll 4
-    for (int i = 0; i < COUNT; i++) {
-      const Vec one = load(x + i * size + at), other = load(x + i * size + at + WIDTH);
-#pragma GCC unroll 2
-      for (int e = 0; e < EXPERTS; e++) {
-        sum[i][e][0] = fma(one, first[e], sum[i][e][0]);
-        sum[i][e][1] = fma(other, second[e], sum[i][e][1]);
-      }
-    }
-  }
-  for (int i = 0; i < COUNT; i++)
-    for (int e = 0; e < EXPERTS; e++) {
-      float total = ::sum(sum[i][e][0] + sum[i][e][1]);
-      for (int64_t k = at; k < size; k++) total = fmaf(to_float(x[i * size + k]), weight[e * size + k], total);
-      out[i * stride + e] = total;
-    }
-}
-
-// The index of the largest number that is not taken, the first of equals.
-int64_t largest_left(const float* numbers, const bool* taken, int64_t count) {
-  int64_t best = -1;
-  for (int64_t i = 0; i < count; i++)
-    if (!taken[i] && (best < 0 || numbers[i] > numbers[best])) best = i;
-  return best;
-}
-
-struct Chooser {
-  const Router& router;
-  float *scores, *ranked;
-  bool* taken;
-
-  void operator()(const float* logits, int64_t* experts, float* weights) const {
-    memset(taken, 0, router.experts);
-    if (router.scores == MARGIN)
-      by_margin(logits, experts, weights);
-    else
-      by_score(logits, experts, weights);
-    for (int64_t slot = 0; slot < router.chosen; slot++) weights[slot] *= router.scale;
-  }
-
- private:
-  void by_margin(const float* logits, int64_t* experts, float* weights) const {
-    for (int64_t slot = 0; slot < router.chosen; slot++) {
-      const int64_t best = largest_left(logits, taken, router.experts);
-      const float most = logits[best];
-      float total = 0;
-      for (int64_t i = 0; i < router.experts; i++) {
-        const float size = fabsf(logits[i]), factor = size > most ? size : most;
-        if (!taken[i] && !((most - logits[i]) / factor > router.margin)) total += expf(logits[i] - most);
-      }
-      experts[slot] = best, weights[slot] = 1 / total, taken[best] = true;
-    }
-  }
-
-  void by_score(const float* logits, int64_t* experts, float* weights) const {
-    const int64_t count = router.experts;
-    if (router.scores == SIGMOID)
-      for (int64_t i = 0; i < count; i++) scores[i] = 1 / (1 + expf(-logits[i]));
-    else if (router.scores == SOFTMAX)
-      softmax(logits, scores, count);
-    else
-      memcpy(scores, logits, count * sizeof(float));
-    const float* by = logits;
-    if (router.correction || router.groups > 1) {
-      for (int64_t i = 0; i < count; i++) ranked[i] = router.correction ? scores[i] + router.correction[i] : scores[i];
-      by = ranked;
-    }
-    if (router.groups > 1) drop_groups();
-    for (int64_t slot = 0; slot < router.chosen; slot++) {
-      const int64_t best = largest_left(by, taken, count);
-      experts[slot] = best, weights[slot] = scores[best], taken[best] = true;
-    }
-    if (router.scores == CHOSEN) softmax(weights, weights, router.chosen);
-    if (router.least_sum < 0) return;
-    float total = 0;
-    for (int64_t slot = 0; slot < router.chosen; slot++) total += weights[slot];
-    if (total < router.least_sum) total = router.least_sum;
-    for (int64_t slot = 0; slot < router.chosen; slot++) weights[slot] /= total;
-  }
-
-  // Rank the experts of all groups but the best at -inf.
-  void drop_groups() const {
-    const int64_t size = router.experts / router.groups;
-    bool kept[1 << 10] = {};  // at most as many groups, see experts.py
-    float best[1 << 10];
-    for (int64_t group = 0; group < router.groups; group++) {
-      float first = -INFINITY, second = -INFINITY;
-      for (const float* x = ranked + group * size; x < ranked + (group + 1) * size; x++) {
-        if (*x > first)
-          second = first, first = *x;
-        else if (*x > second)
-          second = *x;
-      }
-      best[group] = size > 1 ? first + second : first;
-    }
-    for (int64_t i = 0; i < router.chosen_groups; i++) kept[largest_left(best, kept, router.groups)] = true;
-    for (int64_t i = 0; i < router.experts; i++)
-      if (!kept[i / size]) ranked[i] = -INFINITY;
-  }
-
-  static void softmax(const float* x, float* out, int64_t count) {
-    float most = x[0], total = 0;
-    for (int64_t i = 1; i < count; i++)
-      if (x[i] > most) most = x[i];
-    for (int64_t i = 0; i < count; i++) total += out[i] = expf(x[i] - most);
-    for (int64_t i = 0; i < count; i++) out[i] /= total;
-  }
-};
 
 // Some panels of an expert's matrix.
 struct Tile {
@@ -170,27 +41,42 @@ struct Task {
 struct Sorted {
   const int64_t* offsets;  // [experts + 1]
   const int64_t* choices;  // of each row: token * chosen + slot
+  const int64_t* tokens;   // of each row
   int64_t experts, chosen;
 };
 
-// Multiply rows of an expert with some panels of the expert's matrix, on the calling thread.
+// The inputs of products: rows of numbers, or quantized rows, of which each product takes those in `chosen`.
+template <class Number>
+struct Rows {
+  const Number* numbers;
+  const char* quantized = nullptr;
+  const int64_t* chosen = nullptr;
+};
+
+// Multiply rows [row, row + count) with some panels of an expert's matrix, on the calling thread.
 template <class Number, class Result>
-void multiply_some(const ExpertProducts& products, const Tile& tile, const Number* x, int64_t rows, Result* out) {
+void multiply_some(const ExpertProducts& products, const Tile& tile, const Rows<Number>& x, int64_t row, int64_t count,
+                   Result* out) {
   const StackProduct& first = products.first;
   const int64_t output = tile.first * PANEL, left = first.outputs - output;
+  const int64_t outputs = left < tile.panels * PANEL ? left : tile.panels * PANEL;
+  const char* weights = static_cast<const char*>(first.weights) + tile.expert * products.stride + tile.first * products.panel;
   const Number* bias = static_cast<const Number*>(first.bias);
-  first.multiply(x, first.inputs, rows,
-                 static_cast<const char*>(first.weights) + tile.expert * products.stride + tile.first * products.panel,
-                 left < tile.panels * PANEL ? left : tile.panels * PANEL, first.inputs,
-                 bias ? bias + tile.expert * first.outputs + output : nullptr, out + output, first.outputs,
-                 sizeof(Result) == sizeof(float), first.layout, 0);
+  if (bias) bias += tile.expert * first.outputs + output;
+  constexpr bool WIDE = sizeof(Result) == sizeof(float);
+  out += row * first.outputs + output;
+  if (x.quantized)
+    first.multiply_quantized(x.quantized, x.chosen + row, count, weights, outputs, first.inputs, bias,
+                             sizeof(Number) != sizeof(float), out, first.outputs, WIDE, first.layout);
+  else
+    first.multiply(x.numbers + row * first.inputs, first.inputs, count, weights, outputs, first.inputs, bias, out,
+                   first.outputs, WIDE, first.layout, 0);
 }
 
 // Multiply the rows x of each expert with the expert's matrix.
 template <class Number, class Result>
-void multiply_each(const ExpertProducts& products, const Sorted& sorted, const Number* x, Result* out) {
-  const StackProduct& first = products.first;
-  const int64_t panels = panels_of(first.outputs), threads = omp_get_max_threads();
+void multiply_each(const ExpertProducts& products, const Sorted& sorted, const Rows<Number>& x, Result* out) {
+  const int64_t panels = panels_of(products.first.outputs), threads = omp_get_max_threads();
   const auto work = [&](int64_t expert) {
     const int64_t rows = sorted.offsets[expert + 1] - sorted.offsets[expert];
     return rows == 0 ? 0 : rows < FEW_ROWS ? FEW_ROWS : rows;
@@ -216,7 +102,7 @@ void multiply_each(const ExpertProducts& products, const Sorted& sorted, const N
   for (int64_t i = 0; i < count; i++) {
     const Tile& tile = tiles[i];
     const int64_t row = sorted.offsets[tile.expert], rows = sorted.offsets[tile.expert + 1] - row;
-    multiply_some(products, tile, x + row * first.inputs, rows, out + row * first.outputs);
+    multiply_some(products, tile, x, row, rows, out);
   }
 }
 
@@ -352,8 +238,8 @@ void gate_rows(const Experts& layer, const Between<Number>& rows, int64_t row) {
 
 // Compute the outputs of experts, each task from inputs to outputs on one thread.
 template <class Number>
-void compute_whole(const Experts& layer, const Sorted& sorted, int64_t count, const Number* x, const float* weights,
-                   float* outputs) {
+void compute_whole(const Experts& layer, const Sorted& sorted, int64_t count, const Number* x, const char* quantized,
+                   const float* weights, float* outputs) {
   static thread_local Scratch between;
   Task* tasks = reinterpret_cast<Task*>(own_scratch.at_least(count * sizeof(Task)));
   Whole::divide(sorted.offsets, sorted.experts, tasks);
@@ -364,49 +250,56 @@ void compute_whole(const Experts& layer, const Sorted& sorted, int64_t count, co
     Between<Number>(sizes, layer, task.rows);
     Carver carver(between.at_least(sizes.used));
     const Between<Number> rows(carver, layer, task.rows);
-    for (int64_t row = 0; row < task.rows; row++)
+    for (int64_t row = 0; row < task.rows && !quantized; row++)
       take_input(layer.router, x, weights, sorted.choices[task.row + row], rows.inputs + row * layer.router.hidden);
     const Tile gate_up = {task.expert, 0, panels_of(layer.gate_up.first.outputs)};
     const Tile down = {task.expert, 0, panels_of(layer.down.first.outputs)};
-    multiply_some(layer.gate_up, gate_up, rows.inputs, task.rows, rows.gate_up);
+    const Rows<Number> inputs{rows.inputs, quantized, sorted.tokens + task.row};
+    multiply_some(layer.gate_up, gate_up, inputs, 0, task.rows, rows.gate_up);
     for (int64_t row = 0; row < task.rows; row++) gate_rows(layer, rows, row);
-    multiply_some(layer.down, down, rows.gated, task.rows, outputs + task.row * layer.router.hidden);
+    multiply_some(layer.down, down, Rows<Number>{rows.gated}, 0, task.rows, outputs + task.row * layer.router.hidden);
   }
 }
 
 // Compute the outputs of experts, all of them matrix by matrix.
 template <class Number>
 void compute_by_tiles(const Experts& layer, const Sorted& sorted, int64_t from, int64_t tokens, const Number* x,
-                      const float* weights, const ExpertChanges* changes, float* outputs) {
+                      const char* quantized, const float* weights, const ExpertChanges* changes, float* outputs) {
   static thread_local Scratch between;
   const int64_t count = sorted.offsets[sorted.experts], size = layer.router.hidden, inner = layer.down.first.inputs;
   Carver sizes(nullptr);
   Between<Number>(sizes, layer, count);
   Carver carver(between.at_least(sizes.used));
   const Between<Number> rows(carver, layer, count);
+  if (changes || !quantized) {
 #pragma omp parallel for if (count * size > ENOUGH)
-  for (int64_t i = 0; i < count; i++) take_input(layer.router, x, weights, sorted.choices[i], rows.inputs + i * size);
-  multiply_each(layer.gate_up, sorted, rows.inputs, rows.gate_up);
+    for (int64_t i = 0; i < count; i++) take_input(layer.router, x, weights, sorted.choices[i], rows.inputs + i * size);
+  }
+  multiply_each(layer.gate_up, sorted, Rows<Number>{rows.inputs, quantized, sorted.tokens}, rows.gate_up);
   if (changes)
     change_each(changes->gate_up, changes->gate_up_count, sorted, from, tokens, rows.inputs, size, rows.gate_up,
                 layer.gate_up.first.outputs);
 #pragma omp parallel for if (count * inner > ENOUGH)
   for (int64_t i = 0; i < count; i++) gate_rows(layer, rows, i);
-  multiply_each(layer.down, sorted, rows.gated, outputs);
+  multiply_each(layer.down, sorted, Rows<Number>{rows.gated}, outputs);
   if (changes) change_each(changes->down, changes->down_count, sorted, from, tokens, rows.gated, inner, outputs, size);
 }
 
-// The order and the outputs of a pass, in scratch memory.
+// The order, the quantized inputs and the outputs of a pass, in scratch memory.
 struct Pass {
   float* outputs;
-  int64_t *place, *offsets, *choices;  // the sorted row of each choice; see Sorted
+  char* quantized;                              // null: the form does not quantize inputs, or the router changes them
+  int64_t *place, *offsets, *choices, *tokens;  // the sorted row of each choice; see Sorted
 
   Pass(Carver& carver, const Experts& layer, int64_t tokens) {
     const int64_t count = tokens * layer.router.chosen;
     outputs = carver.take<float>(count * layer.router.hidden);
+    const bool quantizes = layer.gate_up.first.quantize && !layer.router.on_input;
+    quantized = quantizes ? carver.take<char>(tokens * layer.gate_up.first.quantized_bytes) : nullptr;
     place = carver.take<int64_t>(count);
     offsets = carver.take<int64_t>(layer.router.experts + 1);
     choices = carver.take<int64_t>(count);
+    this->tokens = carver.take<int64_t>(count);
   }
 };
 
@@ -420,17 +313,23 @@ void compute(const Experts& layer, const Pass& pass, const Number* x, int64_t fr
   for (int64_t e = 0; e < router.experts; e++) pass.offsets[e + 1] += pass.offsets[e];
   for (int64_t i = 0; i < count; i++) {
     pass.place[i] = pass.offsets[experts[i]]++;
-    pass.choices[pass.place[i]] = i;
+    pass.choices[pass.place[i]] = i, pass.tokens[pass.place[i]] = i / chosen;
   }
   for (int64_t e = router.experts; e > 0; e--) pass.offsets[e] = pass.offsets[e - 1];
   pass.offsets[0] = 0;
 
-  const Sorted sorted{pass.offsets, pass.choices, router.experts, chosen};
+  if (pass.quantized) {
+    const StackProduct& first = layer.gate_up.first;
+#pragma omp parallel for if (tokens * size > ENOUGH)
+    for (int64_t t = 0; t < tokens; t++)
+      first.quantize(x + t * size, size, 1, size, pass.quantized + t * first.quantized_bytes, first.layout);
+  }
+  const Sorted sorted{pass.offsets, pass.choices, pass.tokens, router.experts, chosen};
   const int64_t tasks = changes ? 0 : Whole::count_of(pass.offsets, router.experts);
   if (tasks > 0)
-    compute_whole(layer, sorted, tasks, x, weights, pass.outputs);
+    compute_whole(layer, sorted, tasks, x, pass.quantized, weights, pass.outputs);
   else
-    compute_by_tiles(layer, sorted, from, tokens, x, weights, changes, pass.outputs);
+    compute_by_tiles(layer, sorted, from, tokens, x, pass.quantized, weights, changes, pass.outputs);
 #pragma omp parallel for if (count * size > ENOUGH)
   for (int64_t t = 0; t < tokens; t++) {
     const auto row = [&](int64_t slot) { return pass.outputs + pass.place[t * chosen + slot] * size; };
@@ -449,49 +348,6 @@ void compute(const Experts& layer, const Pass& pass, const Number* x, int64_t fr
       float total = row(0)[at] * weight(0);
       for (int64_t slot = 1; slot < chosen; slot++) total = total + row(slot)[at] * weight(slot);
       set(out + t * size + at, total);
-    }
-  }
-}
-
-template <class Number>
-void route_all(const Router& router, const Number* x, int64_t tokens, int64_t* experts, float* weights) {
-  const int64_t count = router.experts, size = router.hidden;
-  Carver sizes(nullptr);
-  sizes.take<float>(tokens * count);
-  float* logits = Carver(scratch.at_least(sizes.used)).take<float>(tokens * count);
-  constexpr int64_t BLOCK = 4;
-#pragma omp parallel if (tokens * count * size > 1 << 18)
-  {
-#pragma omp for collapse(2)
-    for (int64_t block = 0; block < (tokens + BLOCK - 1) / BLOCK; block++)
-      for (int64_t e = 0; e < count; e += EXPERTS_TOGETHER) {
-        const int64_t t = block * BLOCK, together = count - e < EXPERTS_TOGETHER ? 1 : EXPERTS_TOGETHER;
-        const float* weight = router.weight + e * size;
-        float* out = logits + t * count + e;
-        if (tokens - t >= BLOCK) {
-          const auto compute = together == 1 ? logits_of<BLOCK, 1, Number> : logits_of<BLOCK, EXPERTS_TOGETHER, Number>;
-          compute(x + t * size, size, weight, out, count);
-        } else {
-          const auto compute = together == 1 ? logits_of<1, 1, Number> : logits_of<1, EXPERTS_TOGETHER, Number>;
-          for (int64_t i = t; i < tokens; i++) compute(x + i * size, size, weight, out + (i - t) * count, count);
-        }
-      }
-    Carver carver(nullptr);
-    const auto carve = [&](Carver& from, float*& scores, float*& ranked, bool*& taken) {
-      scores = from.take<float>(count), ranked = from.take<float>(count), taken = from.take<bool>(count);
-    };
-    float *scores, *ranked;
-    bool* taken;
-    carve(carver, scores, ranked, taken);
-    Carver own(own_scratch.at_least(carver.used));
-    carve(own, scores, ranked, taken);
-    const Chooser choose{router, scores, ranked, taken};
-#pragma omp for
-    for (int64_t t = 0; t < tokens; t++) {
-      float* row = logits + t * count;
-      if (router.bias)
-        for (int64_t e = 0; e < count; e++) row[e] += router.bias[e];
-      choose(row, experts + t * router.chosen, weights + t * router.chosen);
     }
   }
 }
@@ -525,16 +381,6 @@ void add_rows(Number* y, const Number* shared, const Number* gate, int64_t token
 }
 
 }  // namespace
-
-// Choose experts [tokens, chosen], and their weights, for tokens x [tokens, hidden]. half, here and below: x, y, shared,
-// gate and out are bfloat16, else float.
-INFD_KERNEL(route)
-(int64_t half, const Router* router, const void* x, int64_t tokens, int64_t* experts, float* weights) {
-  if (half)
-    route_all(*router, typed<bf16>(x), tokens, experts, weights);
-  else
-    route_all(*router, typed<float>(x), tokens, experts, weights);
-}
 
 // out [tokens, hidden] = the weighted sums of the outputs of the experts chosen [tokens, k] for x [tokens, hidden].
 // changes: of the experts' matrices by adapters, or null.

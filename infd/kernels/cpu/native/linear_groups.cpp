@@ -537,51 +537,110 @@ void fill(Group& group, const Number* x, const int32_t* order, int64_t first, in
   group.fill(chosen);
 }
 
-template <Stored STORED, int PARTS, class Number>
-void multiply_in(const Layout& layout, const Number* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
-              const Number* bias, void* out, int64_t out_stride, int64_t wide, int64_t awake) {
-  const int32_t* order = layout.order(weights);
-  const int64_t steps = layout.steps_of(inputs), groups = steps * layout.groups;
-  using Group = Inputs<is_wide(STORED), PARTS>;
-  Group* own = reinterpret_cast<Group*>(scratch.at_least(rows * groups * sizeof(Group)));
-  const Product<Grouped<STORED, PARTS>> product = {
-      {own, rows, layout}, rows, layout.panels(weights, inputs), outputs, steps, false, bias, out, out_stride, wide != 0};
-  const bool shared = worth_sharing(rows, outputs, inputs, awake);
-  Division<Grouped<STORED, PARTS>> division(product, shared);
-#pragma omp parallel if (shared)
-  {
-#pragma omp for
-    for (int64_t group = 0; group < groups; group++)
-      for (int64_t i = 0; i < rows; i++) {
-        const int64_t first = group * GROUP < inputs ? group * GROUP : inputs, left = inputs - first;
-        fill(own[group * rows + i], x + i * x_stride, order, first, left < GROUP ? left : GROUP);
-      }
-    division.compute_share();
+template <Stored KIND, int COUNT>
+struct Chosen {
+  static constexpr Stored STORED = KIND;
+  static constexpr int PARTS = COUNT;
+  using Group = Inputs<is_wide(KIND), COUNT>;
+};
+
+// Call use(Chosen) for what the lines of a layout store.
+template <class Use>
+void with_stored(const Layout& layout, const Use& use) {
+  const auto with_parts = [&](auto one, auto two) { layout.parts == 1 ? use(one) : use(two); };
+  if (layout.table == 0) return with_parts(Chosen<NIBBLES, 1>(), Chosen<NIBBLES, 2>());
+  if (layout.table == Layout::SIXES) return with_parts(Chosen<SIXES, 1>(), Chosen<SIXES, 2>());
+  if (layout.table == Layout::BYTES) return with_parts(Chosen<BYTES, 1>(), Chosen<BYTES, 2>());
+  if (layout.least() < -12) return with_parts(Chosen<WIDE_TABLE, 1>(), Chosen<WIDE_TABLE, 2>());
+  with_parts(Chosen<TABLE, 1>(), Chosen<TABLE, 2>());
+}
+
+// A matrix and the results of a product; see `multiply_groups_bf16`.
+struct Matrix {
+  Layout layout;
+  const uint32_t* weights;
+  int64_t outputs, inputs;
+  Bias bias;
+  void* out;
+  int64_t out_stride, wide;
+
+  int64_t groups() const { return layout.steps_of(inputs) * layout.groups; }
+  // Call use(first, count) for blocks of rows, whose inputs stay in L2 if HOLDS_WEIGHTS.
+  template <class Use>
+  static void each_block(int64_t rows, const Use& use) {
+    const int64_t blocks = HOLDS_WEIGHTS ? (rows + BLOCK_ROWS - 1) / BLOCK_ROWS : 1;
+    for (int64_t block = 0; block < blocks; block++) {
+      const int64_t from = rows * block / blocks;
+      use(from, rows * (block + 1) / blocks - from);
+    }
   }
+  // The product with rows [from, from + rows), whose inputs are own [groups, rows].
+  template <class Kind>
+  Product<Grouped<Kind::STORED, Kind::PARTS>> product(Kind, const typename Kind::Group* own, int64_t from, int64_t rows) const {
+    char* to = static_cast<char*>(out) + from * out_stride * (wide ? sizeof(float) : sizeof(bf16));
+    return {{own, rows, layout}, rows, layout.panels(weights, inputs), outputs, layout.steps_of(inputs), false, bias, to, out_stride, wide != 0};
+  }
+};
+
+template <class Group, class Number>
+void fill_group(Group& group, const Number* x, const int32_t* order, int64_t number, int64_t inputs) {
+  const int64_t first = number * GROUP < inputs ? number * GROUP : inputs, left = inputs - first;
+  fill(group, x, order, first, left < GROUP ? left : GROUP);
 }
 
 template <class Number>
-void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
-              const Number* bias, void* out, int64_t out_stride, int64_t wide, int64_t number, int64_t awake) {
+void multiply(const Matrix& matrix, const Number* x, int64_t x_stride, int64_t rows, int64_t awake) {
+  const int32_t* order = matrix.layout.order(matrix.weights);
+  const int64_t groups = matrix.groups();
+  with_stored(matrix.layout, [&](auto kind) {
+    using Kind = decltype(kind);
+    matrix.each_block(rows, [&](int64_t from, int64_t count) {
+      typename Kind::Group* own = reinterpret_cast<typename Kind::Group*>(scratch.at_least(count * groups * sizeof *own));
+      const auto product = matrix.product(kind, own, from, count);
+      const bool shared = worth_sharing(count, matrix.outputs, matrix.inputs, awake);
+      Division<Grouped<Kind::STORED, Kind::PARTS>> division(product, shared);
+#pragma omp parallel if (shared)
+      {
+#pragma omp for
+        for (int64_t group = 0; group < groups; group++)
+          for (int64_t i = 0; i < count; i++)
+            fill_group(own[group * count + i], x + (from + i) * x_stride, order, group, matrix.inputs);
+        division.compute_share();
+      }
+    });
+  });
+}
+
+// The groups of each row follow one another.
+template <class Number>
+void quantize_rows(const Number* x, int64_t x_stride, int64_t rows, int64_t inputs, void* quantized, int64_t number) {
   const Layout layout(number);
-  using Apply = decltype(&multiply_in<NIBBLES, 1, Number>);
-  constexpr Apply of[][2] = {{multiply_in<NIBBLES, 1, Number>, multiply_in<NIBBLES, 2, Number>},
-                             {multiply_in<TABLE, 1, Number>, multiply_in<TABLE, 2, Number>},
-                             {multiply_in<WIDE_TABLE, 1, Number>, multiply_in<WIDE_TABLE, 2, Number>},
-                             {multiply_in<BYTES, 1, Number>, multiply_in<BYTES, 2, Number>},
-                             {multiply_in<SIXES, 1, Number>, multiply_in<SIXES, 2, Number>}};
-  const Stored stored = layout.table == 0               ? NIBBLES
-                        : layout.table == Layout::SIXES ? SIXES
-                        : layout.table == Layout::BYTES ? BYTES
-                        : layout.least() < -12          ? WIDE_TABLE
-                                                        : TABLE;
-  const Apply apply = of[stored][layout.parts - 1];
-  const int64_t blocks = HOLDS_WEIGHTS ? (rows + BLOCK_ROWS - 1) / BLOCK_ROWS : 1;
-  for (int64_t block = 0; block < blocks; block++) {
-    const int64_t from = rows * block / blocks, count = rows * (block + 1) / blocks - from;
-    char* to = static_cast<char*>(out) + from * out_stride * (wide ? sizeof(float) : sizeof(bf16));
-    apply(layout, x + from * x_stride, x_stride, count, weights, outputs, inputs, bias, to, out_stride, wide, awake);
-  }
+  const int64_t groups = layout.steps_of(inputs) * layout.groups;
+  with_stored(layout, [&](auto kind) {
+    auto* to = static_cast<typename decltype(kind)::Group*>(quantized);
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t group = 0; group < groups; group++) fill_group(*to++, x + i * x_stride, nullptr, group, inputs);
+  });
+}
+
+void multiply_quantized(const Matrix& matrix, const void* quantized, const int64_t* chosen, int64_t rows) {
+  const int64_t groups = matrix.groups();
+  with_stored(matrix.layout, [&](auto kind) {
+    using Kind = decltype(kind);
+    const auto* all = static_cast<const typename Kind::Group*>(quantized);
+    matrix.each_block(rows, [&](int64_t from, int64_t count) {
+      const auto* own = all + chosen[from] * groups;
+      if (count > 1) {
+        auto* copied = reinterpret_cast<typename Kind::Group*>(scratch.at_least(count * groups * sizeof *own));
+        for (int64_t i = 0; i < count; i++)
+          for (int64_t group = 0; group < groups; group++)
+            copied[group * count + i] = all[chosen[from + i] * groups + group];
+        own = copied;
+      }
+      const auto product = matrix.product(kind, own, from, count);
+      Division<Grouped<Kind::STORED, Kind::PARTS>>(product, false).compute_share();
+    });
+  });
 }
 
 }  // namespace
@@ -590,11 +649,34 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
 INFD_KERNEL(multiply_groups_bf16)
 (const bf16* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
  const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, int64_t awake) {
-  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout, awake);
+  multiply({Layout(layout), weights, outputs, inputs, bias, out, out_stride, wide}, x, x_stride, rows, awake);
 }
 
 INFD_KERNEL(multiply_groups_float)
 (const float* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
  const float* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, int64_t awake) {
-  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout, awake);
+  multiply({Layout(layout), weights, outputs, inputs, bias, out, out_stride, wide}, x, x_stride, rows, awake);
+}
+
+// See StackProduct; weights whose inputs are reordered are not supported.
+INFD_KERNEL(quantize_groups_bf16)
+(const bf16* x, int64_t x_stride, int64_t rows, int64_t inputs, void* quantized, int64_t layout) {
+  quantize_rows(x, x_stride, rows, inputs, quantized, layout);
+}
+
+INFD_KERNEL(quantize_groups_float)
+(const float* x, int64_t x_stride, int64_t rows, int64_t inputs, void* quantized, int64_t layout) {
+  quantize_rows(x, x_stride, rows, inputs, quantized, layout);
+}
+
+INFD_KERNEL(multiply_quantized_groups)
+(const void* quantized, const int64_t* chosen, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
+ const void* bias, int64_t half, void* out, int64_t out_stride, int64_t wide, int64_t layout) {
+  multiply_quantized({Layout(layout), weights, outputs, inputs, Bias(bias, half != 0), out, out_stride, wide}, quantized, chosen, rows);
+}
+
+// *bytes = the size of a quantized row.
+INFD_KERNEL(quantized_bytes_groups)(int64_t inputs, int64_t number, int64_t* bytes) {
+  const Layout layout(number);
+  with_stored(layout, [&](auto kind) { *bytes = layout.steps_of(inputs) * layout.groups * int64_t{sizeof(typename decltype(kind)::Group)}; });
 }

@@ -38,8 +38,8 @@ struct Quads {
 
   const uint8_t* bytes;
   int64_t stride;
-  const float* scales;  // of the rows
-  int32_t zero;         // the integer that represents 0 in all rows
+  int64_t to_scale;  // bytes from a row to its scale
+  int32_t zero;      // the integer that represents 0 in all rows
 
   static constexpr int64_t step() { return PANEL; }
   Word word(int64_t row, int64_t at) const {
@@ -48,11 +48,13 @@ struct Quads {
     return word;
   }
   Quads from(int64_t row, int64_t at) const {
-    return {bytes + row * stride + at * int64_t{sizeof(Word)}, stride, scales, zero};
+    return {bytes + row * stride + at * int64_t{sizeof(Word)}, stride, to_scale, zero};
   }
   Vec value(Vec sums, int64_t row, const uint32_t* header) const {
     if (zero != 0) sums = plus_offsets(sums, header + PANEL, zero);
-    return to_floats(sums) * set(scales[row]) * load(reinterpret_cast<const float*>(header));
+    float scale;
+    memcpy(&scale, bytes + row * stride + to_scale, sizeof scale);
+    return to_floats(sums) * set(scale) * load(reinterpret_cast<const float*>(header));
   }
 
 #if defined(__AVX512VNNI__)
@@ -100,45 +102,64 @@ struct Quads {
 #endif
 };
 
+// How rows of `inputs` numbers are quantized.
+//
+// layout: the address of an InputRounding, or 0
+struct Rounding {
+  const InputRounding* stored;
+  float zero;
+  int64_t inputs, quads;
+
+  Rounding(int64_t layout, int64_t inputs)
+      : stored(reinterpret_cast<const InputRounding*>(layout)),
+        zero(stored != nullptr && stored->zero != nullptr ? *stored->zero : 0),
+        inputs(inputs),
+        quads(quads_of(inputs)) {}
+
+  // Bytes of a quantized row: its words, then its scale, in padding. A stride of whole pages would map all rows to the same
+  // sets of the L1 cache.
+  int64_t to_scale() const { return quads * int64_t{sizeof(Word)}; }
+  int64_t stride() const { return to_scale() + 64; }
+  Quads rows(const uint8_t* bytes) const { return {bytes, stride(), to_scale(), static_cast<int32_t>(zero)}; }
+
+  template <class Number>
+  void quantize_row(const Number* x, uint8_t* row) const {
+    uint8_t* to = row + quads * (sizeof(Word) - 4);
+    float scale = scale_of(x, inputs);
+    if (stored != nullptr) {
+      scale = *stored->scale + 0 * scale;  // NaN if an input is not finite
+      quantize_stored(x, inputs, *stored->scale, zero, to, Quads::FLIP);
+    } else {
+      quantize(x, inputs, scale, to, Quads::FLIP);
+    }
+    spread(row, quads);
+    memcpy(row + to_scale(), &scale, sizeof scale);
+  }
+};
+
 thread_local Scratch scratch;
 
 template <class Number>
 void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
               const Number* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, int64_t awake) {
-  const InputRounding* stored = reinterpret_cast<const InputRounding*>(layout);
-  const float zero = stored != nullptr && stored->zero != nullptr ? *stored->zero : 0;
-  // A stride of whole pages would map all rows to the same sets of the L1 cache.
-  const int64_t quads = quads_of(inputs), stride = quads * sizeof(Word) + 64;
-  const auto carve = [&](char* memory, uint8_t*& bytes, float*& scales) {
-    Carver carver(memory);
-    bytes = carver.take<uint8_t>(rows * stride);
-    scales = carver.take<float>(rows);
-    return carver.used;
-  };
-  uint8_t* bytes;
-  float* scales;
-  carve(scratch.at_least(carve(nullptr, bytes, scales)), bytes, scales);
-  const Product<Quads> product = {{bytes, stride, scales, static_cast<int32_t>(zero)}, rows, weights, outputs, quads, false,
-                                  bias, out, out_stride, wide != 0};
+  const Rounding rounding(layout, inputs);
+  const int64_t stride = rounding.stride();
+  uint8_t* bytes = reinterpret_cast<uint8_t*>(scratch.at_least(rows * stride));
+  const Product<Quads> product = {rounding.rows(bytes), rows, weights, outputs, rounding.quads, false, bias, out, out_stride, wide != 0};
   const bool shared = worth_sharing(rows, outputs, inputs, awake);
   Division<Quads> division(product, shared);
 #pragma omp parallel if (shared)
   {
 #pragma omp for
-    for (int64_t i = 0; i < rows; i++) {
-      const Number* inputs_of_row = x + i * x_stride;
-      uint8_t *row = bytes + i * stride, *to = row + quads * (sizeof(Word) - 4);
-      scales[i] = scale_of(inputs_of_row, inputs);
-      if (stored != nullptr) {
-        scales[i] = *stored->scale + 0 * scales[i];  // NaN if an input is not finite
-        quantize_stored(inputs_of_row, inputs, *stored->scale, zero, to, Quads::FLIP);
-      } else {
-        quantize(inputs_of_row, inputs, scales[i], to, Quads::FLIP);
-      }
-      spread(row, quads);
-    }
+    for (int64_t i = 0; i < rows; i++) rounding.quantize_row(x + i * x_stride, bytes + i * stride);
     division.compute_share();
   }
+}
+
+template <class Number>
+void quantize_rows(const Number* x, int64_t x_stride, int64_t rows, int64_t inputs, uint8_t* quantized, int64_t layout) {
+  const Rounding rounding(layout, inputs);
+  for (int64_t i = 0; i < rows; i++) rounding.quantize_row(x + i * x_stride, quantized + i * rounding.stride());
 }
 
 }  // namespace
@@ -156,3 +177,27 @@ INFD_KERNEL(multiply_int8_float)
  const float* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, int64_t awake) {
   multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout, awake);
 }
+
+INFD_KERNEL(quantize_int8_bf16)
+(const bf16* x, int64_t x_stride, int64_t rows, int64_t inputs, uint8_t* quantized, int64_t layout) {
+  quantize_rows(x, x_stride, rows, inputs, quantized, layout);
+}
+
+INFD_KERNEL(quantize_int8_float)
+(const float* x, int64_t x_stride, int64_t rows, int64_t inputs, uint8_t* quantized, int64_t layout) {
+  quantize_rows(x, x_stride, rows, inputs, quantized, layout);
+}
+
+INFD_KERNEL(multiply_quantized_int8)
+(const uint8_t* quantized, const int64_t* chosen, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
+ const void* bias, int64_t half, void* out, int64_t out_stride, int64_t wide, int64_t layout) {
+  const Rounding rounding(layout, inputs);
+  const int64_t stride = rounding.stride();
+  uint8_t* bytes = reinterpret_cast<uint8_t*>(scratch.at_least(rows * stride));
+  for (int64_t i = 0; i < rows; i++) memcpy(bytes + i * stride, quantized + chosen[i] * stride, stride);
+  const Product<Quads> product = {rounding.rows(bytes), rows, weights, outputs, rounding.quads, false, Bias(bias, half != 0), out, out_stride, wide != 0};
+  Division<Quads>(product, false).compute_share();
+}
+
+// *bytes = the size of a quantized row.
+INFD_KERNEL(quantized_bytes_int8)(int64_t inputs, int64_t layout, int64_t* bytes) { *bytes = Rounding(layout, inputs).stride(); }

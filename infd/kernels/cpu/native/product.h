@@ -15,4 +15,13 @@ struct StackProduct {
   int64_t outputs, inputs;
   int64_t layout;  // argument of forms with several layouts (groups.h, float8.h); 0 for other forms
   const InputRounding* rounding;  // of x before the product, see layers.h; null: none
+
+  // Of forms that quantize x: the product in two steps, so that a row is quantized once for several matrices; or null. Both
+  // run on the calling thread.
+  void (*quantize)(const void* x, int64_t x_stride, int64_t rows, int64_t inputs, void* quantized, int64_t layout);
+  // chosen [rows]: indices of quantized rows. half: the bias is bfloat16, else float
+  void (*multiply_quantized)(const void* quantized, const int64_t* chosen, int64_t rows, const void* weights,
+                             int64_t outputs, int64_t inputs, const void* bias, int64_t half, void* out,
+                             int64_t out_stride, int64_t wide, int64_t layout);
+  int64_t quantized_bytes;  // of a row
 };

@@ -301,6 +301,12 @@ struct Bias {
 
   Bias(const bf16* bias) : narrow(bias) {}
   Bias(const float* bias) : wide(bias) {}
+  Bias(const void* bias, bool half) {
+    if (half)
+      narrow = static_cast<const bf16*>(bias);
+    else
+      wide = static_cast<const float*>(bias);
+  }
 };
 
 // One product. The caller has checked all arguments.
