@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from infd.errors import CheckpointError
 from infd.rounding import round_up
 from infd.weights import parts
-from infd.weights.encodings.gguf import Blocks
 from infd.weights.encodings.integers import why_not
 from infd.weights.encodings.rows import read
 from infd.weights.formats.encoded import EncodedReader
@@ -196,18 +195,17 @@ class _Place(NamedTuple):
             return f", inputs {done}"
         return f", inputs {done or 'not quantized'} instead of {wanted.scheme}"
 
-    def blocks(self, stored: EncodedTensor) -> list[FilePart] | None:
-        """Return the parts of a matrix of GGUF's blocks for native code to keep; None if only Python can read it."""
-        encoding, view = stored.encoding, self.source.view
-        if not isinstance(encoding, Blocks) or encoding.packed() != self.parameter.groups():
-            return None
-        if (view is not None and not is_slice(view)) or encoding.offset:
-            return None
-        if (found := self.parameter.packing(self.source.row, encoding.stored.dtype)) is None:
+    def encoded_parts(self, stored: EncodedTensor) -> list[FilePart] | None:
+        """Return the parts of an encoded matrix for native code to keep; None if only Python can read the matrix."""
+        view = self.source.view
+        if view is not None and not is_slice(view):
             return None
         first = 0 if view is None else view.index * stored.shape[1] + view.first
-        head = encoding.head if view is None else 0
-        return list(parts.packed(encoding.rows(first, self.source.rows), *found, head=head))
+        rows = stored.encoding.rows(first, self.source.rows)
+        if rows is None or stored.packed() != self.parameter.groups():
+            return None
+        found = self.parameter.packing(self.source.row, rows.tensor.dtype)
+        return None if found is None else list(parts.packed(rows.tensor, *found, head=rows.head))
 
     def why_not_kept(self, stored: StoredTensor | EncodedTensor) -> str:
         """Return why a tensor cannot be stored: the parameter can store only integers, or rounds inputs otherwise.
@@ -221,7 +219,7 @@ class _Place(NamedTuple):
             return ""
         form = self.parameter.groups()
         assert form is not None
-        return why_not(stored, form) if isinstance(stored, EncodedTensor) else "it is not quantized"
+        return why_not(stored, form)
 
     def parts(self, stored: StoredTensor) -> list[FilePart] | None:
         """Return the parts of the tensor for native code to read; None if only Python can read the tensor."""
@@ -307,7 +305,7 @@ def fill(
         for number, place in enumerate(places.get(stored.name, ())):
             view = place.source.view
             if isinstance(stored, EncodedTensor):
-                if natively is not None and (found := place.blocks(stored)) is not None:
+                if natively is not None and (found := place.encoded_parts(stored)) is not None:
                     given += found
                     owners += [stored.encoding.parts[0]] * len(found)
                     how = "kept"

@@ -5,7 +5,7 @@ This module does not import torch, because checkpoints are checked before torch 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -62,12 +62,15 @@ class StoredTensor(Struct, frozen=True):
         return content
 
 
-@runtime_checkable
-class Packing(Protocol):
-    """An encoding that may consist of integers and scales."""
+class FileRows(NamedTuple):
+    """Consecutive rows of a matrix, in consecutive bytes of a file.
 
-    def packed(self) -> Groups | str:
-        """Return how the integers are stored, or why no form can keep the matrix. Raises CheckpointError."""
+    tensor  [n, inputs]; its dtype names the rows' encoding
+    head    rows of a head in which the rows of its two halves alternate; 0: rows are in the matrix's order
+    """
+
+    tensor: StoredTensor
+    head: int = 0
 
 
 class StoredInputs(Struct, frozen=True):
@@ -84,14 +87,6 @@ class StoredInputs(Struct, frozen=True):
     inverse: bool = False
 
 
-@runtime_checkable
-class QuantizesInputs(Protocol):
-    """An encoding whose scheme may quantize the inputs of products."""
-
-    @property
-    def inputs(self) -> StoredInputs | None: ...
-
-
 class Encoding(Protocol):
     """How stored tensors represent a matrix. `encodings/rows.py` computes the matrix's rows.
 
@@ -99,6 +94,7 @@ class Encoding(Protocol):
     shape   of the matrix; all dimensions but the last, flattened, are its rows
     parts   the stored tensors that represent the matrix
     unused  stored tensors of the module that its rows do not need, such as scales of activations
+    inputs  how inputs of products with the matrix are quantized; None: they are not
     """
 
     @property
@@ -109,6 +105,14 @@ class Encoding(Protocol):
     def parts(self) -> tuple[StoredTensor, ...]: ...
     @property
     def unused(self) -> tuple[StoredTensor, ...]: ...
+    @property
+    def inputs(self) -> StoredInputs | None: ...
+
+    def packed(self) -> Groups | str:
+        """Return how integers and scales are stored, or why no form can keep the matrix. Raises CheckpointError."""
+
+    def rows(self, first: int, count: int) -> FileRows | None:
+        """Return rows [first, first + count) of the matrix as native code can read them; None: only Python can."""
 
 
 class EncodedTensor(Struct, frozen=True):
@@ -131,13 +135,13 @@ class EncodedTensor(Struct, frozen=True):
         return sum(part.bytes for part in self.encoding.parts)
 
     def packed(self) -> Groups | str:
-        """See Packing."""
-        return self.encoding.packed() if isinstance(self.encoding, Packing) else "its numbers are no integers"
+        """See Encoding."""
+        return self.encoding.packed()
 
     @property
     def inputs(self) -> StoredInputs | None:
-        """Return how inputs of products with the matrix are quantized; None: they are not."""
-        return self.encoding.inputs if isinstance(self.encoding, QuantizesInputs) else None
+        """See Encoding."""
+        return self.encoding.inputs
 
     @property
     def file(self) -> WeightFile:

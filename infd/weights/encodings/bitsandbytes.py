@@ -61,6 +61,17 @@ class Flat(Struct, frozen=True, kw_only=True):
         parts = (self.indices, self.table, self.absmax, self.codes, self.nested)
         return tuple(part for part in parts if part is not None)
 
+    @property
+    def inputs(self) -> None:
+        """None: bitsandbytes' 4-bit matrices quantize no inputs."""
+
+    def packed(self) -> str:
+        """Return why no form can keep the matrix."""
+        return "its numbers are no integers"
+
+    def rows(self, first: int, count: int) -> None:
+        """Return None: a row's indices and scales are in several tensors."""
+
 
 class BitsAndBytes:
     """The bitsandbytes format. Implements `Format` of find.py."""

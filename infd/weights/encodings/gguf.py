@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from infd.errors import CheckpointError
 from infd.gguf.config import read_config, renamed
 from infd.groups import Groups
-from infd.weights.stored import EncodedTensor, StoredTensor
+from infd.weights.stored import EncodedTensor, FileRows, StoredTensor
 
 if TYPE_CHECKING:
     from infd.gguf.config import Renamed
@@ -68,14 +68,21 @@ class Blocks(Struct, frozen=True):
     def unused(self) -> tuple[StoredTensor, ...]:
         return ()
 
-    def rows(self, first: int, count: int) -> StoredTensor:
-        """Return the blocks of consecutive rows of a matrix, or of a stack of matrices, as a tensor [n, inputs]."""
+    @property
+    def inputs(self) -> None:
+        """None: GGUF's types quantize no inputs."""
+
+    def rows(self, first: int, count: int) -> FileRows | None:
+        """See `Encoding`. Native code subtracts no offset, and reads whole heads."""
+        if self.offset or (self.head and (first % self.head or count % self.head)):
+            return None
         stored, inputs = self.stored, self.shape[-1]
         width = inputs // self.elements * self.block_bytes
-        return replace(stored, shape=(count, inputs), offset=stored.offset + first * width, bytes=count * width)
+        place = stored.offset + first * width
+        return FileRows(replace(stored, shape=(count, inputs), offset=place, bytes=count * width), self.head)
 
     def packed(self) -> Groups | str:
-        """See `Packing` in stored.py."""
+        """See `Encoding`."""
         if len(self.shape) not in (2, 3):  # 3: the matrices of all experts, stacked
             return "it is no matrix"
         return GROUPS.get(self.stored.dtype, f"its numbers are {self.stored.dtype}")

@@ -19,22 +19,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.groups import Groups
-    from infd.weights.stored import EncodedTensor, Encoding
+    from infd.weights.stored import EncodedTensor, Encoding, StoredTensor
 
 
 NARROWER = {"F32": ("BF16", "F16")}  # by dtype, the narrower dtypes that it represents exactly
 
 
-def why_not(encoded: EncodedTensor, form: Groups) -> str:
-    """Return the reason that a form cannot represent an encoded matrix exactly; "" if the form can."""
-    if isinstance(packed := encoded.packed(), str):
+def why_not(stored: StoredTensor | EncodedTensor, form: Groups) -> str:
+    """Return the reason that a form of integers and scales cannot represent a matrix exactly; "" if the form can."""
+    packed = stored.packed()
+    if packed is None:
+        return "it is not quantized"
+    if isinstance(packed, str):
         return packed
     wide = common((packed, form))
     if wide is None or wide._replace(inputs=form.inputs) != form:
         reason = _differs(packed, form)
         if reason:
             return reason
-    width = encoded.shape[-1]
+    width = stored.shape[-1]
     if packed.inputs % form.inputs and packed.inputs < width:
         whole = form.inputs >= width
         return "the form has one scale for each row" if whole else f"the form has groups of {form.inputs} inputs"

@@ -92,7 +92,7 @@ class Scaled(Struct, frozen=True, kw_only=True):
         return tuple(part for part in parts if part is not None)
 
     def packed(self) -> Groups | str:
-        """See `Packing` in stored.py."""
+        """See `Encoding`."""
         numbers, scales = self.numbers, self.scales
         if numbers.type not in ("uint", "int", "e2m1", "e4m3"):
             return f"its numbers are {numbers.type}"
@@ -117,6 +117,9 @@ class Scaled(Struct, frozen=True, kw_only=True):
                 return "its groups differ in size"
             order = blake2b(content, digest_size=16).hexdigest()
         return Groups(numbers.bits, scales.block[1], scales.stored.dtype, self.zeros is not None, order)
+
+    def rows(self, first: int, count: int) -> None:
+        """Return None: a row's numbers and scales are in several tensors."""
 
 
 def shift(numbers: Numbers) -> int:

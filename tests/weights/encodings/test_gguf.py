@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from infd.gguf.file import KINDS
 from infd.kernels.cpu.linear import Panels
@@ -111,6 +112,19 @@ def test_a_form_keeps_blocks_to_the_bit(library: Library, name: str, heads: int,
     found, want = form.look_up(torch.arange(SHAPE[0]), storage), decoded(encoding)
     assert found.view(torch.int32).equal(want.view(torch.int32))
     encoding.stored.file.close()
+
+
+def test_native_code_reads_whole_heads_and_subtracts_no_offset(tmp_path: Path):
+    stack = blocks(tmp_path / "stack", TYPES.Q8_0, np.zeros((2, 4, 68), np.uint8), (2, 4, 64))
+    found = stack.rows(5, 2)
+    assert found is not None
+    assert (found.head, found.tensor.shape) == (0, (2, 64))
+    assert (found.tensor.offset, found.tensor.bytes) == (5 + 5 * 68, 2 * 68)
+
+    heads = replace(stack, head=2)
+    assert [rows and rows.head for rows in (heads.rows(2, 4), heads.rows(1, 2), heads.rows(2, 3))] == [2, None, None]
+    assert replace(stack, offset=1.0).rows(0, 8) is None
+    stack.stored.file.close()
 
 
 def test_matrices_that_are_not_quantized_are_decoded_and_stacks_of_quantized_ones_kept(tmp_path: Path):
