@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from infd.engine.executor import Executor
     from infd.request import Want
     from infd.runner.arenas.arena import Bank
+    from infd.runner.staging import Staging
     from infd.runner.start.assembly import Loaded
     from infd.scheduler.layout import CacheLayout, Capacity
     from infd.scheduler.scheduler import Scheduled
@@ -121,8 +122,16 @@ def instance(model: Any, layout: CacheLayout, rows: Rows) -> Instance:
     return Instance(model, ops, layout, cache=[], rows=rows, adapters=DeviceSlots(None, staging(CPU)), pulse=Pulse())
 
 
-def make_rows(*, rows: int = 4, max_len: int = 32, page_tokens: tuple[int, ...] = (4,), vocab_size: int = 101) -> Rows:
-    return Rows(rows=rows, max_len=max_len, page_tokens=page_tokens, vocab_size=vocab_size, staging=staging(CPU))
+def make_rows(
+    *,
+    rows: int = 4,
+    max_len: int = 32,
+    page_tokens: tuple[int, ...] = (4,),
+    vocab_size: int = 101,
+    copies: Staging | None = None,
+) -> Rows:
+    copies = staging(CPU) if copies is None else copies
+    return Rows(rows=rows, max_len=max_len, page_tokens=page_tokens, vocab_size=vocab_size, staging=copies)
 
 
 async def generate(

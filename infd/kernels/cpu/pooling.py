@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from infd.kernels.families.host import Upload
+
 
 class Pooling:
     """Implements families.pooling.Pooling."""
@@ -20,7 +22,7 @@ class Pooling:
     def __init__(self, library: Library | None = None) -> None:
         self._sum = (library or Library()).kernel("sum_spans", INT, POINTER, INT, POINTER, INT, POINTER)
 
-    def sums(self, states: Tensor, counts: Sequence[int]) -> Tensor:
+    def sums(self, states: Tensor, counts: Sequence[int], upload: Upload) -> Tensor:
         states = states.contiguous()
         assert sum(counts) <= states.shape[0]
         spans, width = len(counts), states.shape[1]

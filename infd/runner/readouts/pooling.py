@@ -268,7 +268,7 @@ class TextPooling(Readout):
         if self._reduction == "weightedmean":
             weights = np.concatenate([np.arange(read.start + 1, read.stop + 1, dtype=np.float32) for read in reads])
             states = states.float() * self._upload(weights)[:, None]
-        return self._sums(states, counts)
+        return self._sums(states, counts, self._upload)
 
     def _joined(self, before: Tensor, after: Tensor) -> Tensor:
         """Return the reduction of two parts of a prompt."""

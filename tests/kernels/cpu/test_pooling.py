@@ -16,8 +16,8 @@ def test_each_span_is_summed_alone(library, width, dtype):
     states = torch.randn(46, width, generator=torch.Generator().manual_seed(1)).to(dtype)
     states[44:] = torch.nan  # rows after the last span
 
-    found = native.sums(states, counts)
+    found = native.sums(states, counts, torch.from_numpy)
     assert found.dtype is torch.float32
-    assert found.equal(Reference().sums(states, counts))
-    assert found[3:].equal(native.sums(states[4:44], [40]))
-    assert native.sums(states.T.contiguous().T, counts).equal(found)
+    assert found.equal(Reference().sums(states, counts, torch.from_numpy))
+    assert found[3:].equal(native.sums(states[4:44], [40], torch.from_numpy))
+    assert native.sums(states.T.contiguous().T, counts, torch.from_numpy).equal(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pytest
@@ -11,17 +11,22 @@ import torch
 
 from infd.kernels.reference.pooling import Pooling
 from infd.pooling import PoolingSettings
+from infd.pooling.settings import Reduction
 from infd.request import Pool
 from infd.runner.adapters import DeviceSlots
 from infd.runner.readouts.pooling import TextPooling, TokenPooling
 from infd.runner.readouts.readout import Selection
+from infd.runner.staging import Pinned
 from infd.scheduler.plan import Join, Span, StepResult
+from tests.runner.apart import APART, Device
 from tests.runner.driving import make_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.models.base import PassAdapters
+    from infd.runner.readouts.pooling import PooledPrompts
+    from infd.runner.staging import Staging
 
 EMBED = Pool("embed")
 
@@ -33,11 +38,12 @@ def double(vectors: Tensor, _: PassAdapters | None) -> Tensor:
 class Readouts:
     """Both readouts over a model that returns the hidden states given to `step`."""
 
-    def __init__(self, **settings: Any) -> None:
-        """settings: of PoolingSettings."""
-        rows = make_rows(rows=8)
+    def __init__(self, copies: Staging | None = None, **settings: Any) -> None:
+        """copies: None: those of a CPU. settings: of PoolingSettings."""
+        rows = make_rows(rows=8, copies=copies)
         heads = {"classify": double}
         model = SimpleNamespace(pooling_head=heads.get)
+        self.staging = rows.staging
         adapters = DeviceSlots(None, rows.staging)
         instance: Any = SimpleNamespace(
             model=model,
@@ -52,14 +58,22 @@ class Readouts:
         for readout in self.readouts:
             readout.stage([Join(row, [1] * tokens, tokens, (pool,), [], 0)])
 
-    def step(self, spans: list[Span], hidden: Tensor) -> StepResult:
+    def issue(self, spans: list[Span], hidden: Tensor) -> list[PooledPrompts]:
         offsets = [0, *np.cumsum([span.count for span in spans]).tolist()]
-        result = StepResult([0] * len(spans), [])
+        found = []
         for readout in self.readouts:
             if chosen := readout.select(spans, offsets):
-                index = torch.tensor(chosen)
+                index = self.staging.up(np.array(chosen))
                 selection = Selection(index, index, index, None, narrowed=False)
-                readout.compute(spans, selection, hidden).read(result)
+                found.append(readout.compute(spans, selection, hidden))
+        for each in found:
+            each.download(self.staging)
+        return found
+
+    def step(self, spans: list[Span], hidden: Tensor) -> StepResult:
+        result = StepResult([0] * len(spans), [])
+        for each in self.issue(spans, hidden):
+            each.read(result)
         return result
 
 
@@ -117,3 +131,32 @@ def test_chunks_reduce_to_what_the_whole_prompt_does_and_a_new_prompt_begins_ane
         assert not runs.step([span(0, start, count)], prompt[start : start + count]).pooled
 
     assert numbers(runs.step([span(0, 8, 1)], prompt[8:]), 0) == [pytest.approx(numbers(whole, 0)[0], rel=1e-5)]
+
+
+@pytest.mark.parametrize("mode", get_args(Reduction))
+def test_a_step_of_many_prompts_is_issued_without_waiting_for_the_device(mode: str):
+    hidden = torch.randn(18, 4, generator=torch.Generator().manual_seed(1))
+    pools = (EMBED, Pool("classify"), Pool("embed", skip=1), Pool("token_embed"))
+    first = [span(row, 0, count) for row, count in enumerate((3, 1, 4, 2))]
+    second = [span(2, 4, 5), span(3, 2, 3)]
+
+    def joined(copies: Staging | None = None) -> Readouts:
+        runs = Readouts(copies, pooling=mode)
+        for row, (tokens, pool) in enumerate(zip((3, 1, 9, 5), pools, strict=True)):
+            runs.join(row, tokens, pool)
+        return runs
+
+    here = joined()
+    want = [here.step(first, hidden[:10]), here.step(second, hidden[10:])]
+    with Device() as device, torch.inference_mode():
+        copies = Pinned(APART, device.pin, device.event)
+        apart, away = joined(copies), hidden.to(APART)
+        for spans, part, expected in ((first, away[:10], want[0]), (second, away[10:], want[1])):
+            with device.unsynchronised():
+                issued, buffer = apart.issue(spans, part), copies.end()
+            copies.wait(buffer)
+            result = StepResult([0] * len(spans), [])
+            for each in issued:
+                each.read(result)
+            copies.release(buffer)
+            assert result.pooled == expected.pooled
