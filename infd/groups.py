@@ -93,7 +93,7 @@ class InputScheme(NamedTuple):
         """
         return form is None or self.numbers != "int8"
 
-    def replaceable(self, form: InputScheme) -> bool:
+    def replaceable(self, form: InputScheme | None) -> bool:
         """Return whether a form that quantizes inputs by `form` may compute products of a checkpoint with this scheme.
 
         Integers with a scale for each token may be replaced by others; stored scales may not.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct, field
 
 from infd.groups import Groups, common
-from infd.kernels.families.inputs import QuantizesStored, Quantizing, RoundsInputs
+from infd.kernels.families.inputs import QuantizesStored, RoundsInputs
 from infd.models.layers.rope import Rope
 from infd.models.parameter import Matrix, MatrixStack, Parameter, RoundedInputs, Source, Target
 from infd.pooling import PoolingSettings
@@ -108,10 +108,10 @@ class Blueprint(Struct, frozen=True, kw_only=True):
         refused = keeping if isinstance(keeping, str) else ""
         kept = None if isinstance(keeping, str) else keeping
         form = kept or family.form(outputs, inputs, self.dtype)
-        if rounded is not None and not isinstance(form, Quantizing) and isinstance(form, QuantizesStored):
+        if rounded is not None and form.quantizes is None and isinstance(form, QuantizesStored):
             found = form.stored(rounded.recipe())
             form = form if isinstance(found, str) else found
-        own = form.quantizes if isinstance(form, Quantizing) else None
+        own = form.quantizes
         if rounded is not None and not (rounded.scheme.before(own) or (rounded.scheme == own and own.static)):
             rounded = None
         matrix = Matrix(form, sources, kept=kept is not None, refused=refused, inputs=rounded)
@@ -174,7 +174,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
                 return "its numbers are no integers" if packed.table and not table else f"its numbers are not {table}"
             return f"{packed.bits} bits, the form has {bits}"
         form = self.ops.packed.form(outputs, inputs, self.dtype, packed)
-        if scheme is not None and isinstance(form, Quantizing) and not scheme.replaceable(form.quantizes):
+        if scheme is not None and not isinstance(form, str) and not scheme.replaceable(form.quantizes):
             if rounded is not None and isinstance(form, QuantizesStored):
                 return form.stored(rounded.recipe())
             return f"products with its form would quantize inputs as {form.quantizes}, not as {scheme}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from msgspec import Struct
 
-from infd.kernels.families.inputs import Quantizing, Rounding
+from infd.kernels.families.inputs import Rounding
 from infd.kernels.families.matrices import Grouped, Packable
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Matrix(Parameter):
     ) -> None:
         super().__init__(form.shape, form.dtype, sources)
         self.form, self.kept, self.refused, self.inputs = form, kept, refused, inputs
-        itself = inputs is not None and isinstance(form, Quantizing) and form.quantizes == inputs.scheme
+        itself = inputs is not None and form.quantizes == inputs.scheme
         self.rounding = None if inputs is None or itself else inputs.recipe()
 
     @property
@@ -166,7 +166,7 @@ class Matrix(Parameter):
         """See weights/load.py Parameter."""
         if self.inputs is not None:
             return self.inputs.scheme
-        return self.form.quantizes if isinstance(self.form, Quantizing) else None
+        return self.form.quantizes
 
     def rows(self, first: int, count: int) -> torch.Tensor | None:
         return self.form.rows(self.tensor, first, count)
@@ -227,7 +227,7 @@ class MatrixStack(Parameter):
     @property
     def input_scheme(self) -> InputScheme | None:
         """See weights/load.py Parameter."""
-        return self.form.quantizes if isinstance(self.form, Quantizing) else None
+        return self.form.quantizes
 
     def rows(self, first: int, count: int) -> torch.Tensor | None:
         expert, row = divmod(first, self.outputs)

@@ -93,6 +93,7 @@ class Panels:
 
     layout = 0
     reordered = False
+    quantizes: InputScheme | None = None
 
     def __init__(
         self,
@@ -199,7 +200,7 @@ class Floats:
 class Int8Panels(Panels):
     """A matrix of int8 in panels: a line of scales, a line of the sums' initial values, then the lines of weights."""
 
-    quantizes: InputScheme = INT8_BY_TOKEN
+    quantizes = INT8_BY_TOKEN
     _rounding: InputRounding | None = None  # of inputs with a stored scale; `layout` is its address
 
     def stored(self, rounding: Rounding) -> Int8Panels | str:

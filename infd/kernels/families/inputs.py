@@ -43,19 +43,11 @@ class RoundsInputs(Protocol):
 
 
 @runtime_checkable
-class Quantizing(Protocol):
-    """A form whose products quantize their inputs themselves, whatever the checkpoint's scheme."""
-
-    @property
-    def quantizes(self) -> InputScheme: ...
-
-
-@runtime_checkable
 class QuantizesStored(Protocol):
     """A form that can quantize inputs as a scheme says, with the scale that a checkpoint stores for them, if any.
 
-    Where there is no such form: a form that quantizes inputs otherwise (`Quantizing`) is not used; products of another
-    form round their inputs before.
+    Where there is no such form: a form that quantizes inputs otherwise (`Form.quantizes`) is not used; products of
+    another form round their inputs before.
     """
 
     def stored(self, rounding: Rounding) -> Form | str:

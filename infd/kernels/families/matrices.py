@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.groups import GroupedRows, Groups
+    from infd.groups import GroupedRows, Groups, InputScheme
 
 
 LEAST_ROWS: Final = 4  # a row of a product by torch may round differently if the product has fewer rows
@@ -65,6 +65,7 @@ class Form(Protocol):
     shape, dtype  of `storage`, the tensor that stores the matrix; its elements are arbitrary until `place` stores rows
     least_rows    in products of at least this many rows, a row does not depend on the number of rows; see LEAST_ROWS
     wide          dtype of `wide` products: float32, or the activations' dtype if float32 needs a separate conversion
+    quantizes     how products quantize their inputs, whatever the checkpoint's scheme; None: they do not
     """
 
     @property
@@ -75,6 +76,8 @@ class Form(Protocol):
     def least_rows(self) -> int: ...
     @property
     def wide(self) -> torch.dtype: ...
+    @property
+    def quantizes(self) -> InputScheme | None: ...
 
     def rows(self, storage: Tensor, first: int, count: int) -> Tensor | None:
         """Return the view of `storage` that stores checkpoint rows [count, in] unchanged; None: use `place`."""

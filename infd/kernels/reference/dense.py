@@ -34,6 +34,10 @@ class Plain(Struct, frozen=True):
     def wide(self) -> torch.dtype:
         return self.dtype
 
+    @property
+    def quantizes(self) -> None:
+        """None: inputs are multiplied as floats."""
+
     def rows(self, storage: Tensor, first: int, count: int) -> Tensor | None:
         return storage.narrow(0, first, count)
 

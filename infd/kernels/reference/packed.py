@@ -20,7 +20,7 @@ from infd.rounding import ceil_div, round_up
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.groups import GroupedRows, Groups
+    from infd.groups import GroupedRows, Groups, InputScheme
 
 STEP: Final = 32  # inputs that are packed together
 ALIGNED: Final = 16  # bytes to which sections are aligned
@@ -52,6 +52,7 @@ class PackedRows:
 
     dtype = torch.uint8
     least_rows = LEAST_ROWS
+    quantizes: InputScheme | None = None
 
     def __init__(self, outputs: int, inputs: int, groups: Groups, activations: torch.dtype) -> None:
         """Set up. `why_not` must have returned ""."""

@@ -18,7 +18,6 @@ import torch
 import triton
 import triton.language as tl
 
-from infd.kernels.families.inputs import Quantizing
 from infd.kernels.reference import experts as reference
 from infd.kernels.reference.dense import Plain
 from infd.kernels.triton.activation import activate
@@ -135,7 +134,7 @@ class Experts:
 
 def _matrices(stack: StackRecipe) -> Matrices | None:
     """Describe the matrices of a product; None: no kernel reads their form."""
-    if isinstance(stack.form, PackedMatrix) and not isinstance(stack.form, Quantizing):
+    if isinstance(stack.form, PackedMatrix) and stack.form.quantizes is None:
         return Matrices(stack.storage, stack.form.outputs, stack.form, stack.bias)
     if isinstance(stack.form, Plain):
         return Matrices(stack.storage, stack.storage.shape[1], None, stack.bias)

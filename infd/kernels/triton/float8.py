@@ -105,7 +105,7 @@ class Float8Matrix(PackedMatrix):
 
 
 class ScaledMatrix(Float8Matrix):
-    """A matrix of fp8 whose products quantize their inputs to fp8. Implements families.inputs.Quantizing.
+    """A matrix of fp8 whose products quantize their inputs to fp8.
 
     Scales for groups of inputs are stored by group: those of all rows are contiguous, as cuBLAS reads them.
 
@@ -113,6 +113,7 @@ class ScaledMatrix(Float8Matrix):
     """
 
     few = FEW
+    quantizes: InputScheme
 
     def __init__(
         self,
