@@ -41,7 +41,7 @@ from infd.http.schema.completions import CompletionResponse
 from infd.http.schema.pooling import ClassifyResponse, EmbeddingResponse, PromptUsage
 from infd.http.schema.scoring import ScoreResponse
 from infd.http.schema.usage import Usage
-from infd.offload import SWITCH_INTERVAL_S
+from infd.offload import QUICK_SWITCHES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -78,6 +78,10 @@ class LLM:
 
     Answers equal those of `infd start` with the same settings. Every thread may call the methods. Use as a context
     manager, or call `close`; otherwise the model is released with the object, or at the interpreter's exit.
+
+    While a model is open, the interpreter's switch interval is at most 0.5 ms: its threads take turns for a step's many
+    short calls, and with Python's 5 ms a step would wait whole milliseconds for another thread. Variables of the
+    environment that limit the threads of OpenMP, OpenBLAS and tokenizers are set, and stay so, unless they already are.
     """
 
     def __init__(self, model: str = "embedded", *, config: str | Path | None = None, **settings: Any) -> None:
@@ -90,7 +94,6 @@ class LLM:
         Raises StartError: ConfigError for wrong settings, CheckpointError for a model that infd cannot serve.
         """
         limit_thread_spinning(os.environ)
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         loaded = load(
             file=Path(os.devnull if config is None else config),
             command_line=[_assignment(name, value) for name, value in {"model": model, **settings}.items()],
@@ -339,7 +342,7 @@ class _Server:
 
     def _run(self, environment: Environment) -> None:
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with QUICK_SWITCHES, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 self._loop = runner.get_loop()
                 runner.run(self._serve(environment))
         except BaseException as error:

@@ -7,6 +7,7 @@ a thread costs about 50 us more and contends for the interpreter lock.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,6 +31,40 @@ GRAMMAR_THREADS: Final = 4
 # but small ones are compiled in a worker with a stack of WORKER_STACK first (`grammar/forks.py`, `grammar/writing.py`).
 WORKER_STACK: Final = 8 * 2**20
 _GRAMMAR_STACK: Final = 4 * WORKER_STACK
+
+
+class QuickSwitches:
+    """A context in which a thread gives up the GIL after SWITCH_INTERVAL_S if another waits. Entered by any threads.
+
+    The interval is the process's, and a caller of `infd.LLM` may need its own: the first to enter shortens it, the last
+    to leave restores it, unless other code has set it since.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = self._ours = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = sys.getswitchinterval()
+                _set_switch_interval(min(self._before, SWITCH_INTERVAL_S))
+                self._ours = sys.getswitchinterval()
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and sys.getswitchinterval() == self._ours:
+                _set_switch_interval(self._before)
+
+
+def _set_switch_interval(seconds: float) -> None:
+    sys.setswitchinterval(seconds + 5e-7)  # Python truncates to microseconds
+
+
+QUICK_SWITCHES: Final = QuickSwitches()  # one for the process, as the interval is
 
 
 class _Call:

@@ -12,6 +12,7 @@ import pytest
 
 import infd
 from infd.errors import CannotServe, CheckpointError, ConfigError, InvalidRequest, PromptTooLong, ServerStopped
+from infd.offload import SWITCH_INTERVAL_S
 
 SETTINGS = {"device": "cpu", "dtype": "float32", "device__threads": 1}
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -136,6 +137,19 @@ def test_a_closed_model_answers_nothing():
         assert isinstance(running.exception(10), ServerStopped)
     with pytest.raises(ServerStopped):
         llm.generate("x")
+
+
+def test_the_interpreters_switch_interval_is_the_callers_again_once_all_models_are_closed():
+    before = sys.getswitchinterval()
+    with infd.LLM(device="null") as first:
+        second = infd.LLM(device="null")
+        second.embed("text")
+        second.close()
+        first.embed("text")
+        assert sys.getswitchinterval() == pytest.approx(min(before, SWITCH_INTERVAL_S))
+    with pytest.raises(CheckpointError):
+        infd.LLM("/nonexistent")
+    assert sys.getswitchinterval() == before
 
 
 def test_a_program_ends_without_close():

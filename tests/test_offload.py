@@ -5,20 +5,44 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import sys
 import threading
 from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+import pytest
+
 from infd.apart.client import Worker
 from infd.errors import TextFailed, TooCostly
-from infd.offload import GRAMMAR_THREADS, WORKER_STACK, Offload
+from infd.offload import GRAMMAR_THREADS, SWITCH_INTERVAL_S, WORKER_STACK, Offload, QuickSwitches
 from tests.apart.program import Do
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 LONG_S = 60.0  # only a failing test takes as long
+
+
+def test_the_switch_interval_is_short_while_anyone_needs_it_and_then_what_it_was():
+    first, before = QuickSwitches(), sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.004)
+        with first:
+            with first:
+                assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
+            assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
+        assert sys.getswitchinterval() == pytest.approx(0.004)
+
+        with first:
+            sys.setswitchinterval(0.002)
+        assert sys.getswitchinterval() == pytest.approx(0.002), "set by other code since"
+        sys.setswitchinterval(0.0001005)
+        with first:
+            assert sys.getswitchinterval() == pytest.approx(0.0001), "never lengthened"
+        assert sys.getswitchinterval() == pytest.approx(0.0001), "to the microsecond"
+    finally:
+        sys.setswitchinterval(before)
 
 
 async def test_a_task_without_a_caller_is_interrupted_once_another_waits(tmp_path: Path):

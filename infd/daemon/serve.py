@@ -15,7 +15,7 @@ import uvloop
 
 from infd.daemon.daemon import Daemon
 from infd.errors import StartError
-from infd.offload import SWITCH_INTERVAL_S
+from infd.offload import QUICK_SWITCHES
 from infd.telemetry import log
 
 if TYPE_CHECKING:
@@ -37,11 +37,10 @@ def run(config: Config, environment: Environment, work: Work | None = None, star
     """
     _open_standard_streams()
     faulthandler.enable()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     _raise_descriptor_limit()
     log.configure(config.log, environment.journal_stream)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with QUICK_SWITCHES, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(_run(config, environment, work, start))
     except StartError as error:
         code = error.exit_code
