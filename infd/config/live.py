@@ -12,7 +12,7 @@ class LiveConfig:
     """Holds the settings in force.
 
     A component keeps this object and reads `now` each time it needs a setting; it copies none of them, because a copy
-    would outlive a reload. Only settings marked `live` in tree.py ever differ from those at the start.
+    would outlive a reload. Only settings marked `live` ever differ from those at the start.
     """
 
     __slots__ = ("now",)

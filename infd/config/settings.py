@@ -1,4 +1,4 @@
-"""The settings of tree.py as a flat mapping, for flags, the man page, `config show` and the loader."""
+"""The settings of the tree as a flat mapping, for flags, the man page, `config show` and the loader."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Arguments and answers of the admin socket, by subject; see `protocol.py`."""
