@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 import torch
+from native_kernels import require_native_kernels
 
 from infd import embedded
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
@@ -48,6 +49,7 @@ def weights(targets: Iterable[Target], rank: int, dtype: torch.dtype) -> dict[Ta
 @click.option("--steps", default=200)
 def main(model: str, dtype: str, rows: int, rank: int, steps: int) -> None:
     """Measure decoding steps on one thread."""
+    require_native_kernels()
     config = Config(
         model=ModelConfig(path=model, dtype=dtype, max_model_len=64),  # type: ignore[arg-type]
         device=DeviceConfig(kind="cpu", threads=1),

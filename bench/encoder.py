@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from native_kernels import require_native_kernels
 
 from infd.kernels.cpu.product import described
 from infd.kernels.families.span_attention import SpanBatch
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--cpu-time", action="store_true", help="of one thread: bears with a busy machine better")
     arguments = parser.parse_args()
+    require_native_kernels()
     torch.set_num_threads(arguments.threads)
     model = _loaded(arguments.directory, getattr(torch, arguments.dtype))
     for lengths in arguments.lengths or ["504"]:

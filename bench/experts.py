@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from bandwidth import MemoryProbe
+from native_kernels import require_native_kernels
 
 from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 from infd.kernels.select import CANDIDATES, quantized, select
@@ -257,6 +258,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
+    require_native_kernels()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     with torch.inference_mode(), MemoryProbe(sorted(os.sched_getaffinity(0))[: arguments.threads]) as probe:

@@ -12,6 +12,7 @@ import statistics
 import time
 
 import torch
+from native_kernels import require_native_kernels
 
 from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 from infd.kernels.reference.dense import Stack
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--cpu-time", action="store_true", help="of one thread: bears with a busy machine better")
     arguments = parser.parse_args()
+    require_native_kernels()
     clock = time.thread_time if arguments.cpu_time else time.perf_counter
     torch.set_num_threads(arguments.threads)
 

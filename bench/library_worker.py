@@ -36,8 +36,11 @@ class Infd:
     """infd with its engine: requests pass validation, scheduler, sampler and detokenizer, but no socket."""
 
     def __init__(self, model: str, threads: int) -> None:
+        from native_kernels import require_native_kernels
+
         from infd import LLM
 
+        require_native_kernels()
         self._model = model
         self._llm = LLM(model, device="cpu", device__threads=threads, max_model_len=LONGEST, kv_cache_bytes="512MiB")
 

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import aiohttp
+from native_kernels import LOGGED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -36,7 +37,8 @@ class ServerProcess:
 
     cores        permitted cores; empty: all
     environment  variables added to this process's
-    log          file for its output; None: standard error is inherited
+    log          file for its output; None: standard error is inherited. infd without native kernels, which says so
+                 there, is not measured
     """
 
     def __init__(
@@ -129,11 +131,19 @@ class ServerProcess:
                 try:
                     async with session.get(f"{self.url}{self._ready}") as response:
                         if response.status == 200:
+                            self._refuse_without_native_kernels()
                             return
                 except aiohttp.ClientConnectionError:
                     pass
                 time.sleep(0.05)  # noqa: ASYNC251 - nothing else runs yet
         raise RuntimeError(f"{self.name} was not ready within {self._start_s:g} s")
+
+    def _refuse_without_native_kernels(self) -> None:
+        if self._log is None:  # the line is on standard error
+            return
+        line = next((line for line in self._log.read_text(errors="replace").splitlines() if LOGGED in line), None)
+        if line is not None:
+            raise RuntimeError(f"{self.name} is not measured: {line}")
 
     def _end(self) -> None:
         assert self._process is not None

@@ -34,6 +34,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from msgspec.structs import replace
+from native_kernels import require_native_kernels
 from server_process import free_port
 
 import infd.runner.runner
@@ -294,6 +295,7 @@ def main() -> None:
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
+    require_native_kernels()
     settings = {"device": "cpu", "device__threads": arguments.threads, "max_model_len": 1024}
     settings["device__kernel_cache"] = tempfile.mkdtemp()  # steps are measured now, not read from a busier hour
     entries = [json.loads(line) for line in CORPUS.read_text(encoding="utf-8").splitlines()]

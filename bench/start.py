@@ -27,6 +27,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from native_kernels import require_native_kernels
+
 POLL_S = 0.01
 PATIENCE_S = 120.0
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -105,6 +107,7 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="remove the caches of measurements before each start")
     parser.add_argument("--beside", action="append", default=[], help="another interpreter, whose infd is measured too")
     arguments = parser.parse_args()
+    require_native_kernels()
     pythons = [sys.executable, *arguments.beside]
     imports: list[float] = []
     starts: dict[str, list[Start]] = {python: [] for python in pythons}

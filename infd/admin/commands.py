@@ -160,6 +160,7 @@ def _status(context: AdminContext) -> protocol.Status:
         "resident",
         "graphs",
         "large_pages",
+        "native_missing",
     )
     computing = {name: facts[name] for name in names if name in facts}
     return msgspec.convert(now | own | computing, protocol.Status)

@@ -105,6 +105,7 @@ class Executor(Protocol):
         kernels       on a GPU: numbers of kernels compiled, and read from the cache of compiled kernels
         graphs        on a GPU: the captured sizes of decoding steps
         resident      while memory is released: bytes that remain on the device, by use
+        native_missing  on a CPU: why native kernels are not used, if they are not
         """
 
     def pulse(self) -> int:

@@ -95,6 +95,19 @@ async def test_the_socket_may_be_named_behind_every_command(backend: AdminEngine
     assert str(elsewhere[1]) in runs[2][2]
 
 
+async def test_status_says_that_native_kernels_are_missing_and_how_to_build_them(
+    backend: AdminEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with backend.loaded():
+        _, out, _ = await infdctl("--socket", backend.socket, "status")
+        assert "native" not in out
+        reason = "built from other sources than the present ones: `make native` rebuilds it"
+        facts = {**backend.executor.describe(), "native_missing": reason}
+        monkeypatch.setattr(backend.executor, "describe", lambda: facts)
+        _, out, _ = await infdctl("--socket", backend.socket, "status")
+    assert f"native kernels are not used: {reason}" in " ".join(out.split())
+
+
 async def test_the_status_counts_rejected_requests_by_reason(backend: AdminEngine) -> None:
     backend.engine.metrics.rejected.update(overloaded=3, rate_limit_exceeded=12)
     _, out, _ = await infdctl("--socket", backend.socket, "status")

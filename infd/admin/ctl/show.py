@@ -58,6 +58,7 @@ def status(now: protocol.Status) -> None:
         ("state", f"{now.state}{f' ({now.reason})' if now.reason else ''} since {since}"),
         ("model", now.model),
         *((("device", f"{now.device}, {_numbers(now)}"),) if now.device else ()),
+        *((("slow", f"native kernels are not used: {now.native_missing}"),) if now.native_missing else ()),
         ("infd", f"{now.version}, pid {now.pid}"),
         (
             "requests",

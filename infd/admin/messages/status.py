@@ -63,6 +63,7 @@ class Status(Struct):
     cache_dtype       data type of cached keys and values
     graphs            captured decoding steps; None: decoding steps are not captured
     large_pages       None: weights are not moved into large pages
+    native_missing    why a CPU's native kernels are not used, so that answers take many times as long; empty: they are
     apart             template and tokenizer components that run in the worker process, with reasons
     rejected          requests refused since the start, by error code
     restart           settings whose new value, found by the last reload, takes effect at the next start
@@ -104,6 +105,7 @@ class Status(Struct):
     resident: dict[str, int] = {}
     graphs: Captured | None = None
     large_pages: LargePages | None = None
+    native_missing: str = ""
     apart: dict[str, str] = {}
     rejected: dict[str, int] = {}
     restart: list[SettingChange] = []

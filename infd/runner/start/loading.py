@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from infd.errors import CheckpointError, ConfigError, OutOfMemory, RequestFailed
-from infd.kernels.cpu import fill
+from infd.kernels.cpu import fill, library
 from infd.kernels.flashinfer import modules
 from infd.kernels.select import vocabulary_of
 from infd.kernels.triton.presence import installed
@@ -153,6 +153,9 @@ def _build(
             f" model.dtype (--dtype) than {dtype}"
         ) from error
     loaded.residence.stored = stored
+    if device.type == "cpu" and (missing := library.why_not()) is not None:
+        log.warning("native kernels are not used, so answers take many times as long: %s", missing)
+        loaded.facts["native_missing"] = missing
     loaded.facts.update(
         dtype=dtype,
         quantization=quantization,
