@@ -154,6 +154,13 @@ struct Bytes {
 
 template <Stage STAGE, int ROWS>
 struct Group<Bytes<STAGE>, ROWS> {
+  // Prefetch the line that is read LOOK words after this one, into L1: a single group of rows computes so long that the
+  // hardware prefetcher does not keep up.
+  static void fetch_near(const uint32_t* line) {
+#pragma GCC unroll 4
+    for (int64_t at = LOOK; at < LOOK + PANEL; at += CACHE_LINE) _mm_prefetch(reinterpret_cast<const char*>(line + at), _MM_HINT_T0);
+  }
+
   static void multiply(const Bytes<STAGE>& x, const Stretch& stretch, float* sums, Prefetch ahead) {
     // Decoder, parts and sums together fit the vector registers.
     constexpr int VECTORS = STAGE != OPENED && ROWS > 4 && !INPUTS_IN_MEMORY ? 2 : ABREAST<ROWS>;
@@ -175,6 +182,7 @@ struct Group<Bytes<STAGE>, ROWS> {
           for (int j = 0; j < VECTORS; j++) sum[i][j] = set(0.0f);
         for (int64_t line = 0; line < lines; line++) {
           if (first == 0 && line % LINES == 0) ahead.fetch();
+          if (STAGE == CLOSED && ROWS > 2 && first == 0 && ahead.lines == 0) fetch_near(words + line * PANEL);
           if constexpr (STAGE == OPENED) {
 #pragma GCC unroll 4
             for (int k = 0; k < PARTS; k++) {
@@ -229,6 +237,61 @@ struct Group<Bytes<STAGE>, ROWS> {
     }
   }
 };
+
+#if defined(__AVX512BF16__)
+// With bfloat16, two vectors of outputs leave registers for the rows' sums over a stretch beside those over a step.
+template <int ROWS>
+struct Group<Bytes<OPENED>, ROWS> {
+  static constexpr int VECTORS = 2;
+
+  static void multiply(const Bytes<OPENED>& x, const Stretch& stretch, float* sums, Prefetch ahead) {
+    constexpr int64_t LINES = LOOK / PANEL;  // between two prefetches
+    const int64_t lines = x.layout.lines(), length = x.step();
+    for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
+      Vec own[ROWS][VECTORS];
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < VECTORS; j++)
+          own[i][j] = stretch.header != nullptr ? set(0.0f) : load(sums + i * PANEL + first + j * WIDTH);
+      const Four* inputs = x.inputs;
+      for (int64_t at = 0; at < stretch.steps; at++) {
+        const uint32_t *step = stretch.words + at * length + first, *words = step + PANEL;
+        Vec sum[ROWS][VECTORS];
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+          for (int j = 0; j < VECTORS; j++) sum[i][j] = set(0.0f);
+        for (int64_t line = 0; line < lines; line++, words += PARTS * PANEL, inputs++) {
+          if (first == 0 && line % LINES == 0) ahead.fetch();
+#pragma GCC unroll 2
+          for (int k = 0; k < PARTS; k++) {
+            Part part[VECTORS];
+#pragma GCC unroll 8
+            for (int j = 0; j < VECTORS; j++) part[j] = load_part(words + k * PANEL + j * WIDTH);
+#pragma GCC unroll 8
+            for (int i = 0; i < ROWS; i++) {
+              const Input input = inputs[i * x.stride].part[k];
+#pragma GCC unroll 8
+              for (int j = 0; j < VECTORS; j++) sum[i][j] = add(sum[i][j], part[j], input);
+            }
+          }
+        }
+#pragma GCC unroll 8
+        for (int j = 0; j < VECTORS; j++) {
+          const Vec scale = load(reinterpret_cast<const float*>(step) + j * WIDTH);
+#pragma GCC unroll 8
+          for (int i = 0; i < ROWS; i++) own[i][j] = fma(sum[i][j], scale, own[i][j]);
+        }
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < VECTORS; j++) store(sums + i * PANEL + first + j * WIDTH, own[i][j]);
+    }
+  }
+};
+#endif
 
 thread_local Scratch scratch;
 
