@@ -108,6 +108,9 @@ class Model:
     def logits(self, hidden: Any, adapters: Any = None) -> Any:
         return hidden @ self._head.T
 
+    def fused(self, memory: Any, buffers: Any) -> None:
+        return None
+
 
 class Draw:
     """The host's work around a Triton kernel, with one torch operation in place of the kernel."""

@@ -178,6 +178,29 @@ class LayerRecipe(Struct, frozen=True, kw_only=True):
     mlp: GatedRecipe | ExpertsRecipe
 
 
+class TableRecipe(NamedTuple):
+    """Embeddings: rows of the matrix that `storage` stores in the layout of `form`, multiplied by `scale`."""
+
+    form: Form
+    storage: Tensor
+    scale: float
+
+
+class HeadRecipe(NamedTuple):
+    """Logits: a product, float32, multiplied by `scale`."""
+
+    product: ProductRecipe
+    scale: float
+
+
+class DecoderRecipe(NamedTuple):
+    """What surrounds the layers of a decoder. norm: of the last layer's output."""
+
+    embedding: TableRecipe
+    norm: NormRecipe | LayerNormRecipe
+    head: HeadRecipe
+
+
 class BiasTable(Protocol):
     """Biases of attention scores by head and distance."""
 

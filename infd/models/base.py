@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.adapters import LowRank
     from infd.kernels.families.attention import AttentionPlan, KeyValuePages
     from infd.kernels.families.span_attention import SpanPlan
+    from infd.kernels.families.stack import FusedDecoder, StepBuffers, StepMemory
     from infd.models.parameter import Parameter, Target
     from infd.request import ExpertSizes, PoolTask
     from infd.scheduler.layout import CacheLayout
@@ -158,6 +159,9 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         """Return the logits [N, vocab], in logits_dtype, of hidden states [N, hidden]. adapters: of these N rows."""
+
+    def fused(self, memory: StepMemory, buffers: StepBuffers) -> FusedDecoder | None:
+        """Return steps as one call each, or None if no kernel computes the whole model. Called with loaded weights."""
 
     def pooling_head(self, task: PoolTask) -> PoolingHead | None:
         """Return what follows pooling in `task`; None: pooled hidden states are the result."""

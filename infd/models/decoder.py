@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from infd.errors import CheckpointError
 from infd.kernels.families.attention import FLOAT8
 from infd.kernels.families.span_attention import Reach, SpanBatch
-from infd.kernels.recipe import LayerRecipe
+from infd.kernels.recipe import DecoderRecipe, LayerRecipe
 from infd.models.base import PageTensor
 from infd.models.heads import LABEL_HEADS, TokenLogits, pooling_layers
 from infd.models.layers import cache_scales
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.families.stack import Stacked
+    from infd.kernels.families.stack import FusedDecoder, Stacked, StepBuffers, StepMemory
     from infd.kernels.recipe import AttentionRecipe, ExpertsRecipe, GatedRecipe
     from infd.models.base import Batch, PassAdapters, PoolingHead
     from infd.models.blueprint import Blueprint
@@ -251,6 +251,13 @@ class Decoder:
 
     def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         return self._head(hidden, adapters)
+
+    def fused(self, memory: StepMemory, buffers: StepBuffers) -> FusedDecoder | None:
+        head = self._head.recipe()
+        if self.stacked is None or head is None:
+            return None
+        ends = DecoderRecipe(self._embedding.recipe(), self._norm.recipe(), head)
+        return self._stack.decoder(self.stacked, ends, memory, buffers)
 
     def pooling_head(self, task: PoolTask) -> PoolingHead | None:
         return None if task == "token_embed" else self._pooling_head

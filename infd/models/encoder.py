@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.encoder import StackedEncoder
+    from infd.kernels.families.stack import StepBuffers, StepMemory
     from infd.models.base import Batch, PageTensor, PassAdapters, PoolingHead
     from infd.models.blueprint import Blueprint
     from infd.models.encoder_dimensions import EncoderDimensions
@@ -181,6 +182,9 @@ class Encoder:
 
     def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         raise NotImplementedError("encoders have no logits of tokens")
+
+    def fused(self, memory: StepMemory, buffers: StepBuffers) -> None:
+        return None
 
     def pooling_head(self, task: PoolTask) -> PoolingHead | None:
         if task in self._by_token:

@@ -28,23 +28,28 @@ PERIOD: Final = 64
 def allocate_routes(batch: Batch, sizes: ExpertSizes) -> Tensor:
     """Make the pass write the experts that its tokens choose; return Batch.routes, which is -1 where it writes none."""
     if batch.routes is None:
-        shape = (len(batch.tokens), sizes.layers, sizes.chosen)
-        batch.routes = torch.full(shape, -1, dtype=torch.int16, device=batch.tokens.device)
+        batch.routes = _unwritten(len(batch.tokens), sizes, batch.tokens.device)
     return batch.routes
 
 
+def _unwritten(tokens: int, sizes: ExpertSizes, device: torch.device | None = None) -> Tensor:
+    return torch.full((tokens, sizes.layers, sizes.chosen), -1, dtype=torch.int16, device=device)
+
+
 class Loads(Reading):
-    """The loads of one step."""
+    """The loads of one step.
+
+    routes  Batch.routes of the step's tokens, without padding; the pass may still be to write them
+    """
 
     def __init__(self, routes: Tensor, sizes: ExpertSizes) -> None:
-        """routes: Batch.routes of the step's tokens, without padding; the pass may still be to write them."""
-        self._routes = routes
+        self.routes = routes
         self._sizes = sizes
 
     def sample(self, mask: Array | None) -> None:
         """Count the choices: the pass is issued, and experts do not depend on the mask."""
         layers, experts = self._sizes.layers, self._sizes.experts
-        routes = self._routes.to(torch.int64)
+        routes = self.routes.to(torch.int64)
         place = torch.arange(layers, device=routes.device)[:, None] * experts + routes
         # Choices that the pass has not written are counted apart, at the end.
         place = torch.where(routes < 0, layers * experts, place).flatten()
@@ -72,7 +77,15 @@ class LoadSampler:
 
         tokens  number of the pass's first tokens to count; the others are padding
         """
+        sizes = self._counted()
+        return [] if sizes is None else [Loads(allocate_routes(batch, sizes)[:tokens], sizes)]
+
+    def take(self, tokens: int) -> Loads | None:
+        """Return the loads of a step of `tokens` tokens on the host, which has no Batch; None: it is not counted."""
+        sizes = self._counted()
+        return None if sizes is None else Loads(_unwritten(tokens, sizes), sizes)
+
+    def _counted(self) -> ExpertSizes | None:
+        """Return the sizes if the next step is counted."""
         number, self._steps = self._steps, self._steps + 1
-        if self._sizes is None or number % PERIOD:
-            return []
-        return [Loads(allocate_routes(batch, self._sizes)[:tokens], self._sizes)]
+        return None if number % PERIOD else self._sizes

@@ -6,6 +6,7 @@ known. On a GPU both halves only launch kernels, and `read` waits for the result
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from infd.runner.batch import gather
 from infd.runner.cuda_graphs.decoding import decoding
 from infd.runner.expert_loads import LoadSampler
 from infd.runner.faults import diagnose
+from infd.runner.fused import fused_steps
 from infd.runner.readouts.pooling import TextPooling, TokenPooling
 from infd.runner.readouts.routing import Routing
 from infd.runner.readouts.sampling import Sampling
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from infd.runner.cuda_graphs.capture import Graphs
+    from infd.runner.fused import FusedSteps
     from infd.runner.instance import Instance
     from infd.runner.readouts.readout import Reading, Readout
     from infd.runner.staging import StagingBuffer
@@ -98,11 +101,18 @@ class Runner:
         for readout in self._readouts:
             readout.stage(plan.joins)
         if self.decoding is not None and (computed := self.decoding.forward(plan.spans)) is not None:
-            readings: list[Reading] = [self._sampling.captured(computed, len(plan.spans))]
-        else:
+            readings: list[Reading] = [self._sampling.computed(computed, plan.spans)]
+        elif self.fused is None or (fused := self.fused.forward(plan.spans)) is None:
             readings = self._compute(plan)
+        else:
+            readings = fused
         self._pulse.beat()
         return Forwarded(plan, readings)
+
+    @cached_property
+    def fused(self) -> FusedSteps | None:
+        """Made by the first step, because it needs loaded weights."""
+        return fused_steps(self.instance, self._sampling, self._loads)
 
     def _compute(self, plan: StepPlan) -> list[Reading]:
         """Issue an uncaptured forward pass, and its readouts."""

@@ -166,21 +166,22 @@ class Sampler:
         logits: Tensor,
         at: SampledPositions,
         allowed: Array | None,
-        appended: Likeliest | None = None,
+        likeliest: Likeliest | None = None,
         samples: Array | None = None,
     ) -> Sampled:
         """Choose a token for each row of logits [N, vocab], and append the tokens that are kept to `Rows`.
 
         Also computes the requested log-probabilities. The logits may be overwritten.
 
-        samples   [S] number of sampled positions of each span; None: one of each span
-        allowed   int32 [N, ceil(vocab / 32)] bitmask; None: all tokens are allowed
-        appended  the result of `likeliest` if its tokens have been appended to `Rows`; else None
+        samples    [S] number of sampled positions of each span; None: one of each span
+        allowed    int32 [N, ceil(vocab / 32)] bitmask; None: all tokens are allowed
+        likeliest  the result of `likeliest`, whose tokens have been appended to `Rows` if `samples` is None; or None
         """
+        appended = likeliest is not None
         stages = self._stages(at)
         if allowed is None and not stages.any():  # no row requests more than its likeliest token
-            _, tokens, verdict = appended or self.likeliest(logits)
-            kept = self._append(at, tokens, verdict, samples, appended=appended is not None)
+            _, tokens, verdict = likeliest or self.likeliest(logits)
+            kept = self._append(at, tokens, verdict, samples, appended=appended)
             return Sampled(tokens, verdict, kept, [], None)
         processed = stages & Stage.PROCESSED != 0
         scoring = np.flatnonzero((stages & Stage.LOGPROBS != 0) & ~processed)
@@ -192,20 +193,20 @@ class Sampler:
         masked = np.flatnonzero(~shaped & _limited(allowed)) if allowed is not None else _NONE
         if allowed is not None and masked.size:
             largest, tokens, verdict = self._likeliest_allowed(logits, masked, allowed[masked])
-            appended = None
+            appended = False
         else:
-            largest, tokens, verdict = appended or self.likeliest(logits)
+            largest, tokens, verdict = likeliest or self.likeliest(logits)
         if (unshaped & Stage.RANDOM).any():
             tokens = self._drawn(logits, largest, tokens, at, unshaped)
-            appended = None
+            appended = False
         adapted = chosen = None
         if shaped.any():
             subset = np.flatnonzero(shaped)
             chosen = self._shaped(logits, verdict, Shaping(at, stages, allowed), subset)
             tokens, verdict = _merged(chosen, tokens, verdict, self._rows.upload(subset))
             adapted = self._adapt(chosen, at, stages, subset)
-            appended = None
-        kept = self._append(at, tokens, verdict, samples, appended=appended is not None)
+            appended = False
+        kept = self._append(at, tokens, verdict, samples, appended=appended)
 
         scored: list[tuple[int, int]] = []
         values = None
@@ -275,6 +276,8 @@ class Sampler:
     def _stages(self, at: SampledPositions) -> Array:
         """Return the Stage flags of each position's row. FLOOR is cleared if min_tokens are surely generated."""
         stages = self._rows.stages[at.row_ids]
+        if not stages.any():
+            return stages
         for i in np.flatnonzero(stages & Stage.FLOOR):
             if self._rows.least[at.row_ids[i]] >= self._rows.sampling[at.row_ids[i]].floor:
                 stages[i] &= ~Stage.FLOOR

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from infd.groups import INT8_BY_TOKEN, Groups
 from infd.kernels.cpu.inputs import InputRounding, Inputs
 from infd.kernels.cpu.library import INT, POINTER, Library, address
-from infd.kernels.cpu.product import Product, product
+from infd.kernels.cpu.product import Product, Table, product
 from infd.kernels.families.matrices import Packing
 from infd.rounding import ceil_div
 
@@ -157,6 +157,10 @@ class Panels:
         if not self.reordered:
             self._kernels.describe_steps(found, self._activations)
         return found
+
+    def table(self, storage: Tensor, scale: float) -> Table:
+        look_up = address(self._kernels.unpack[self._activations])
+        return Table(look_up, storage.data_ptr(), self._outputs, self._inputs, self.layout, scale)
 
     def look_up(self, tokens: Tensor, storage: Tensor) -> Tensor:
         tokens = tokens.contiguous()

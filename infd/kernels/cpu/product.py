@@ -6,7 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from infd.kernels.cpu.inputs import InputRounding, Inputs
-from infd.kernels.cpu.library import INT, POINTER, address
+from infd.kernels.cpu.library import FLOAT, INT, POINTER, address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,9 +33,22 @@ class Product(ctypes.Structure):
     )
 
 
+class Table(ctypes.Structure):
+    """The C structure DecoderTable of `native/decoder.h`."""
+
+    _fields_ = (
+        ("look_up", POINTER),
+        ("weights", POINTER),
+        ("outputs", INT),
+        ("inputs", INT),
+        ("layout", INT),
+        ("scale", FLOAT),
+    )
+
+
 @runtime_checkable
 class Addressable(Protocol):
-    """A matrix form whose products native code can compute.
+    """A matrix form whose products native code can compute, and whose rows it can look up.
 
     reordered  whether a table precedes the panels, which then cannot be multiplied alone
     """
@@ -45,6 +58,9 @@ class Addressable(Protocol):
 
     def product(self, storage: Tensor, bias: Tensor | None) -> Product:
         """Describe the product with the matrix in `storage`; `storage` and `bias` must outlive the structure."""
+
+    def table(self, storage: Tensor, scale: float) -> Table:
+        """Describe the rows of the matrix in `storage`, multiplied by `scale`; `storage` must outlive the structure."""
 
 
 class Unaddressable(Exception):

@@ -1,6 +1,6 @@
-"""Several decoder layers in one native call: `native/stack.cpp`.
+"""Several decoder layers in one native call, `native/stack.cpp`; and steps of a whole decoder, `native/decoder.cpp`.
 
-The call computes the same operations in the same order as the layers' own code, so results are bitwise equal. If
+The calls compute the same operations in the same order as the layers' own code, so results are bitwise equal. If
 any product's form is not Addressable, or native code does not round its inputs, the layers run their own code.
 """
 
@@ -14,7 +14,7 @@ import torch
 from infd.kernels.cpu import experts
 from infd.kernels.cpu.attention import Plan, Step
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
-from infd.kernels.cpu.product import Product, Unaddressable, described
+from infd.kernels.cpu.product import Addressable, Product, Table, Unaddressable, described
 from infd.kernels.recipe import ExpertsRecipe, LayerNormRecipe, NormRecipe
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.attention import AttentionPlan, KeyValuePages
-    from infd.kernels.families.stack import LayersBatch
-    from infd.kernels.recipe import GatedRecipe, LayerRecipe, OutputTransform
+    from infd.kernels.families.stack import LayersBatch, StepBuffers, StepMemory
+    from infd.kernels.families.stack import Stacked as StackedLayers
+    from infd.kernels.recipe import DecoderRecipe, GatedRecipe, LayerRecipe, OutputTransform
 
 SLICE = 4  # layers per call; before each call the device thread reports progress and can be stopped
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
@@ -100,15 +101,82 @@ class StackStep(ctypes.Structure):
     )
 
 
+class Decoder(ctypes.Structure):
+    """The C structure Decoder of `native/decoder.h`."""
+
+    _fields_ = (
+        ("embedding", Table),
+        ("layers", ctypes.POINTER(Layer)),
+        ("count", INT),
+        ("norm", Norm),
+        ("head", Product),
+        ("logit_scale", FLOAT),
+    )
+
+
+class Group(ctypes.Structure):
+    """The C structure DecoderGroup of `native/decoder.h`."""
+
+    _fields_ = (("page_tokens", INT), ("window", INT))
+
+
+class Memory(ctypes.Structure):
+    """The C structure DecoderMemory of `native/decoder.h`."""
+
+    _fields_ = (
+        ("tokens", POINTER),
+        ("tokens_stride", INT),
+        ("length", POINTER),
+        ("tables", POINTER),
+        ("groups", INT),
+        ("pages", INT),
+        ("group", ctypes.POINTER(Group)),
+        ("pulse", POINTER),
+    )
+
+
+class DecoderStep(ctypes.Structure):
+    """The C structure DecoderStep of `native/decoder.h`."""
+
+    _fields_ = (
+        ("spans", INT),
+        ("tokens", INT),
+        ("span_row", POINTER),
+        ("bound", POINTER),
+        ("counts", POINTER),
+        ("shift", POINTER),
+        ("append", INT),
+        ("row", POINTER),
+        ("end", POINTER),
+        ("logits", POINTER),
+        ("largest", POINTER),
+        ("token", POINTER),
+        ("broken", POINTER),
+        ("routes", POINTER),
+        ("routing_layers", INT),
+    )
+
+
 class Stack:
     """Implements families.stack.Stack."""
 
     def __init__(self, library: Library | None = None) -> None:
-        self._compute = (library or Library()).kernel("stack", INT, POINTER, INT, POINTER, POINTER, POINTER, INT, INT)
+        library = library or Library()
+        self._compute = library.kernel("stack", INT, POINTER, INT, POINTER, POINTER, POINTER, INT, INT)
+        self._decode = library.kernel("decoder", INT, POINTER, POINTER, POINTER)
 
     def build(self, layers: Sequence[LayerRecipe]) -> Stacked | None:
         try:
             return Stacked(self._compute, layers)
+        except Unaddressable:
+            return None
+
+    def decoder(
+        self, layers: StackedLayers, ends: DecoderRecipe, memory: StepMemory, buffers: StepBuffers
+    ) -> FusedDecoder | None:
+        assert isinstance(layers, Stacked)
+        try:
+            return FusedDecoder(self._decode, layers, ends, memory, buffers)
         except Unaddressable:
             return None
 
@@ -124,8 +192,7 @@ class Stacked:
         self._cache: Sequence[KeyValuePages] | None = None
 
     def __call__(self, x: Tensor, batch: LayersBatch) -> tuple[Tensor, Tensor]:
-        if batch.cache is not self._cache:
-            self._point_to(batch.cache)
+        self.reading(batch.cache)
         plans = [_native(plan) for plan in batch.attention]
         step = StackStep(
             tokens=x.shape[0],
@@ -159,12 +226,70 @@ class Stacked:
             )
         return x[rest], stream[rest]
 
+    def reading(self, cache: Sequence[KeyValuePages]) -> ctypes.Array[Layer]:
+        """Return the layers' structures, which refer to `cache`."""
+        if cache is not self._cache:
+            self._point_to(cache)
+        return self._layers
+
     def _point_to(self, cache: Sequence[KeyValuePages]) -> None:
         for layer, recipe in zip(self._layers, self._recipes, strict=True):
             pages = cache[recipe.attention.layer]
             layer.k, layer.v = pages.k.data_ptr(), pages.v.data_ptr()
             layer.quantized = pages.k.dtype is torch.int8
         self._cache = cache
+
+
+class FusedDecoder:
+    """A decoder as C structures. Implements families.stack.FusedDecoder."""
+
+    def __init__(
+        self,
+        compute: Callable[..., None],
+        layers: Stacked,
+        ends: DecoderRecipe,
+        memory: StepMemory,
+        buffers: StepBuffers,
+    ) -> None:
+        """Describe the decoder. Raises Unaddressable."""
+        self._compute, self._layers, self._cache = compute, layers, memory.cache
+        self._kept = ends, memory, buffers  # the memory to which the structures point
+        if not isinstance(ends.embedding.form, Addressable):
+            raise Unaddressable
+        structures = layers.reading(memory.cache)
+        decoder = Decoder(
+            embedding=ends.embedding.form.table(ends.embedding.storage, ends.embedding.scale),
+            layers=structures,
+            count=len(structures),
+            norm=_norm(ends.norm),
+            head=described(ends.head.product),
+            logit_scale=ends.head.scale,
+        )
+        state = memory.state
+        groups = (Group * len(memory.groups))(*(Group(size, window or 0) for size, window in memory.groups))
+        lasting = Memory(
+            tokens=state.tokens.data_ptr(),
+            tokens_stride=state.tokens.stride(0),
+            length=state.length.data_ptr(),
+            tables=state.tables.data_ptr(),
+            groups=state.tables.shape[1],
+            pages=state.tables.shape[2],
+            group=groups,
+            pulse=memory.pulse,
+        )
+        pointers = {name: tensor.data_ptr() for name, tensor in buffers._asdict().items()}
+        self._step = DecoderStep(**pointers)
+        self._structures = decoder, lasting
+        half = ends.norm.weight.dtype is torch.bfloat16
+        self._arguments = (half, *map(ctypes.addressof, (decoder, lasting, self._step)))
+
+    def __call__(self, spans: int, tokens: int, routes: Tensor | None = None) -> None:
+        step = self._step
+        step.spans, step.tokens, step.append = spans, tokens, spans == tokens
+        step.routes = None if routes is None else routes.data_ptr()
+        step.routing_layers = 0 if routes is None else routes.shape[1]
+        self._layers.reading(self._cache)
+        self._compute(*self._arguments)
 
 
 def _native(plan: AttentionPlan) -> Plan:

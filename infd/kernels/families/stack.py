@@ -1,8 +1,10 @@
-"""Several decoder layers in one call."""
+"""Several decoder layers in one call, and steps of a whole decoder in one call."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -10,7 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.attention import AttentionPlan, KeyValuePages
-    from infd.kernels.recipe import LayerRecipe
+    from infd.kernels.families.rows import BatchState
+    from infd.kernels.recipe import DecoderRecipe, LayerRecipe
 
 
 class Stacked(Protocol):
@@ -50,8 +53,78 @@ class SampledLayers(Protocol):
     def attention(self) -> AttentionPlan: ...
 
 
+class StepMemory(NamedTuple):
+    """What outlives the steps of a fused decoder.
+
+    state   the persistent batch
+    groups  by page group: tokens of a page; attention window, None: all tokens
+    cache   by layer
+    pulse   two int64, the count of beats and whether to stop: a step beats before each layer, and ends if it must stop
+    """
+
+    state: BatchState
+    groups: Sequence[tuple[int, int | None]]
+    cache: Sequence[KeyValuePages]
+    pulse: int
+
+
+class StepBuffers(NamedTuple):
+    """Inputs and results of a fused decoder, at fixed addresses. A step of S spans and T tokens uses the first ones.
+
+    span_row  [N] int64: row of each span
+    bound     [N] int64: upper bound of the position of each span's first token
+    counts    [N] int64: tokens of each span
+    shift     [N] int64: of each span, added to positions for rows of the rotary tables
+    row       [N] int64: of each token
+    end       [N] int64: the position after each token
+    logits    [N, vocab] float32
+    largest   [N] float32: the largest logit after each token
+    token     [N] int64: the likeliest token
+    broken    [N] int64: 1 if the largest logit is not finite, else 0
+    """
+
+    span_row: Tensor
+    bound: Tensor
+    counts: Tensor
+    shift: Tensor
+    row: Tensor
+    end: Tensor
+    logits: Tensor
+    largest: Tensor
+    token: Tensor
+    broken: Tensor
+
+    @classmethod
+    def allocate(cls, tokens: int, vocab_size: int) -> StepBuffers:
+        """Return buffers for steps of up to `tokens` tokens, on a CPU."""
+        span_row, bound, counts, shift, row, end, token, broken = torch.zeros((8, tokens), dtype=torch.int64)
+        logits, largest = torch.empty(tokens, vocab_size), torch.empty(tokens)
+        return cls(span_row, bound, counts, shift, row, end, logits, largest, token, broken)
+
+
+class FusedDecoder(Protocol):
+    """Steps of a whole decoder, each in one call: from the persistent batch to logits and the likeliest tokens."""
+
+    def __call__(self, spans: int, tokens: int, routes: Tensor | None = None) -> None:
+        """Compute a step from the inputs in the buffers. If each span has one token, append the likeliest tokens.
+
+        Results are bitwise those of Stacked, the other families and RowKernels. Tokens behind a row's known tokens are
+        drafts. If the pulse is stopped, the results are arbitrary, and no token is appended.
+
+        routes  see models/base.py Batch
+        """
+
+
 class Stack(Protocol):
     """Fuses decoder layers into one call."""
 
     def build(self, layers: Sequence[LayerRecipe]) -> Stacked | None:
         """Return the layers as one call, or None if the implementation cannot compute all layers."""
+
+    def decoder(
+        self, layers: Stacked, ends: DecoderRecipe, memory: StepMemory, buffers: StepBuffers
+    ) -> FusedDecoder | None:
+        """Return steps of the decoder as one call each, or None if the implementation cannot compute what `ends` has.
+
+        layers  from `build`
+        """

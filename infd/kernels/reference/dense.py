@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from infd.groups import Groups
     from infd.kernels.families.encoder import TableRows
-    from infd.kernels.recipe import EncoderLayerRecipe, LayerNormRecipe, LayerRecipe
+    from infd.kernels.families.stack import Stacked, StepBuffers, StepMemory
+    from infd.kernels.recipe import DecoderRecipe, EncoderLayerRecipe, LayerNormRecipe, LayerRecipe
 
 
 class Plain(Struct, frozen=True):
@@ -129,6 +130,9 @@ class Stack:
     """Implements families.stack.Stack and families.encoder.EncoderStack: every layer runs its own code."""
 
     def build(self, layers: Sequence[LayerRecipe] | Sequence[EncoderLayerRecipe]) -> None:
+        return None
+
+    def decoder(self, layers: Stacked, ends: DecoderRecipe, memory: StepMemory, buffers: StepBuffers) -> None:
         return None
 
     def embed(self, parts: Sequence[TableRows], norm: LayerNormRecipe | None) -> None:

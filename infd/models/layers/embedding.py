@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from infd.kernels.families.encoder import TableRows
+from infd.kernels.recipe import HeadRecipe, ProductRecipe, TableRecipe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +45,9 @@ class Embedding:
         if adapters is not None:
             adapters.add_rows(x, tokens, self._target)
         return x if self._scale == 1 else x * self._scale
+
+    def recipe(self) -> TableRecipe:
+        return TableRecipe(self.weight.form, self.weight.tensor, self._scale)
 
     def table(self) -> Tensor | None:
         """Return the embeddings of all tokens, [vocab, hidden], if they are stored so."""
@@ -134,6 +138,14 @@ class Head:
         # In a narrower dtype, rounding could make the largest of the scaled or capped logits equal.
         changed = scale != 1 or softcap is not None
         self.dtype = torch.float32 if changed else self._weight.form.wide
+
+    def recipe(self) -> HeadRecipe | None:
+        """Return the head as a recipe, or None if it bounds the logits: its tanh is torch's."""
+        if self._softcap is not None:
+            return None
+        bias = None if self._bias is None else self._bias.tensor
+        product = ProductRecipe(self._weight.form, self._weight.tensor, bias, self._weight.rounding)
+        return HeadRecipe(product, self._scale)
 
     def __call__(self, hidden: Tensor, adapters: PassAdapters | None) -> Tensor:
         """Return the logits [N, vocab], in `self.dtype`, of hidden states [N, hidden]."""

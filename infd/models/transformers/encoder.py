@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from infd.kernels.families.stack import StepBuffers, StepMemory
     from infd.models.base import Batch, PageTensor, PassAdapters, PoolingHead
     from infd.models.blueprint import Blueprint
     from infd.models.parameter import Parameter
@@ -110,6 +111,9 @@ class TransformersEncoder:
 
     def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         raise NotImplementedError("encoders have no logits of tokens")
+
+    def fused(self, memory: StepMemory, buffers: StepBuffers) -> None:
+        return None
 
     def pooling_head(self, task: PoolTask) -> PoolingHead | None:
         return self._denses if task == "embed" else None

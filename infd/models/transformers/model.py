@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from infd.kernels.families.stack import StepBuffers, StepMemory
     from infd.models.base import Batch, PassAdapters, PoolingHead
     from infd.models.blueprint import Blueprint
     from infd.models.parameter import Parameter
@@ -91,6 +92,9 @@ class TransformersModel:
     def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits
+
+    def fused(self, memory: StepMemory, buffers: StepBuffers) -> None:
+        return None
 
     def pooling_head(self, task: PoolTask) -> PoolingHead | None:
         return None if task == "token_embed" else self._pooling_head

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.runner.cuda_graphs.capture import Graphs
-    from infd.runner.cuda_graphs.padded_step import Computed
     from infd.runner.instance import Instance
+    from infd.runner.readouts.sampling import Computed
     from infd.runner.sampler import Likeliest
     from infd.scheduler.plan import Span
 

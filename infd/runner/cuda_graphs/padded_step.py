@@ -7,11 +7,12 @@ not captured, because its logits would occupy much memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from infd.models.base import Batch
+from infd.runner.readouts.sampling import Computed
 from infd.runner.sampler import SampledPositions
 
 if TYPE_CHECKING:
@@ -32,19 +33,6 @@ if TYPE_CHECKING:
 PATIENCE = 8  # after this many uncaptured steps of a size, the next step captures the size first
 RETRY = 4096  # number of uncaptured steps between a failed capture and the next attempt
 GROWTH = 4  # factor by which each further failure increases RETRY
-
-
-class Computed(NamedTuple):
-    """An issued decoding step.
-
-    logits     [N, vocab]
-    positions  the N sampled positions
-    appended   the rows' likeliest tokens if the step appends them to `Rows`; else None
-    """
-
-    logits: Tensor
-    positions: SampledPositions
-    appended: Likeliest | None = None
 
 
 class PaddedStep:

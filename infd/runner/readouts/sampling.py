@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.models.base import Model
-    from infd.runner.cuda_graphs.padded_step import Computed
     from infd.runner.readouts.readout import Selection
     from infd.runner.sampler import Likeliest, Sampled, Sampler
     from infd.runner.staging import Staging
@@ -30,13 +29,26 @@ if TYPE_CHECKING:
 _NOTHING_ALLOWED: Final = Fault.of(NothingAllowed())
 
 
+class Computed(NamedTuple):
+    """An issued step of which every token is sampled.
+
+    logits     [N, vocab]
+    positions  the N sampled positions
+    likeliest  the rows' likeliest tokens, appended to `Rows` if each span has one token; None: neither is done
+    """
+
+    logits: Tensor
+    positions: SampledPositions
+    likeliest: Likeliest | None = None
+
+
 class Samples(Reading):
     """The samples of one step.
 
     spans      indices of the S spans that sample, into the plan's spans
     samples    [S] number of sampled positions of each of these spans, N together; None: one of each
     logits     [N, vocab]; freed by `sample`
-    likeliest  see cuda_graphs.padded_step.Computed.appended
+    likeliest  see Computed
     """
 
     def __init__(
@@ -129,9 +141,8 @@ class Sampling(Readout):
         single = count == len(sampling)
         return Samples(self._sampler, sampling, logits, positions, samples=None if single else samples)
 
-    def captured(self, computed: Computed, spans: int) -> Samples:
-        """Return the Samples of a decoding step that `cuda_graphs.decoding` issued.
-
-        spans  number of the step's spans, all of which sample
-        """
-        return Samples(self._sampler, range(spans), *computed)
+    def computed(self, computed: Computed, spans: Sequence[Span]) -> Samples:
+        """Return the Samples of a step that `cuda_graphs.decoding` or `fused` issued."""
+        single = len(computed.positions.row_ids) == len(spans)
+        samples = None if single else np.array([span.samples for span in spans])
+        return Samples(self._sampler, range(len(spans)), *computed, samples=samples)
