@@ -23,7 +23,8 @@ import torch
 from gpu_machine import MODELS, Bench, Figures, Shape
 from torch.nn.functional import linear
 
-from infd.groups import BLOCK, GroupedRows, Groups, InputScheme
+from infd.groups import BLOCK, GroupedRows, Groups
+from infd.input_scheme import InputScheme
 from infd.kernels.families.inputs import Rounding
 from infd.kernels.families.matrices import SCALE_TYPES
 from infd.kernels.reference.inputs import Inputs

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from infd.groups import InputScheme
+    from infd.input_scheme import InputScheme
     from infd.kernels.families.matrices import Form, Matrices
     from infd.kernels.ops import Ops
     from infd.models.config import Settings

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from infd.kernels.recipe import Router
+from infd.kernels.router import Router
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder, DecoderConstants
 from infd.models.dimensions import Dimensions

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infd.kernels.recipe import Router
+from infd.kernels.router import Router
 from infd.models.config import Settings, rope_parameters
 from infd.models.decoder import Block, Decoder
 from infd.models.dimensions import Dimensions

@@ -17,7 +17,8 @@ from infd.kernels.families.matrices import Grouped, Packable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infd.groups import GroupedRows, Groups, InputScheme
+    from infd.groups import GroupedRows, Groups
+    from infd.input_scheme import InputScheme
     from infd.kernels.families.inputs import Inputs
     from infd.kernels.families.matrices import Form, Packing
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from infd.kernels.recipe import Router
+from infd.kernels.router import Router
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
 from infd.models.dimensions import Dimensions

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from infd.groups import GroupedRows, Groups, InputScheme
+    from infd.groups import GroupedRows, Groups
+    from infd.input_scheme import InputScheme
     from infd.weights.checkpoint import Checkpoint
     from infd.weights.parts import FilePart, Fill, Packing
     from infd.weights.stored import StoredTensor

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from infd.errors import CheckpointError
-    from infd.groups import Groups, InputScheme
+    from infd.groups import Groups
+    from infd.input_scheme import InputScheme
 
 # Matrices are read in multiples of ROWS rows: no form and no encoding packs more rows together.
 ROWS: Final = 64

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from infd.groups import BLOCK, Groups, InputScheme
+from infd.groups import BLOCK, Groups
+from infd.input_scheme import InputScheme
 from infd.kernels.cpu.library import INT, POINTER, Library, address
 from infd.kernels.cpu.linear import FLOATS, PANEL, Kernels, Panels, columns
 from infd.kernels.families.matrices import SCALE_TYPES, Packing

@@ -13,7 +13,7 @@ from infd.kernels.reference import inputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.groups import InputScheme
+    from infd.input_scheme import InputScheme
 
 
 NUMBERS = ("e4m3", "int8", "e2m1")  # in the order of InputRounding::Numbers

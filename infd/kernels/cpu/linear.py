@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from infd.groups import INT8_BY_TOKEN, Groups
+from infd.groups import Groups
+from infd.input_scheme import INT8_BY_TOKEN
 from infd.kernels.cpu.inputs import InputRounding, Inputs
 from infd.kernels.cpu.library import INT, POINTER, Library, address
 from infd.kernels.cpu.product import Product, Table, product
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.groups import GroupedRows, InputScheme
+    from infd.groups import GroupedRows
+    from infd.input_scheme import InputScheme
     from infd.kernels.families.inputs import Rounding
 
 PANEL = 64  # outputs in a panel

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.groups import InputScheme
+    from infd.input_scheme import InputScheme
     from infd.kernels.families.matrices import Form
 
 

@@ -10,7 +10,8 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.groups import GroupedRows, Groups, InputScheme
+    from infd.groups import GroupedRows, Groups
+    from infd.input_scheme import InputScheme
 
 
 LEAST_ROWS: Final = 4  # a row of a product by torch may round differently if the product has fewer rows

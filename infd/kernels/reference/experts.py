@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.adapters import Groups
     from infd.kernels.families.experts import ExpertChanges
-    from infd.kernels.recipe import ExpertsRecipe, Gating, Router, RouterRecipe, StackRecipe
+    from infd.kernels.recipe import ExpertsRecipe, RouterRecipe, StackRecipe
+    from infd.kernels.router import Gating, Router
 
 
 class Experts:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from infd.groups import GroupedRows, InputScheme
+from infd.groups import GroupedRows
+from infd.input_scheme import InputScheme
 from infd.kernels.reference.dense import Rounded
 from infd.kernels.reference.int8 import LEAST
 

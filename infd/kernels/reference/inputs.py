@@ -19,7 +19,7 @@ from infd.kernels.reference.float8 import LARGEST
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.groups import InputScheme
+    from infd.input_scheme import InputScheme
 
 MOST: Final = MappingProxyType({"int8": 127.0, "e4m3": LARGEST, "e2m1": 6.0})  # largest number of each type
 LEAST_E4M3: Final = 0.125  # in place of a group's scale that is 0

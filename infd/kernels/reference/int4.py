@@ -13,7 +13,8 @@ import torch
 from msgspec import Struct
 from torch.nn import functional as F
 
-from infd.groups import Groups, InputScheme
+from infd.groups import Groups
+from infd.input_scheme import InputScheme
 from infd.kernels.families.matrices import LEAST_ROWS
 from infd.kernels.reference import int8
 from infd.rounding import ceil_div

@@ -14,7 +14,8 @@ import torch
 from msgspec import Struct
 from torch.nn import functional as F
 
-from infd.groups import INT8_BY_TOKEN, Groups, InputScheme
+from infd.groups import Groups
+from infd.input_scheme import INT8_BY_TOKEN, InputScheme
 from infd.kernels.families.matrices import LEAST_ROWS
 from infd.rounding import round_up
 

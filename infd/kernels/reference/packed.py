@@ -20,7 +20,8 @@ from infd.rounding import ceil_div, round_up
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.groups import GroupedRows, Groups, InputScheme
+    from infd.groups import GroupedRows, Groups
+    from infd.input_scheme import InputScheme
 
 STEP: Final = 32  # inputs that are packed together
 ALIGNED: Final = 16  # bytes to which sections are aligned

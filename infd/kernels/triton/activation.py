@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from infd.kernels.recipe import Gating
+from infd.kernels.router import Gating
 
 if TYPE_CHECKING:
     from torch import Tensor

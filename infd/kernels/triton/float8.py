@@ -28,7 +28,7 @@ from infd.rounding import ceil_div, round_up
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.groups import InputScheme
+    from infd.input_scheme import InputScheme
     from infd.kernels.families.inputs import Rounding
 
 STEP: Final = 16  # torch multiplies fp8 matrices whose outputs and inputs are multiples of this

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from infd.kernels.recipe import Gating
+from infd.kernels.router import Gating
 from infd.kernels.triton.activation import constants, gated
 from infd.kernels.triton.blocks import LEAST
 from infd.kernels.triton.expert_tiles import Tile, block_inputs

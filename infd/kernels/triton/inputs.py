@@ -19,7 +19,7 @@ from infd.rounding import ceil_div, round_up
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.groups import InputScheme
+    from infd.input_scheme import InputScheme
 
 BLOCK: Final = 4096  # most inputs that a program reads at once
 INPUTS: Final = 2048  # inputs of a program if groups of them share a scale

@@ -9,8 +9,9 @@ import torch
 from msgspec.structs import replace
 
 from infd.kernels.families.experts import Routes
-from infd.kernels.recipe import ExpertsRecipe, Gating, Router, RouterRecipe, StackRecipe
+from infd.kernels.recipe import ExpertsRecipe, RouterRecipe, StackRecipe
 from infd.kernels.reference.dense import Plain
+from infd.kernels.router import Gating, Router
 from infd.kernels.triton.blocks import LEAST
 from infd.kernels.triton.expert_tiles import ExpertsTiling, Tile, fitting
 from infd.kernels.triton.experts import Experts

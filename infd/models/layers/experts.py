@@ -8,7 +8,8 @@ import torch
 from msgspec import Struct
 
 from infd.kernels.families.experts import ExpertChanges
-from infd.kernels.recipe import ExpertsRecipe, Gating, RouterRecipe, SharedRecipe, StackRecipe
+from infd.kernels.recipe import ExpertsRecipe, RouterRecipe, SharedRecipe, StackRecipe
+from infd.kernels.router import Gating
 from infd.models.parameter import Source, View
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.recipe import Router
+    from infd.kernels.router import Router
     from infd.models.base import Batch
     from infd.models.blueprint import Blueprint
     from infd.models.layers.linear import Linear

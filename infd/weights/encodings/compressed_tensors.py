@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from infd.groups import InputScheme
+from infd.input_scheme import InputScheme
 from infd.rounding import ceil_div
 from infd.weights.encodings.config import convert, few, fitting, refusal, required
 from infd.weights.encodings.module import FLOATS

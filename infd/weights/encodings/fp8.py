@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from infd.groups import InputScheme
+from infd.input_scheme import InputScheme
 from infd.weights.encodings.compressed_tensors import label, scale_grid, stored_inputs
 from infd.weights.encodings.config import convert
 from infd.weights.encodings.module import FLOATS

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from infd.groups import InputScheme
+from infd.input_scheme import InputScheme
 from infd.rounding import ceil_div
 from infd.weights.encodings.compressed_tensors import label, mx, scale_grid, stored_inputs
 from infd.weights.encodings.config import convert, refusal

@@ -14,8 +14,9 @@ from infd.kernels.cpu.linear import Int8, Kernels, Matrices
 from infd.kernels.cpu.packed import QuantizedFloat8
 from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.families.experts import ExpertChanges
-from infd.kernels.recipe import ExpertsRecipe, Gating, Router, RouterRecipe, StackRecipe
+from infd.kernels.recipe import ExpertsRecipe, RouterRecipe, StackRecipe
 from infd.kernels.reference import experts as reference
+from infd.kernels.router import Gating, Router
 from tests.kernels.cpu.placed import draw
 
 FORMS = {"bf16": Matrices, "int8": Int8, "int4": Int4, "mxfp4": QuantizedMXFP4, "fp8": QuantizedFloat8}

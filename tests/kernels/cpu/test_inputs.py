@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from infd.groups import InputScheme
+from infd.input_scheme import InputScheme
 from infd.kernels.cpu.inputs import Inputs
 from infd.kernels.reference.inputs import Inputs as Reference
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from infd.groups import GroupedRows, InputScheme
+from infd.groups import GroupedRows
+from infd.input_scheme import InputScheme
 from infd.kernels.cpu.inputs import Inputs
 from infd.kernels.cpu.linear import Int8
 from infd.kernels.families.inputs import Rounding

@@ -10,9 +10,10 @@ from torch.nn import functional
 
 from infd.kernels.families.experts import Routes
 from infd.kernels.families.matrices import LEAST_ROWS
-from infd.kernels.recipe import ExpertsRecipe, Gating, Router, RouterRecipe, StackRecipe
+from infd.kernels.recipe import ExpertsRecipe, RouterRecipe, StackRecipe
 from infd.kernels.reference.dense import Matrices
 from infd.kernels.reference.experts import Experts, choose, gate
+from infd.kernels.router import Gating, Router
 
 HIDDEN, COUNT = 12, 8
 

@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from infd.groups import Groups, InputScheme
+from infd.groups import Groups
+from infd.input_scheme import InputScheme
 from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.families.attention import KeyValuePages
 from infd.kernels.families.draw import Drawing, History
 from infd.kernels.families.experts import ExpertChanges
 from infd.kernels.families.rows import BatchState, DecodeInputs
 from infd.kernels.families.span_attention import WHOLE, Reach, SpanBatch
-from infd.kernels.recipe import ExpertsRecipe, Gating, NormRecipe, Router, RouterRecipe, StackRecipe
+from infd.kernels.recipe import ExpertsRecipe, NormRecipe, RouterRecipe, StackRecipe
 from infd.kernels.reference.dense import Plain
+from infd.kernels.router import Gating, Router
 from infd.kernels.triton.activation import SILU, Activation
 from infd.kernels.triton.attention import PagedAttention
 from infd.kernels.triton.compiled import compiling

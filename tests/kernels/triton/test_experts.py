@@ -11,10 +11,11 @@ import torch
 from infd.groups import Groups
 from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.families.experts import ExpertChanges, Routes
-from infd.kernels.recipe import ExpertsRecipe, Gating, Router, RouterRecipe, StackRecipe
+from infd.kernels.recipe import ExpertsRecipe, RouterRecipe, StackRecipe
 from infd.kernels.reference import experts as reference
 from infd.kernels.reference.dense import Matrices
 from infd.kernels.reference.packed import PackedRows
+from infd.kernels.router import Gating, Router
 from tests.kernels.packed_case import rows_of
 from tests.kernels.values import draw
 

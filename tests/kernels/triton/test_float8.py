@@ -7,7 +7,8 @@ from math import inf
 import pytest
 import torch
 
-from infd.groups import GroupedRows, Groups, InputScheme
+from infd.groups import GroupedRows, Groups
+from infd.input_scheme import InputScheme
 from infd.kernels.families.inputs import Rounding
 from infd.kernels.reference import inputs as reference
 from infd.kernels.reference.packed import PackedRows

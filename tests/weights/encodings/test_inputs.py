@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from infd.errors import CheckpointError
-from infd.groups import INT8_BY_TOKEN, InputScheme
+from infd.input_scheme import INT8_BY_TOKEN, InputScheme
 from infd.kernels.reference.inputs import Inputs
 from infd.kernels.select import CANDIDATES, EXACT, insisting, select
 from infd.memory import ALL
