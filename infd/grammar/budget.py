@@ -15,6 +15,7 @@ mask. So a long budget costs no time until it may be exhausted.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _MOST_LEADING_SPACE: Final = 256  # bytes of white space in which an opening mark is awaited; models write fewer
 _FOREVER: Final = sys.maxsize
+_REMEMBERED: Final = 64  # tokens that are rolled back without reading the others again: more than a step has drafts
 
 
 class _Place(Enum):
@@ -38,6 +40,9 @@ class _Place(Enum):
     OUTSIDE = auto()  # outside of a thought; another thought may follow
     INSIDE = auto()
     OVER = auto()  # no thought may follow
+
+
+_State = tuple[_Place, bytes, bool, int, tuple[int, ...] | None]  # of a BudgetMatcher, without its tokens
 
 
 class BudgetGrammar:
@@ -84,6 +89,7 @@ class BudgetMatcher:
 
     def _restart(self) -> None:
         self._read: list[int] = []
+        self._before: deque[_State] = deque(maxlen=_REMEMBERED)  # the states before the latest tokens
         self._place = _Place.INSIDE if self._grammar.inside else _Place.START
         # The end of the text, which may be the beginning of a mark. A newline precedes the text of a thought, because a
         # call's mark ends a thought only at the beginning of a line.
@@ -125,31 +131,43 @@ class BudgetMatcher:
 
     def validate(self, tokens: Sequence[int]) -> int:
         allowed = len(tokens) if self.inner is None else self.inner.validate(tokens)
-        ahead = BudgetMatcher(self._grammar, None)
-        ahead.advance(self._read)
-        for number, token in enumerate(tokens[:allowed]):
-            if ahead.forced and token not in ahead.forced:
-                return number
-            ahead.advance([token])
-        return allowed
+        read = 0
+        for token in tokens[:allowed]:
+            if (forced := self.forced) and token not in forced:
+                break
+            self._advance(token)
+            read += 1
+        self._undo(read)
+        return read
 
     def rollback(self, tokens: int) -> None:
         if self.inner is not None:
             self.inner.rollback(tokens)
-        kept = self._read[: len(self._read) - tokens]
+        self._undo(tokens)
+
+    def _undo(self, tokens: int) -> None:
+        """Remove the last tokens, but not those of `inner`."""
+        left = len(self._read) - tokens
+        if tokens <= len(self._before):
+            for _ in range(tokens):
+                self._place, self._tail, self._spelled, self._thought_tokens, self._ending = self._before.pop()
+            del self._read[left:]
+            return
+        kept = self._read[:left]
         self._restart()
         for token in kept:
             self._advance(token)
 
     def copy(self) -> BudgetMatcher:
         copied = BudgetMatcher(self._grammar, None if self.inner is None else self.inner.copy())
-        copied._read = list(self._read)
+        copied._read, copied._before = list(self._read), self._before.copy()
         copied._place, copied._tail, copied._spelled = self._place, self._tail, self._spelled
         copied._thought_tokens, copied._ending = self._thought_tokens, self._ending
         return copied
 
     def _advance(self, token: int) -> None:
         was_inside = self._place is _Place.INSIDE
+        self._before.append((self._place, self._tail, self._spelled, self._thought_tokens, self._ending))
         self._read.append(token)
         self._search(self._grammar.tokens[token] if token < len(self._grammar.tokens) else b"")
         if was_inside and self._place is _Place.INSIDE:

@@ -51,54 +51,103 @@ def narrow(row: NDArray[np.int32]) -> bool:
 def forced(
     fill: Fill, vocabulary: Vocabulary, matcher: Matcher, row: NDArray[np.int32], most: int, known: Sequence[int] = ()
 ) -> Forced:
-    """Return at most `most` tokens that the grammar forces; none if the model has a choice. `matcher` does not change.
+    """Return at most `most` tokens that the grammar forces; none if the model has a choice.
 
-    fill   see Compiler.fill
-    row    mask of the next token
-    known  tokens of the answer so far
+    fill     see Compiler.fill
+    matcher  reads the forced tokens, and is rolled back. If it fails, it is unusable
+    row      mask of the next token
+    known    tokens of the answer so far
     """
-    ahead, rows, text = matcher.copy(), row[None].copy(), b""
-    allowed: dict[int, list[int]] = {}  # by offset in the text
-    written, spaced, sure = None, False, True
-    while len(text) < most * TOKEN_BYTES and narrow(rows[0]):
-        choices = listed(rows[0])
-        visible = [each for each in choices if not vocabulary.tokens[each][:1].isspace()]
+    walk = _Walk(fill, vocabulary, matcher, row, known)
+    while len(walk.text) < most * TOKEN_BYTES and walk.step():
+        pass
+    if walk.read:
+        matcher.rollback(walk.read)
+    return walk.found(most)
+
+
+class _Walk:
+    """Follows the text that a grammar forces.
+
+    text  so far
+    read  tokens that the matcher has read
+    """
+
+    def __init__(
+        self, fill: Fill, vocabulary: Vocabulary, matcher: Matcher, row: NDArray[np.int32], known: Sequence[int]
+    ) -> None:
+        self.text = b""
+        self.read = 0
+        self._fill = fill
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+        self._rows = row[None].copy()
+        self._known = known
+        self._allowed: dict[int, list[int]] = {}  # by offset in the text
+        self._written: bytes | None = None  # the answer before the text, once it is needed
+        self._spaced = False  # whether the text ends with white space that the grammar does not force
+        self._sure = True
+        self._special: int | None = None  # the special token that is forced
+        self._stopped = False  # whether the text ends the answer
+
+    def step(self) -> bool:
+        """Extend the text; return whether more may be forced."""
+        if not narrow(self._rows[0]):
+            return False
+        tokens, choices = self._vocabulary.tokens, listed(self._rows[0])
+        visible = [each for each in choices if not tokens[each][:1].isspace()]
         optional = bool(visible) and len(visible) < len(choices)  # white space
         if len(visible if optional else choices) > MOST_ALLOWED:
-            break
-        if optional and not spaced:
-            written = _joined(vocabulary, known) if written is None else written
-            first = {vocabulary.tokens[each][:1] for each in visible}
-            gap = blank(written + text, first.pop() if len(first) == 1 else b"")
-            if gap and (filling := _fitting(gap, choices, vocabulary)):
-                allowed[len(text)] = choices
-                text, spaced, sure = text + gap, True, False
-                ahead.advance(filling)
-                if ahead.stopped or fill([ahead], rows)[0] is not None:
-                    break
-                continue
-        choices, spaced = visible if optional else choices, False
-        if any(each in vocabulary.end_ids or each in vocabulary.special for each in choices):
-            if len(choices) == 1 and not text and choices[0] not in vocabulary.end_ids:
-                return Forced(choices, sure)
-            break
-        shortest = min(choices, key=lambda each: len(vocabulary.tokens[each]), default=None)
-        if shortest is None:
-            break
-        begin = vocabulary.tokens[shortest]
-        if not all(vocabulary.tokens[each].startswith(begin) for each in choices):
-            break
-        allowed[len(text)] = choices
-        text, sure = text + begin, sure and not optional
-        ahead.advance([shortest])
-        if ahead.stopped:
-            return Forced(_tokens(text, allowed, vocabulary)[:most], sure)
-        if fill([ahead], rows)[0] is not None:
-            break
-    found = _tokens(text, allowed, vocabulary)
-    if found and sure and _merges(len(vocabulary.tokens[found[-1]]), text, allowed, vocabulary):
-        del found[-1]
-    return Forced(found[:most], sure)
+            return False
+        if optional and not self._spaced and (gap := self._gap(visible)):
+            filling = _fitting(gap, choices, self._vocabulary)
+            if filling:
+                self._allowed[len(self.text)] = choices
+                self._spaced, self._sure = True, False
+                return self._read(filling, gap)
+        choices, self._spaced = visible if optional else choices, False
+        if any(each in self._vocabulary.end_ids or each in self._vocabulary.special for each in choices):
+            if len(choices) == 1 and not self.text and choices[0] not in self._vocabulary.end_ids:
+                self._special = choices[0]
+            return False
+        if not choices:
+            return False
+        by_length = sorted(choices, key=lambda each: len(tokens[each]))
+        shortest, longest = by_length[0], by_length[-1]
+        if not all(tokens[each].startswith(tokens[shortest]) for each in choices):
+            return False
+        self._allowed[len(self.text)] = choices
+        self._sure = self._sure and not optional
+        # Where every token is the beginning of the longest, the text goes on with the longest, unless no token shows
+        # another way. A likely text may be wrong, so it takes the longest, which saves most of the masks.
+        if not self._sure and all(tokens[longest].startswith(tokens[each]) for each in choices):
+            shortest = longest
+        return self._read([shortest], tokens[shortest])
+
+    def found(self, most: int) -> Forced:
+        """Return at most `most` tokens in which the text is probably written."""
+        if self._special is not None:
+            return Forced([self._special], self._sure)
+        tokens, found = self._vocabulary.tokens, _tokens(self.text, self._allowed, self._vocabulary)
+        last = len(tokens[found[-1]]) if found and self._sure and not self._stopped else 0
+        if last and _merges(last, self.text, self._allowed, self._vocabulary):
+            del found[-1]
+        return Forced(found[:most], self._sure)
+
+    def _gap(self, visible: list[int]) -> bytes:
+        """Return the white space that probably follows, before one of the tokens `visible`."""
+        if self._written is None:
+            self._written = _joined(self._vocabulary, self._known)
+        first = {self._vocabulary.tokens[each][:1] for each in visible}
+        return blank(self._written + self.text, first.pop() if len(first) == 1 else b"")
+
+    def _read(self, tokens: list[int], text: bytes) -> bool:
+        """Append a text, of these tokens; return whether a mask follows."""
+        self.text += text
+        self._matcher.advance(tokens)
+        self.read += len(tokens)
+        self._stopped = self._matcher.stopped
+        return not self._stopped and self._fill([self._matcher], self._rows)[0] is None
 
 
 def blank(written: bytes, follows: bytes) -> bytes:

@@ -131,7 +131,7 @@ class LlguidanceCompiler:
     def fill(self, matchers: Sequence[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
         assert rows.flags.c_contiguous
         assert rows.shape == (len(matchers), self.vocabulary.words)
-        start, stride = rows.ctypes.data, rows.strides[0]
+        start, stride = rows.ctypes.data, 4 * self.vocabulary.words
         failures: list[GrammarFailed | None] = []
         for index, matcher in enumerate(matchers):
             assert isinstance(matcher, LlguidanceMatcher)

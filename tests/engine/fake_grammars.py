@@ -82,6 +82,9 @@ class CountedMatcher:
                 return number
         return len(tokens)
 
+    def rollback(self, tokens: int) -> None:
+        del self.tokens[len(self.tokens) - tokens :]
+
     def copy(self) -> CountedMatcher:
         copied = CountedMatcher(self.constraint)
         copied.tokens, copied.filled = list(self.tokens), self.filled

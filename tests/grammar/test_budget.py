@@ -236,7 +236,9 @@ def test_a_budget_finds_the_marks_that_the_parser_finds_in_random_tokens(inside:
 
 
 @pytest.mark.parametrize("constrained", [True, False])
-def test_copies_rollbacks_and_validation_agree(constrained: bool):
+@pytest.mark.parametrize("remembered", [64, 2])
+def test_copies_rollbacks_and_validation_agree(constrained: bool, remembered: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(budget, "_REMEMBERED", remembered)
     compiler, draw = LlguidanceCompiler(vocabulary("spelled")), random.Random(7)
     thought = Thought("<think>", "</think>", inside=True)
     for tokens in range(6):

@@ -99,6 +99,16 @@ def test_optional_white_space_is_assumed_to_be_as_before(text: str, expected: st
     assert not sure
 
 
+def test_a_likely_name_takes_a_mask_a_token():
+    masks, written = Masks(), '{\n  "surname": "Ann",'
+    row = np.empty((1, compiler().vocabulary.words), dtype=np.int32)
+    matcher = at(JsonSchema(SCHEMA), written)
+    masks.fill([matcher], row)
+    tokens, _ = masks.forced(matcher, row[0], 16, encode(written))
+    assert TOKENIZER.decode(tokens) == '\n  "place_of_birth": "'
+    assert masks.filled <= 1 + len(tokens) + 2, "the white space in two tokens"
+
+
 @pytest.mark.parametrize(
     ("written", "follows", "expected"),
     [
@@ -122,8 +132,10 @@ class Masks:
 
     def __init__(self) -> None:
         self.closing = forcing.closing(compiler().vocabulary)
+        self.filled = 0
 
     def fill(self, matchers: list[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
+        self.filled += len(matchers)
         return budget.fill(compiler(), matchers, rows)
 
     def forced(self, matcher: Matcher, row: NDArray[np.int32], most: int, known: list[int]) -> forcing.Forced:
@@ -143,7 +155,7 @@ def test_what_follows_the_end_of_a_string_is_sought_before_the_string_ends(text:
     masks = Masks()
     masks.fill([matcher], row)
     drafter = ForcedDrafter(NO_DRAFTS)
-    (found,) = constraints.force(masks, [constraints.Sought(drafter, 9, encode(text), matcher, row[0], True)], 8)
+    (found,) = constraints.force(masks, [constraints.Sought(drafter, 9, encode(text), matcher, [], row[0], True)], 8)
     decode = TOKENIZER.decode
     assert {decode([token]): decode(run) for token, run in (found.behind or {}).items() if run} == expected
 

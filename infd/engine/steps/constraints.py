@@ -3,8 +3,9 @@
 The mask of a step depends on all earlier tokens of the constrained choices. The
 step's forward pass does not need the mask, so it is issued at once. While the
 forward pass runs, a thread fills the mask, once the earlier steps are committed.
-A matcher reads committed tokens only, so no matcher is ever rolled back. Copies
-of the matcher read drafts, for the masks of the positions behind them.
+A matcher also reads a step's drafts, for the masks of the positions behind them,
+and is rolled back to the committed tokens: a copy would take several times as
+long, because it computes anew what the matcher has kept.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ class Sought(Struct, frozen=True):
 
     start    number of the choice's tokens before the position
     known    the last tokens of the answer before the position
-    matcher  at the position, if the tokens that it has read are kept
-    row      the mask there
+    matcher  `len(drafts)` tokens before the position
+    drafts   the last tokens before the position; they may turn out to be wrong
+    row      the mask at the position
     ahead    whether, if no token is forced, tokens are sought behind each token that may end a free part of the answer
     """
 
@@ -76,6 +78,7 @@ class Sought(Struct, frozen=True):
     start: int
     known: list[int]
     matcher: Matcher
+    drafts: list[int]
     row: npt.NDArray[np.int32]
     ahead: bool
 
@@ -100,14 +103,16 @@ class ConstrainedChoice:
     complete  whether no further token of the answer may follow
     failure   why the matcher failed; a failed matcher reads no more tokens
     drafter   learns the tokens that the grammar forces; None: they are not drafted
+    drafted   whether the matcher has read drafts, and was rolled back
     """
 
-    __slots__ = ("_grammar", "complete", "drafter", "failure", "matcher", "read", "seq", "unmasked")
+    __slots__ = ("_grammar", "complete", "drafted", "drafter", "failure", "matcher", "read", "seq", "unmasked")
 
     def __init__(self, seq: Sequence, grammar: Grammar) -> None:
         self.seq = seq
         self.drafter = seq.drafter if isinstance(seq.drafter, ForcedDrafter) else None
         self.matcher: Matcher | None = None
+        self.drafted = False
         self.read = 0
         self.unmasked = grammar.unmasked
         self.complete = False
@@ -119,18 +124,11 @@ class ConstrainedChoice:
         """Whether the choice needs no further token."""
         return self.complete or self.failure is not None
 
-    def states(self, drafts: list[int]) -> list[Matcher]:
-        """Return the matcher, and a copy of it behind each of the drafts, up to a draft that its copy cannot read."""
-        assert self.matcher is not None
-        states = [self.matcher]
-        for draft in drafts:
-            try:
-                ahead = states[-1].copy()
-                ahead.advance([draft])
-            except Exception:  # the choice fails only if its answer comes to contain this token
-                break
-            states.append(ahead)
-        return states
+    def renew(self) -> None:
+        """Create the matcher anew, with the tokens that it has read. What it kept of drafts can then fail nothing."""
+        known, self.read = self.read, 0
+        self.matcher, self.drafted = None, False
+        self.advance(known)
 
     def advance(self, known: int) -> None:
         """Pass the generated tokens up to number `known` to the matcher."""
@@ -146,7 +144,14 @@ class ConstrainedChoice:
                 self.complete = self.matcher.stopped
                 self.unmasked = self.matcher.unmasked
             except Exception as error:
-                self.failure = _failure(error)
+                self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Let the choice fail; but if drafts may be the reason, create the matcher anew, and let that fail."""
+        if self.drafted:
+            self.renew()
+        else:
+            self.failure = _failure(error)
 
 
 class Sampled(Struct, frozen=True):
@@ -161,22 +166,6 @@ class Sampled(Struct, frozen=True):
     choice: ConstrainedChoice
     known: int
     drafts: list[int]
-
-
-class Position(Struct):
-    """A sampled position whose row of the mask is filled: the state of the matcher there, and its failure."""
-
-    row: int
-    matcher: Matcher
-    failure: Exception | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether no token may follow."""
-        try:
-            return self.failure is not None or self.matcher.stopped
-        except Exception:  # the choice fails at this position, once the tokens before are committed
-            return True
 
 
 class Constraints:
@@ -229,7 +218,7 @@ class Constraints:
         work = [each for each in self._sampled(step) if each.choice.unmasked <= each.known + len(each.drafts)]
         assert self._grammars is not None
         rows, seeking = sum(span.samples for span in step.plan.spans), self._seeks(len(step.sequences))
-        filling = self._grammars.run(self._fill, self._grammars, work, rows, seeking)
+        filling = self._grammars.run(self.fill_now, self._grammars, work, rows, seeking)
         filling.add_done_callback(self._observe)
         return filling
 
@@ -250,7 +239,7 @@ class Constraints:
                 yield Sampled(row, constrained, seq.generated, guess[: span.drafts])
             row += span.samples
 
-    def _fill(self, grammars: Grammars, work: list[Sampled], rows: int, seeking: bool) -> Filled:
+    def fill_now(self, grammars: Grammars, work: list[Sampled], rows: int, seeking: bool) -> Filled:
         """Pass each choice's tokens to its matcher, and fill the rows of its positions. Runs on the thread for masks.
 
         rows     number of rows of the mask
@@ -261,64 +250,111 @@ class Constraints:
 
         began = self._telemetry.now()
         mask = np.full((rows, self._words), -1, dtype=np.int32)
-        going: list[Position] = []
         for each in work:
             each.choice.advance(each.known)
-            if not each.choice.over:
-                states = each.choice.states(each.drafts)
-                mask[each.row + len(states) : each.row + len(each.drafts) + 1] = 0
-                going += [
-                    Position(each.row + place, state)
-                    for place, state in enumerate(states)
-                    if state.unmasked <= each.known + place
-                ]
-        filled = np.empty((len(going), self._words), dtype=np.int32)
-        _fill_rows(grammars, filled, going)
-        failures = {}
-        for position, bits in zip(going, filled, strict=True):
-            mask[position.row] = 0 if position.over else bits
-            failures[position.row] = position.failure
-        for each in work:
-            if (error := failures.get(each.row)) is not None:
-                each.choice.failure = _failure(error)
+        going = [each for each in work if not each.choice.over]
+        masked = [each for each in going if each.choice.unmasked <= each.known]
+        filled = np.empty((len(masked), self._words), dtype=np.int32)
+        _fill_first(grammars, filled, [each.choice for each in masked])
+        for each, bits in zip(masked, filled, strict=True):
+            mask[each.row] = bits
+        for each in going:
             # Reads `stopped` again: a mask that allows end ids only ends the choice, even below min_tokens.
             each.choice.advance(each.known)
             if each.choice.over:
                 mask[each.row] = -1
+            elif each.drafts:
+                _fill_behind(grammars, each, mask[each.row + 1 : each.row + 1 + len(each.drafts)])
         ended = [Ended(each.choice.seq, each.choice.failure) for each in work if each.choice.over]
-        found = _seek(work, going, filled) if seeking else []
+        found = _seek(work, mask, grammars.closing) if seeking else []
         return Filled(mask if going else None, ended, self._telemetry.now() - began, found)
 
 
-def _seek(work: list[Sampled], going: list[Position], rows: npt.NDArray[np.int32]) -> list[Sought]:
-    """Return the positions where tokens may be forced: of each choice the first, and the one behind all its drafts."""
-    filled = {position.row: (position, row) for position, row in zip(going, rows, strict=True)}
+def _fill_first(grammars: Grammars, rows: npt.NDArray[np.int32], choices: list[ConstrainedChoice]) -> None:
+    """Fill the row of each choice's first position. A choice whose matcher fails has failed."""
+    failures: Many[Exception | None]
+    try:
+        failures = grammars.fill([_matcher(each) for each in choices], rows) if choices else []
+    except Exception as error:
+        if len(choices) > 1:  # fill each row alone, to find the choice that fails
+            for i, each in enumerate(choices):
+                _fill_first(grammars, rows[i : i + 1], [each])
+            return
+        failures = [error]
+    for i, (each, failure) in enumerate(zip(choices, failures, strict=True)):
+        if failure is None:
+            continue
+        again = each.drafted
+        each.fail(failure)
+        if again and not each.over:
+            _fill_first(grammars, rows[i : i + 1], [each])
+
+
+def _fill_behind(grammars: Grammars, each: Sampled, rows: npt.NDArray[np.int32]) -> None:
+    """Fill the rows of the positions behind a choice's drafts, up to the first that may follow no draft before it."""
+    choice, matcher, read, place = each.choice, _matcher(each.choice), 0, 0
+    choice.drafted = True
+    try:
+        allowed = matcher.validate(each.drafts)
+        for place, draft in enumerate(each.drafts[:allowed]):
+            matcher.advance([draft])
+            read += 1
+            if matcher.unmasked <= each.known + read:
+                (failure,) = grammars.fill([matcher], rows[place : place + 1])
+                if failure is not None:
+                    raise failure
+                if matcher.stopped:
+                    break
+        else:
+            place = allowed
+        matcher.rollback(read)
+    except Exception:  # the choice fails only if its answer comes to contain this draft
+        log.debug("a draft's mask", exc_info=True)
+        choice.renew()
+    rows[place:] = 0
+
+
+def _matcher(choice: ConstrainedChoice) -> Matcher:
+    assert choice.matcher is not None
+    return choice.matcher
+
+
+def _allows(row: npt.NDArray[np.int32], token: int) -> bool:
+    return bool(row[token // 32] >> (token % 32) & 1)
+
+
+def _seek(work: list[Sampled], mask: npt.NDArray[np.int32], closing: Many[int]) -> list[Sought]:
+    """Return the positions where tokens may be forced: of each choice the first, and the one behind all its drafts.
+
+    closing  see Grammars
+    """
     found = []
     for each in work:
         drafter = each.choice.drafter
-        if drafter is None or each.choice.over:
+        if drafter is None or each.choice.over or each.choice.unmasked > each.known:
             continue
         for place in sorted({0, len(each.drafts)}):
-            position, row = filled.get(each.row + place, (None, None))
-            if position is None or row is None or position.failure is not None:
-                continue
-            tokens = [*each.choice.seq.tokens, *each.drafts[:place]]
-            ahead = not place and not drafter.expects(tokens)
-            if (ahead or narrow(row)) and len(drafter.forced(tokens)[0]) < ENOUGH:
+            row, drafts = mask[each.row + place], each.drafts[:place]
+            tokens = [*each.choice.seq.tokens, *drafts]
+            ahead = not place and not drafter.expects(tokens) and any(_allows(row, token) for token in closing)
+            if (ahead or narrow(row)) and len(drafter.forced(tokens)[0]) < ENOUGH and row.any():
                 known = tokens[max(each.choice.seq.prompt_tokens, len(tokens) - WRITTEN) :]
-                found.append(Sought(drafter, len(tokens), known, position.matcher, row, ahead))
+                found.append(Sought(drafter, len(tokens), known, _matcher(each.choice), drafts, row, ahead))
     return found
 
 
 def force(grammars: Grammars, positions: list[Sought], most: int) -> list[Found]:
-    """Return the tokens that grammars force at positions. Runs on the thread for masks."""
+    """Return the tokens that grammars force at positions.
+
+    Runs on the thread for masks, before the matchers read further tokens.
+    """
     found = []
     for each in positions:
         try:  # the token sampled there is known by now, and is the first of these
-            forced = _forced(grammars, each.matcher, each.row, most + 1, each.known)
-            behind = None
-            if each.ahead and not forced.tokens:
-                behind = {token: _behind(grammars, each, token, 2 * most) for token in grammars.closing}
+            matcher = each.matcher.copy()
+            matcher.advance(each.drafts)
+            forced = _forced(grammars, matcher, each.row, most + 1, each.known)
+            behind = _behind(grammars, each, matcher, 2 * most) if each.ahead and not forced.tokens else None
             found.append(Found(each, forced, behind))
         except Exception:  # the matcher's next mask fails the choice, if its answer comes so far
             log.debug("no forced tokens", exc_info=True)
@@ -329,15 +365,22 @@ def _forced(grammars: Grammars, matcher: Matcher, row: npt.NDArray[np.int32], mo
     return grammars.forced(matcher, row, most, known) if narrow(row) else Forced([], sure=False)
 
 
-def _behind(grammars: Grammars, at: Sought, token: int, most: int) -> list[int]:
-    """Return the tokens that the grammar forces behind a token; none if the token is not allowed at the position."""
-    if not at.row[token // 32] >> (token % 32) & 1:
-        return []
-    ahead, rows = at.matcher.copy(), at.row[None].copy()
-    ahead.advance([token])
-    if ahead.stopped or grammars.fill([ahead], rows)[0] is not None:
-        return []
-    return _forced(grammars, ahead, rows[0], most, [*at.known, token]).tokens
+def _behind(grammars: Grammars, at: Sought, matcher: Matcher, most: int) -> dict[int, list[int]]:
+    """Return the tokens that the grammar forces behind each token of Grammars.closing that is allowed at a position.
+
+    matcher  at the position
+    """
+    found: dict[int, list[int]] = {}
+    row = at.row[None].copy()
+    for token in grammars.closing:
+        found[token] = []
+        if not _allows(at.row, token):
+            continue
+        matcher.advance([token])
+        if not matcher.stopped and grammars.fill([matcher], row)[0] is None:
+            found[token] = _forced(grammars, matcher, row[0], most, [*at.known, token]).tokens
+        matcher.rollback(1)
+    return found
 
 
 def _tell(done: asyncio.Future[list[Found]]) -> None:
@@ -349,21 +392,6 @@ def _tell(done: asyncio.Future[list[Found]]) -> None:
             drafter.expect(start, each.behind)
         elif len(each.forced.tokens) > 1:
             drafter.force(start, each.forced.tokens, sure=each.forced.sure)
-
-
-def _fill_rows(grammars: Grammars, rows: npt.NDArray[np.int32], going: list[Position]) -> None:
-    """Fill a row for each position, and record the failure of its matcher."""
-    failures: Many[Exception | None]
-    try:
-        failures = grammars.fill([each.matcher for each in going], rows) if going else []
-    except Exception as error:
-        if len(going) > 1:  # fill each row alone, to find the position that fails
-            for i, each in enumerate(going):
-                _fill_rows(grammars, rows[i : i + 1], [each])
-            return
-        failures = [error]
-    for each, failure in zip(going, failures, strict=True):
-        each.failure = failure
 
 
 def _failure(error: Exception) -> InfdError:

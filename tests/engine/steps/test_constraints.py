@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,16 @@ from msgspec.structs import replace
 
 from infd.config import Config, LiveConfig
 from infd.drafting.drafter import NO_DRAFTS
+from infd.drafting.forced import ForcedDrafter
 from infd.drafting.select import ByRequest
 from infd.engine.engine import Engine
-from infd.engine.steps.constraints import ConstrainedChoice
+from infd.engine.steps.constraints import ConstrainedChoice, Constraints, Filled, Sampled
+from infd.engine.telemetry import Telemetry
 from infd.errors import GrammarFailed, Unsupported
 from infd.request import FinishReason, Generate, Request, SamplingParams
 from infd.runner.runner import Runner
 from infd.scheduler.sequence import Sequence
+from infd.telemetry.events import Events
 from infd.telemetry.metrics import Metrics
 from tests.drafters import Guesses
 from tests.engine.driving import ask, collect, nothing_is_left, running, until_steps
@@ -30,6 +34,9 @@ from tests.runner.fake_model import FakeModel
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from collections.abc import Sequence as Many
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from infd.drafting.drafter import Drafting
     from infd.scheduler.plan import StepPlan
@@ -371,23 +378,92 @@ async def test_on_a_device_thread_a_fault_ahead_of_an_unsampled_step_ends_no_cho
 
 
 class Unreadable(CountedMatcher):
-    """A matcher that cannot read token 7, and whose copies cannot."""
+    """A matcher that cannot read token 7 as a draft, which it finds only when it reads it; it is then unusable."""
 
-    def copy(self) -> Unreadable:
-        return Unreadable(self.constraint)
+    failed = False
+
+    def validate(self, tokens: Many[int]) -> int:
+        return len(tokens)
 
     def advance(self, tokens: Many[int]) -> None:
-        if 7 in tokens:
+        self.failed |= 7 in tokens
+        if self.failed:
             raise GrammarFailed("too many items")
+        super().advance(tokens)
 
 
-async def test_a_draft_that_a_matcher_cannot_read_ends_the_states_and_fails_nothing():
-    constraint = Counted(3, 5)
-    choice = ConstrainedChoice(Sequence(request([1])), CountedGrammar(constraint))
-    choice.matcher = Unreadable(constraint)
+class UnreadableGrammar(CountedGrammar):
+    def matcher(self) -> Unreadable:
+        return Unreadable(self.constraint)
 
-    assert [len(choice.states(drafts)) for drafts in ([], [5, 6], [5, 7, 6], [7])] == [1, 3, 2, 1]
-    assert choice.failure is None
+
+@pytest.mark.parametrize(
+    ("drafts", "allowed"), [([], 0), ([1, 2, 0], 3), ([1, 7, 0], 1), ([7, 1, 2], 0), ([1, 2, 0, 1, 2], 3)]
+)
+def test_masks_behind_drafts_change_no_later_mask_and_a_draft_that_fails_the_matcher_fails_nothing(
+    drafts: list[int], allowed: int
+):
+    seq, grammars = Sequence(request([5])), FakeGrammars()
+    choice, plain = (ConstrainedChoice(seq, kind(Counted(3, 5))) for kind in (UnreadableGrammar, CountedGrammar))
+    for known in (1, 2):
+        seq.tokens.append(known - 1)
+        mask = filled(grammars, Sampled(0, choice, known, drafts)).mask
+        alone = filled(grammars, Sampled(0, plain, known, [])).mask
+        assert choice.failure is None
+        assert (mask[0] == alone[0]).all()
+        assert mask.any(-1).tolist() == [place <= allowed for place in range(len(drafts) + 1)]
+        drafts, allowed = [2, 0], 2
+
+
+class Worn(CountedMatcher):
+    """A matcher that reads ten tokens at most, even if it is rolled back, as one whose automata grow."""
+
+    reads = 0
+
+    def advance(self, tokens: Many[int]) -> None:
+        self.reads += len(tokens)
+        if self.reads > 10:
+            raise GrammarFailed("too many states")
+        super().advance(tokens)
+
+    def row(self) -> NDArray[np.int32]:
+        if self.reads > 9:
+            raise GrammarFailed("too many states")
+        return super().row()
+
+
+class WornGrammar(CountedGrammar):
+    def matcher(self) -> Worn:
+        return Worn(self.constraint)
+
+
+def filled(grammars: FakeGrammars, *choices: Sampled, seeking: bool = False) -> Filled:
+    """Return the mask that a step's choices get."""
+    constraints = Constraints(VOCAB, grammars, Telemetry(Events(), Metrics(), time.monotonic))
+    return constraints.fill_now(grammars, list(choices), sum(len(each.drafts) + 1 for each in choices), seeking)
+
+
+@pytest.mark.parametrize(("grammar", "tokens"), [(WornGrammar, 9), (CountedGrammar, 20)])
+def test_what_a_matcher_keeps_of_drafts_fails_no_choice(grammar: type[CountedGrammar], tokens: int):
+    seq = Sequence(request([5]))
+    choice = ConstrainedChoice(seq, grammar(Counted(2, 20)))
+    for known in range(1, 20):
+        seq.tokens.append((known - 1) % 2)
+        mask = filled(FakeGrammars(), Sampled(0, choice, known, [known % 2, (known + 1) % 2])).mask
+        assert (choice.failure is None) == (known <= tokens)
+        if choice.failure is not None:
+            return
+        assert mask[0].any()
+
+
+@pytest.mark.parametrize(("known", "ahead"), [(1, True), (2, False)])
+def test_what_follows_a_free_part_is_sought_where_the_part_may_end(known: int, ahead: bool):
+    grammars, seq = FakeGrammars(), Sequence(request([5]), drafter=ForcedDrafter(NO_DRAFTS))
+    grammars.closing = [3]
+    seq.tokens += [0, 1][:known]
+    choice = ConstrainedChoice(seq, CountedGrammar(Counted(2, 9)))
+    (sought,) = filled(grammars, Sampled(0, choice, known, []), seeking=True).sought
+    assert sought.ahead == ahead, "token 3 is allowed behind an odd number of tokens"
 
 
 class Silent:
