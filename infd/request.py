@@ -406,7 +406,10 @@ W = TypeVar("W", Generate, Score, Pool, Route)
 
 def pick(kind: type[W], wants: Iterable[Want]) -> W | None:
     """Return the member of `wants` of type `kind`, or None."""
-    return next((want for want in wants if isinstance(want, kind)), None)
+    for want in wants:
+        if isinstance(want, kind):
+            return want
+    return None
 
 
 class Tenant(Struct, frozen=True):

@@ -21,6 +21,7 @@ class PrefixRoots:
         self._model = config.model.path
         self._by_tenant = config.cache.isolation == "tenant"
         self._epoch = 0
+        self._latest = ("", "", "", -1), b""  # the parts of the latest root, and this root
 
     def renew(self) -> None:
         """Start a new epoch: later requests share no page with earlier requests."""
@@ -29,5 +30,9 @@ class PrefixRoots:
     def of(self, request: Request, adapter: Adapter | None) -> bytes:
         tenant = request.tenant if self._by_tenant else ""
         adapter_id = "" if adapter is None else f"{adapter.name}/{adapter.generation}"
-        parts = (self._model, adapter_id, tenant, request.cache_salt, str(self._epoch))
-        return blake2b(b"\0".join(part.encode() for part in parts), digest_size=16).digest()
+        parts = adapter_id, tenant, request.cache_salt, self._epoch
+        latest, root = self._latest
+        if parts != latest:
+            hashed = "\0".join((self._model, *map(str, parts)))
+            self._latest = parts, (root := blake2b(hashed.encode(), digest_size=16).digest())
+        return root

@@ -12,7 +12,6 @@ rely on tokens and pages that the failed step did not produce.
 from __future__ import annotations
 
 from collections import deque
-from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from infd.executors.waiter import Waiter
 from infd.runner.pulse import Stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import numpy.typing as npt
 
@@ -148,7 +147,8 @@ class DeviceThread:
                     self._rest(idle, quiet)
                 done = self._do_next(runner, waiter)
                 self._receive(wait=not done)
-                quiet.clear()
+                if quiet.is_set():
+                    quiet.clear()
 
     def _do_next(self, runner: Runner, waiter: Waiter[LaunchedStep]) -> bool:
         """Do the first of these that is possible: sample, read, forward, make a call. Return False if none is."""
@@ -180,45 +180,50 @@ class DeviceThread:
                 pass
 
     def _forward(self, runner: Runner, step: DeviceStep) -> None:
-        with self._guarded(runner, step) as may_run:
-            if may_run:
-                self._begun = step, runner.forward(step.plan)
+        if self._refuses(step):
+            return
+        try:
+            self._begun = step, runner.forward(step.plan)
+        except Exception as error:  # the step's future raises the error
+            self._fail(runner, step, error)
 
     def _sample(self, runner: Runner, waiter: Waiter[LaunchedStep], step: DeviceStep, forwarded: Forwarded) -> None:
         self._begun = None
-        with self._guarded(runner, step) as may_run:
-            if may_run:
-                launched = LaunchedStep(step, runner.sample(forwarded, step.mask), finished=not runner.overlaps)
-                self._unread.append(launched)
-                if not launched.finished:
-                    waiter.add(launched)
-
-    def _read(self, runner: Runner, launched: LaunchedStep) -> None:
-        with self._guarded(runner, launched.step) as may_run:
-            if may_run:
-                if launched.error is not None:
-                    raise launched.error
-                self._answer(launched.step, runner.read(launched.pending))
-
-    @contextmanager
-    def _guarded(self, runner: Runner, step: DeviceStep) -> Iterator[bool]:
-        """Yield whether the step may run: False if an earlier step failed and was not rolled back before the plan.
-
-        A step that may not run is answered with the earlier failure. An exception within the context becomes the
-        step's answer, and fails all later steps that were planned before the rollback.
-        """
-        failed = self._failed
-        # With overlap, a step may fail before the previous step is read; the previous step must not fail then.
-        if failed is not None and step.rollbacks == failed.rollbacks and step.number > failed.number:
-            assert self._failure is not None
-            self._answer(step, self._failure)
-            yield False
+        if self._refuses(step):
             return
         try:
-            yield True
+            launched = LaunchedStep(step, runner.sample(forwarded, step.mask), finished=not runner.overlaps)
+            self._unread.append(launched)
+            if not launched.finished:
+                waiter.add(launched)
         except Exception as error:  # the step's future raises the error
-            self._failed, self._failure = step, runner.diagnose(error)
-            self._answer(step, self._failure)
+            self._fail(runner, step, error)
+
+    def _read(self, runner: Runner, launched: LaunchedStep) -> None:
+        step = launched.step
+        if self._refuses(step):
+            return
+        try:
+            if launched.error is not None:
+                raise launched.error
+            self._answer(step, runner.read(launched.pending))
+        except Exception as error:  # the step's future raises the error
+            self._fail(runner, step, error)
+
+    def _refuses(self, step: DeviceStep) -> bool:
+        """Answer a step with an earlier step's failure, if that was not rolled back before the plan; return whether."""
+        failed = self._failed
+        # With overlap, a step may fail before the previous step is read; the previous step must not fail then.
+        if failed is None or step.rollbacks != failed.rollbacks or step.number <= failed.number:
+            return False
+        assert self._failure is not None
+        self._answer(step, self._failure)
+        return True
+
+    def _fail(self, runner: Runner, step: DeviceStep, error: Exception) -> None:
+        """Answer a step with its error, and fail all later steps that were planned before the rollback."""
+        self._failed, self._failure = step, runner.diagnose(error)
+        self._answer(step, self._failure)
 
     def _receive(self, *, wait: bool) -> None:
         """Handle all messages that have arrived; if `wait`, wait for the first."""

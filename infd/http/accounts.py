@@ -111,12 +111,27 @@ class Accounts:
         self._buckets: dict[tuple[str, str, Unit], Bucket] = {}  # by kind and name of the owner
         self._read: QuotasConfig | None = None
         self._tenants: Mapping[str, Rates] = {}
+        self._terms: dict[Key | None, tuple[Tenant, tuple[Limit, ...]]] = {}  # under the settings read last
 
     def of(self, key: Key | None) -> Account:
         """Return the account that a request with this key uses; None: the server has no keys."""
         quotas = self._live.now.quotas
         if quotas is not self._read:
             self._read, self._tenants = quotas, tenants(quotas)
+            self._terms.clear()
+        terms = self._terms.get(key)
+        if terms is None:
+            terms = self._terms[key] = self._terms_of(key, quotas)
+        tenant, limits = terms
+        name = "" if key is None else key.name
+        usage = self._metrics.usage.get(name)
+        if usage is None:
+            usage = self._metrics.usage[name] = Usage()
+        usage.tenant = tenant.name  # the tenant now: a reload may have moved the key
+        return Account(name, tenant, limits, usage, self._clock)
+
+    def _terms_of(self, key: Key | None, quotas: QuotasConfig) -> tuple[Tenant, tuple[Limit, ...]]:
+        """Return a key's tenant and limits."""
         name, tenant = ("", "") if key is None else (key.name, key.tenant)
         own, shared = Rates() if key is None else key.rates, self._tenants.get(tenant, Rates())
         rates: tuple[tuple[Unit, str, str, int | None], ...] = (
@@ -136,14 +151,11 @@ class Accounts:
             for unit, kind, owner, per_minute in rates
             if per_minute is not None
         )
-        usage = self._metrics.usage.get(name)
-        if usage is None:
-            usage = self._metrics.usage[name] = Usage()
-        usage.tenant = tenant  # the tenant now: a reload may have moved the key
-        return Account(name, Tenant(tenant, shared.share), limits, usage, self._clock)
+        return Tenant(tenant, shared.share), limits
 
     def keep_only(self, keys: Iterable[Key]) -> None:
         """Forget keys and tenants that are no longer configured, so that series and buckets are bounded."""
+        self._terms.clear()
         names, owners = {""}, {("key", ""), ("tenant", "")}
         for key in keys:
             names.add(key.name)

@@ -31,7 +31,8 @@ def guarded(handler: Handler) -> Handler:
         service, exchange = request.app[SERVICE], request[EXCHANGE]
         try:
             with exchange.place as place:
-                place.enter_context(service.in_flight.hold(exchange.key))
+                if (key := exchange.key) is not None and key.in_flight is not None:
+                    place.enter_context(service.in_flight.hold(key.name, key.in_flight))
                 service.engine.require_room(exchange.account.tenant)
                 exchange.account.enter()
                 return await handler(request)

@@ -95,14 +95,7 @@ POOLING_APIS: Final[dict[str, PoolingApi[Any]]] = {
 def application(service: Service) -> web.Application:
     """Return the aiohttp application: the routes and the middlewares around them."""
     app = web.Application(
-        middlewares=[
-            middleware.log_access,
-            middleware.answer_errors,
-            middleware.check_framing,
-            middleware.preflight,
-            middleware.authorize,
-            middleware.check_expectation,
-        ],
+        middlewares=[middleware.log_access, middleware.answer_errors, middleware.check],
     )
     app[SERVICE] = service
     apis = {path: api for long, api in APIS.items() for path in (long, long.removeprefix("/v1"))}

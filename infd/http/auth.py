@@ -128,21 +128,18 @@ class InFlight:
         self._of: dict[str, int] = {}
 
     @contextmanager
-    def hold(self, key: Key | None) -> Iterator[None]:
-        """Count one request of a key until the block ends. Raises Overloaded if the key has reached its cap."""
-        if key is None or key.in_flight is None:
-            yield
-            return
-        now = self._of.get(key.name, 0)
-        if now >= key.in_flight:
-            raise Overloaded(f"this key has {now} requests in flight, of at most {key.in_flight}", code="key_in_flight")
-        self._of[key.name] = now + 1
+    def hold(self, key: str, most: int) -> Iterator[None]:
+        """Count one request of the key named `key` until the block ends. Raises Overloaded if it has `most`."""
+        now = self._of.get(key, 0)
+        if now >= most:
+            raise Overloaded(f"this key has {now} requests in flight, of at most {most}", code="key_in_flight")
+        self._of[key] = now + 1
         try:
             yield
         finally:
-            self._of[key.name] -= 1
-            if not self._of[key.name]:
-                del self._of[key.name]
+            self._of[key] -= 1
+            if not self._of[key]:
+                del self._of[key]
 
 
 def _option(text: str) -> tuple[str, int]:

@@ -43,7 +43,7 @@ async def read(request: web.Request, decoder: msgspec.json.Decoder[T]) -> tuple[
 
 async def _receive(request: web.Request, data: bytearray, service: Service) -> None:
     """Append each chunk of the body to `data`; add the chunk's size to `service.bodies_bytes`. Raises RequestError."""
-    server = service.config.server
+    server, content = service.config.server, request.content
     # Compressed bodies are refused, because a few kilobytes can decompress to gigabytes.
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise InvalidRequest("a compressed body is not accepted: send it without Content-Encoding")
@@ -51,18 +51,26 @@ async def _receive(request: web.Request, data: bytearray, service: Service) -> N
     if (request.content_length or 0) > most:
         raise BodyTooLarge(f"the body is larger than {most} bytes")
     await expectations.send_continue(request)
+
+    def add(chunk: bytes) -> None:
+        nonlocal data
+        data += chunk
+        service.bodies_bytes += len(chunk)
+        if len(data) > most:
+            raise BodyTooLarge(f"the body is larger than {most} bytes")
+        if service.bodies_bytes > server.max_bodies_bytes:
+            raise Overloaded("too many large bodies are arriving at once", code="too_many_bodies")
+
+    if content.is_eof() and content.exception() is None:  # the body has arrived with the headers
+        add(content.read_nowait())
+        return
     client = connection.of(request)
     client.mark_idle()
     deadline = asyncio.get_running_loop().time() + server.body_timeout_s
     try:
         async with asyncio.timeout_at(deadline) as timeout:
-            async for chunk in request.content.iter_any():
-                data += chunk
-                service.bodies_bytes += len(chunk)
-                if len(data) > most:
-                    raise BodyTooLarge(f"the body is larger than {most} bytes")
-                if service.bodies_bytes > server.max_bodies_bytes:
-                    raise Overloaded("too many large bodies are arriving at once", code="too_many_bodies")
+            async for chunk in content.iter_any():
+                add(chunk)
                 timeout.reschedule(deadline + len(data) / server.body_pace)
     except TimeoutError:
         raise InvalidRequest(

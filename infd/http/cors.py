@@ -45,8 +45,9 @@ class Origins:
 
         A preflight request needs no API key, because browsers send preflight requests without credentials.
         """
-        method, origin = request.headers.get("Access-Control-Request-Method"), request.headers.get("Origin")
-        if request.method != "OPTIONS" or method is None or origin is None:
+        if request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
+            return None
+        if (origin := request.headers.get("Origin")) is None:
             return None
         if not self._allows(origin):
             raise OriginNotAllowed(origin)

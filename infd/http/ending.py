@@ -1,7 +1,11 @@
-"""When an inference request ends: settle its account, note how long it took, and log it if it was slow."""
+"""When an inference request ends: settle its account, note how long it took, and log it if it was slow.
+
+It is noted in the event loop's next turn, after the answer is written, which does not depend on it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -27,7 +31,7 @@ def ending(exchange: Exchange, ticket: Ticket, backend: Backend) -> Iterator[Non
     finally:
         exchange.account.settle(ticket)
         if ticket.choices:
-            _note(exchange, ticket, backend)
+            asyncio.get_running_loop().call_soon(_note, exchange, ticket, backend)
 
 
 def _note(exchange: Exchange, ticket: Ticket, backend: Backend) -> None:

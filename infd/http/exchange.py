@@ -49,7 +49,6 @@ class Exchange(Struct):
     place    the request's place under its key's cap; released when the handler returns, unless passed on by `pop_all`
     """
 
-    internal_id: str = field(default_factory=lambda: secrets.token_hex(12))
     client_id: str | None = None
     key: Key | None = None
     account: Account = field(default_factory=Account)
@@ -57,6 +56,7 @@ class Exchange(Struct):
     error: RequestError | None = None
     errors: Errors = OPENAI_ERRORS
     place: ExitStack = field(default_factory=ExitStack)
+    _own_id: str = ""  # until the request has a ticket
 
     def begin(self, ticket: Ticket, client_id: str | None) -> None:
         """Set the ticket. The request id in the X-Request-Id header takes precedence over `client_id` from the body."""
@@ -66,7 +66,13 @@ class Exchange(Struct):
     @property
     def id(self) -> str:
         """The request id in the X-Request-Id header and in the log."""
-        return self.client_id or (self.internal_id if self.ticket is None else self.ticket.id)
+        if self.client_id:
+            return self.client_id
+        if self.ticket is not None:
+            return self.ticket.id
+        if not self._own_id:
+            self._own_id = secrets.token_hex(12)
+        return self._own_id
 
     @property
     def queued(self) -> bool:

@@ -3,10 +3,12 @@
 1. log_access assigns the request id, and writes the access line, whatever the outcome; none for the paths in OPEN
 2. answer_errors answers an exception with an error body in the API's format; once a stream has begun, routes/generating
    reports the error instead
-3. check_framing refuses unknown HTTP versions, and body framing that leaves the start of the next request ambiguous
-4. preflight answers CORS preflight requests
-5. authorize requires an API key, except for paths in OPEN, compared as the client sent them, and public metrics
-6. check_expectation refuses expectations (the Expect header) other than 100-continue
+3. check refuses, in this order: unknown HTTP versions, and body framing that leaves the start of the next request
+   ambiguous; requests without an API key, except for paths in OPEN, compared as the client sent them, and public
+   metrics; expectations (the Expect header) other than 100-continue. It answers CORS preflight requests before it asks
+   for a key
+
+Every middleware costs each request time, so the checks share one.
 
 `finish_headers` runs last, just before the headers of a response are sent, streamed or not.
 """
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from infd.http.formats.base import Errors
+    from infd.http.service import Service
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -85,18 +88,19 @@ async def log_access(request: web.Request, handler: Handler) -> web.StreamRespon
     finally:
         client.mark_idle()
         del request[EXCHANGE]  # aiohttp keeps the request object until the next request arrives
-        path = _raw_path(request)
-        if path not in OPEN:  # health probes arrive every second
+        if _raw_path(request) not in OPEN:  # health probes arrive every second
             seconds = time.monotonic() - began
-            log.access(quiet=path == METRICS, **_access_fields(request, exchange, status, seconds))
-            if path != METRICS:
-                request.app[SERVICE].metrics.answered(_handler(request), _method(request), status, seconds)
+            # In the event loop's next turn, after the response is written.
+            asyncio.get_running_loop().call_soon(_report, request, exchange, client.peer, status, seconds)
 
 
-@web.middleware
-async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer CORS preflight requests; pass other requests on."""
-    return request.app[SERVICE].origins.preflight(request) or await handler(request)
+def _report(request: web.Request, exchange: Exchange, peer: str, status: int, seconds: float) -> None:
+    """Write the access line, and count the request. peer: see connection.Connection."""
+    scrapes = _raw_path(request) == METRICS
+    if log.logs_access(quiet=scrapes):
+        log.access(quiet=scrapes, **_access_fields(request, exchange, peer, status, seconds))
+    if not scrapes:
+        request.app[SERVICE].metrics.answered(_handler(request), _method(request), status, seconds)
 
 
 @web.middleware
@@ -127,7 +131,18 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 @web.middleware
-async def check_framing(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what no handler should see, and answer CORS preflight requests; pass other requests on."""
+    service = request.app[SERVICE]
+    _check_framing(request)
+    if (answer := service.origins.preflight(request)) is not None:
+        return answer
+    _authorize(request, service)
+    expectations.check(request)
+    return await handler(request)
+
+
+def _check_framing(request: web.Request) -> None:
     """Refuse unknown HTTP versions, and transfer codings that infd or HTTP/1.0 does not support (RFC 9112, 6.1)."""
     if request.version not in (HttpVersion10, HttpVersion11):
         raise UnknownVersion
@@ -136,26 +151,15 @@ async def check_framing(request: web.Request, handler: Handler) -> web.StreamRes
         raise InvalidHttp("HTTP/1.0 has no Transfer-Encoding: send a Content-Length, or HTTP/1.1")
     if codings and ", ".join(codings).lower() != "chunked":
         raise InvalidHttp("the only transfer coding accepted is chunked")
-    return await handler(request)
 
 
-@web.middleware
-async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
+def _authorize(request: web.Request, service: Service) -> None:
     """Identify the API key. Unknown paths require a key too, so that a client without a key cannot probe for paths."""
-    service = request.app[SERVICE]
     path = _raw_path(request)
     if path not in OPEN and not (path == METRICS and service.config.metrics.public):
         exchange = request[EXCHANGE]
         exchange.key = service.keys.identify(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
         exchange.account = service.accounts.of(exchange.key)
-    return await handler(request)
-
-
-@web.middleware
-async def check_expectation(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse expectations other than 100-continue."""
-    expectations.check(request)
-    return await handler(request)
 
 
 async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -205,13 +209,13 @@ def _method(request: web.Request) -> str:
     return request.method if request.method in _METHODS else "OTHER"
 
 
-def _access_fields(request: web.Request, exchange: Exchange, status: int, seconds: float) -> dict[str, object]:
+def _access_fields(
+    request: web.Request, exchange: Exchange, peer: str, status: int, seconds: float
+) -> dict[str, object]:
     fields: dict[str, object] = {
         "request_id": exchange.id,
         "client": exchange.client,
-        "peer": request.app[SERVICE].proxies.client(
-            connection.of(request).peer, request.headers.getall("X-Forwarded-For", ())
-        ),
+        "peer": request.app[SERVICE].proxies.client(peer, request.headers.getall("X-Forwarded-For", ())),
         "method": request.method,
         "path": request.path,
         "status": status,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import astuple
 
 from infd.errors import InvalidRequest, PromptTooLong, Unsupported
 from infd.http import samplers
@@ -80,8 +81,7 @@ def refuse_unsupported(
     supported      fields that are supported although they have this type
     path           path of `fields` in the request, for errors
     """
-    for name in fields.__struct_fields__:
-        value = getattr(fields, name)
+    for name, value in zip(fields.__struct_fields__, astuple(fields), strict=True):
         if type(value) is not Raw or value is ABSENT or name in supported:
             continue
         decoded = _decode(value, name, f"{path}{name}")

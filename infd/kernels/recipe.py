@@ -166,6 +166,20 @@ class BiasTable(Protocol):
         """See families.span_attention.SpanPlan.run, argument `bias`; computed from the present weights."""
 
 
+class EncoderTable(NamedTuple):
+    """A table of embeddings [N, hidden]. rows: which integers of the tokens are their rows; "none": all read row 0."""
+
+    table: Tensor
+    rows: Literal["tokens", "positions", "types", "none"]
+
+
+class EmbeddingsRecipe(NamedTuple):
+    """The sum of a row of each table, in order, normed. The first table's rows are tokens. Each addition is rounded."""
+
+    tables: tuple[EncoderTable, ...]
+    norm: LayerNormRecipe | None
+
+
 class EncoderLayerRecipe(Struct, frozen=True, kw_only=True):
     """A layer of an encoder, without a cache.
 

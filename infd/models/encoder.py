@@ -12,6 +12,7 @@ import torch
 from msgspec import Struct
 
 from infd.errors import CheckpointError
+from infd.kernels.families.encoder import EncoderInputs
 from infd.kernels.families.span_attention import SpanBatch
 from infd.kernels.recipe import EncoderLayerRecipe
 from infd.models.heads import LABEL_HEADS, denses, token_layers
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.encoder import StackedEncoder
     from infd.kernels.families.stack import StepBuffers, StepMemory
+    from infd.kernels.recipe import EmbeddingsRecipe
     from infd.models.base import Batch, PageTensor, PassAdapters, PoolingHead
     from infd.models.blueprint import Blueprint
     from infd.models.encoder_dimensions import EncoderDimensions
@@ -164,21 +166,31 @@ class Encoder:
         return ()
 
     def forward(self, batch: Batch) -> Tensor:
-        x = self._embedding(batch.tokens, batch.positions, batch.types, batch.adapters)
-        spans = SpanBatch(tokens=len(batch.tokens), offsets=batch.offsets, device=x.device)
-        step = EncoderPass(self._attention.prepare(spans), batch.positions, batch.adapters)
-        if self.stacked is not None and batch.adapters is None:
-            x = self.stacked(x, batch.positions, step.plan, batch.beat)
+        tokens, positions, adapters = batch.tokens, batch.positions, batch.adapters
+        spans = SpanBatch(tokens=tokens.shape[0], offsets=batch.offsets, device=tokens.device)
+        plan = self._attention.prepare(spans)
+        stacked = self.stacked if adapters is None else None
+        x = None
+        if stacked is None or self._recipe is None:
+            x = self._embedding(tokens, positions, batch.types, adapters)
+        if stacked is not None:
+            x = stacked(EncoderInputs(tokens, positions, batch.types), x, plan, batch.beat)
         else:
+            assert x is not None
+            step = EncoderPass(plan, positions, adapters)
             for block in self._blocks:
                 batch.beat()
                 x = block(x, step)
         return x if self._norm is None else self._norm.add(x, None)[0]
 
     @cached_property
+    def _recipe(self) -> EmbeddingsRecipe | None:
+        return self._embedding.recipe()
+
+    @cached_property
     def stacked(self) -> StackedEncoder | None:
         """All layers as one fused call, which supports no adapters; None if no kernel fuses these layers."""
-        return self._stack.build([block.recipe() for block in self._blocks])
+        return self._stack.build([block.recipe() for block in self._blocks], self._recipe)
 
     def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         raise NotImplementedError("encoders have no logits of tokens")

@@ -124,9 +124,6 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
             rotary = position + regime * shift
         elif any(start + 1 < prompt for start, prompt in zip(starts, regimes.tolist(), strict=False)):
             prompts = regime  # from the last prompt token on, angles depend on the position alone
-    types, seconds = None, rows.seconds[row_ids]
-    if (seconds < rows.max_len).any():
-        types = (position >= rows.upload(seconds)[span_index]).to(torch.int64)
     adapted = instance.adapters.adapted(slots[span_of]) if has_adapters else None
     placed = Placed(starts, counts, offsets, row[:count], start[:count], token_row, position)
     batch = Batch(
@@ -137,7 +134,6 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         adapters=adapted,
         prompts=prompts,
         offsets=offsets,
-        types=types,
     )
     selections = [
         Selection(

@@ -146,7 +146,6 @@ class Rows:
     state     tokens, length and tables, as the kernels' argument
     slots     [R + 1] uint16, on the host: slot of each row's adapter; 0: the model without adapter
     regimes   [R + 1] int64, on the host: regime of each row's rotary angles, see Regimes
-    seconds   [R + 1] int64, on the host: position of the second text's first token; max_len: the row has one text
     floats    [R + 1, len(Float)] float32: sampling parameters
     integers  [R + 1, len(Integer)] int32: sampling parameters
     stages    [R + 1] uint16, on the host: Stage flags of each row
@@ -187,7 +186,6 @@ class Rows:
         self.stages = np.zeros(rows + 1, dtype=np.uint16)
         self.slots = np.zeros(rows + 1, dtype=np.uint16)
         self.regimes = np.zeros(rows + 1, dtype=np.int64)
-        self.seconds = np.full(rows + 1, max_len, dtype=np.int64)
         self.least = np.zeros(rows + 1, dtype=np.int64)
         self.sampling: list[RowSampling] = [_NOTHING] * (rows + 1)
 
@@ -197,15 +195,14 @@ class Rows:
         Raises ValueError or OverflowError for an invalid join.
         """
         for join in joins:
-            pool = pick(Pool, join.wants)
-            self.sampling[join.row] = sampling = _NOTHING if pool else _row_sampling(join, self.vocab_size)
+            pools = pick(Pool, join.wants) is not None
+            self.sampling[join.row] = sampling = _NOTHING if pools else _row_sampling(join, self.vocab_size)
             self.stages[join.row] = sampling.stages
             self.slots[join.row] = join.slot
             self.regimes[join.row] = join.regime
-            self.seconds[join.row] = self.max_len if pool is None or pool.second is None else pool.second
             self.least[join.row] = len(join.tokens)
         if joins:
-            self._join([(join, self._check(join)) for join in joins])
+            self._join([(join, self.checked(join, np.int32)) for join in joins])
         if grants:
             row, group, index, page = self.upload(
                 np.array([(g.row, g.group, g.index, g.page) for g in grants], dtype=np.int64).T
@@ -236,12 +233,12 @@ class Rows:
         """Copy an array to the device."""
         return self.staging.up(array)
 
-    def _check(self, join: Join) -> Array:
-        """Return the tokens of a join, [n] int32. Raises ValueError if n or a token id is out of range."""
-        tokens = np.asarray(join.tokens, dtype=np.int32)
+    def checked(self, join: Join, dtype: type[np.signedinteger[Any]]) -> Array:
+        """Return the tokens of a join, [n] of `dtype`. Raises ValueError if n or a token id is out of range."""
+        tokens = np.array(join.tokens, dtype)
         if not 0 < len(tokens) <= self.max_len:
             raise ValueError(f"a sequence of {len(tokens)} tokens; a row holds 1 to {self.max_len}")
-        if tokens.view(np.uint32).max() >= self.vocab_size:  # negative ids too
+        if tokens.view(f"u{tokens.itemsize}").max() >= self.vocab_size:  # negative ids too
             raise ValueError(f"a token id outside 0..{self.vocab_size - 1}")
         return tokens
 

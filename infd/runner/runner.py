@@ -22,6 +22,7 @@ from infd.runner.readouts.routing import Routing
 from infd.runner.readouts.sampling import Sampling
 from infd.runner.readouts.scoring import Scoring
 from infd.runner.sampler import Sampler
+from infd.runner.texts import Texts
 from infd.scheduler.plan import StepResult
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Runner:
         self.adapters = instance.adapters
         self._model = instance.model
         self._rows = instance.rows
+        self._texts = None if instance.layout.groups else Texts(instance)
         self._staging = instance.rows.staging
         self._pulse = instance.pulse
         sampler = Sampler(instance.rows, instance.ops.draw)
@@ -97,7 +99,10 @@ class Runner:
         """Load the plan's adapters, write its rows, and issue its forward pass."""
         self._staging.begin()
         self.adapters.fill(plan.loads)
-        self._rows.stage(plan.joins, plan.grants, plan.drafts)
+        if self._texts is None:
+            self._rows.stage(plan.joins, plan.grants, plan.drafts)
+        else:
+            self._texts.stage(plan.joins)
         for readout in self._readouts:
             readout.stage(plan.joins)
         if self.decoding is not None and (computed := self.decoding.forward(plan.spans)) is not None:
@@ -116,7 +121,10 @@ class Runner:
 
     def _compute(self, plan: StepPlan) -> list[Reading]:
         """Issue an uncaptured forward pass, and its readouts."""
-        gathered = gather(plan.spans, self.instance, self._readouts)
+        if self._texts is None:
+            gathered = gather(plan.spans, self.instance, self._readouts)
+        else:
+            gathered = self._texts.gather(plan.spans, self._readouts)
         gathered.batch.beat = self._pulse.beat
         reading = [
             (readout, selection)

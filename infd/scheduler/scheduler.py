@@ -158,6 +158,8 @@ class Scheduler:
 
         only  the sequences that may be planned; None: all
         """
+        if not self.running and not self.waiting:
+            return None
         step, budget = Scheduled(StepPlan(self._number, [], [], [], []), []), self.budget
         if self.waiting.contested and only is None:
             self._make_room()

@@ -58,6 +58,11 @@ def adopt(library: str) -> None:
     logger.propagate = True
 
 
+def logs_access(*, quiet: bool = False) -> bool:
+    """Return whether `access` would log."""
+    return _ACCESS.isEnabledFor(logging.DEBUG if quiet else logging.INFO)
+
+
 def access(*, quiet: bool = False, **fields: Any) -> None:
     """Log one answered request; `quiet`: at debug level instead of info."""
     _ACCESS.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)

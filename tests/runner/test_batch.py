@@ -1,6 +1,5 @@
 from types import SimpleNamespace
 
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -175,11 +174,3 @@ def test_a_span_begins_where_the_device_says_when_the_host_runs_ahead():
     assert gathered.batch.attention[0].batch.start.tolist() == [2]  # the truth
     assert gathered.batch.tokens[0] == 9
     assert gathered.selections[1].positions.tolist() == [2] * 4
-
-
-def test_a_model_without_a_cache_has_batches_too():
-    rows = make_rows(page_tokens=())
-    rows.stage([join(0, [7, 8, 9], [])], [])
-    batch = gathered_of([span(0, 0, 3)], rows, CacheLayout(())).batch
-    assert batch.tokens[:3].tolist() == [7, 8, 9]
-    assert torch.equal(batch.positions[:3], torch.arange(3))

@@ -1,4 +1,4 @@
-"""An encoder's layers in one native call, and its embeddings in another: `native/encoder.cpp`.
+"""An encoder in one native call: `native/encoder.cpp`.
 
 If any product's form is not Addressable, or native code does not round its inputs, the layers run their own code.
 """
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infd.kernels.cpu.attention import Step
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
 from infd.kernels.cpu.product import Product, Unaddressable, described
 from infd.kernels.cpu.span_attention import Plan
@@ -21,11 +20,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.families.encoder import TableRows
+    from infd.kernels.families.encoder import EncoderInputs
     from infd.kernels.families.span_attention import Reach, SpanPlan
-    from infd.kernels.recipe import EncoderLayerRecipe, NormRecipe
+    from infd.kernels.recipe import EmbeddingsRecipe, EncoderLayerRecipe, NormRecipe
 
-SLICE = 4  # layers per call; before each call the device thread reports progress and can be stopped
+# Before each call the device thread reports progress and can be stopped. A call computes SLICE layers, or more if there
+# are so few tokens that no more than SLICE_ROWS rows pass through a layer.
+SLICE = 4
+SLICE_ROWS = 1024
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")  # in the order of Activation in `native/encoder.cpp`
 GATED = ("none", "gate_up", "up_gate")
 
@@ -67,6 +69,12 @@ class Table(ctypes.Structure):
     _fields_ = (("numbers", POINTER), ("rows", INT), ("index", POINTER))
 
 
+class Embeddings(ctypes.Structure):
+    """The C structure EncoderEmbeddings of `native/encoder.h`."""
+
+    _fields_ = (("tables", POINTER), ("count", INT), ("norm", Norm))
+
+
 class EncoderStep(ctypes.Structure):
     """The C structure EncoderStep of `native/encoder.h`."""
 
@@ -74,7 +82,7 @@ class EncoderStep(ctypes.Structure):
         ("tokens", INT),
         ("hidden", INT),
         ("positions", POINTER),
-        ("attention", ctypes.POINTER(ctypes.POINTER(Step))),
+        ("attention", POINTER),
     )
 
 
@@ -82,58 +90,78 @@ class EncoderStack:
     """Implements families.encoder.EncoderStack."""
 
     def __init__(self, library: Library | None = None) -> None:
-        library = library or Library()
-        self._compute = library.kernel("encoder", INT, POINTER, INT, POINTER, POINTER)
-        self._embed = library.kernel("embed", INT, POINTER, INT, POINTER, INT, INT, POINTER)
+        self._compute = (library or Library()).kernel("encoder", INT, POINTER, POINTER, INT, POINTER, POINTER)
 
-    def build(self, layers: Sequence[EncoderLayerRecipe]) -> Stacked | None:
+    def build(self, layers: Sequence[EncoderLayerRecipe], embeddings: EmbeddingsRecipe | None) -> Stacked | None:
         try:
-            return Stacked(self._compute, layers)
+            return Stacked(self._compute, layers, embeddings)
         except Unaddressable:
             return None
 
-    def embed(self, parts: Sequence[TableRows], norm: LayerNormRecipe | None) -> Tensor | None:
-        first = parts[0]
-        assert first.rows is not None
-        tables = (Table * len(parts))(
-            *(Table(table.data_ptr(), len(table), None if rows is None else rows.data_ptr()) for table, rows in parts)
-        )
-        out = torch.empty(len(first.rows), first.table.shape[1], dtype=first.table.dtype)
-        its_norm = None if norm is None else ctypes.byref(_norm(norm))
-        self._embed(out.dtype is torch.bfloat16, tables, len(parts), its_norm, *out.shape, out.data_ptr())
-        return out
-
 
 class Stacked:
-    """An encoder's layers as C structures. Implements families.encoder.StackedEncoder."""
+    """An encoder as C structures. Implements families.encoder.StackedEncoder."""
 
-    def __init__(self, compute: Callable[..., None], layers: Sequence[EncoderLayerRecipe]) -> None:
+    def __init__(
+        self,
+        compute: Callable[..., None],
+        layers: Sequence[EncoderLayerRecipe],
+        embeddings: EmbeddingsRecipe | None,
+    ) -> None:
         self._compute = compute
-        self._recipes = layers  # keeps alive the weights to which the structures point
+        self._recipes = layers, embeddings  # keep alive the weights to which the structures point
         self._reaches: list[Reach] = sorted({each.reach for each in layers}, key=str)
+        self._steps = POINTER * len(self._reaches)
         self._layers = (Layer * len(layers))(*(self._layer(each) for each in layers))
+        # Of every layer whose scores have a bias: its structure, and what computes the bias.
+        self._biased = [(layer, each.bias) for layer, each in zip(self._layers, layers, strict=True) if each.bias]
+        self._tables: list[tuple[Table, str]] = []  # and which integers name their rows
+        self._embeddings = 0  # address
+        if embeddings is not None:
+            self._describe(embeddings)
 
-    def __call__(self, x: Tensor, positions: Tensor, plan: SpanPlan, beat: Callable[[], None]) -> Tensor:
+    def __call__(self, inputs: EncoderInputs, x: Tensor | None, plan: SpanPlan, beat: Callable[[], None]) -> Tensor:
         assert isinstance(plan, Plan)  # `select.py` chooses the native stack only with native attention
+        positions, embeddings = inputs.positions.data_ptr(), None
+        if x is None:
+            x, embeddings = self._look_up(inputs, positions), self._embeddings
         x = x.contiguous()
-        steps = [ctypes.pointer(plan.step(reach)) for reach in self._reaches]
-        step = EncoderStep(
-            tokens=x.shape[0],
-            hidden=x.shape[1],
-            positions=positions.data_ptr(),
-            attention=(ctypes.POINTER(Step) * len(steps))(*steps),
-        )
+        tokens, hidden = x.shape
+        steps = self._steps(*[ctypes.addressof(plan.step(reach)) for reach in self._reaches])
+        step = EncoderStep(tokens, hidden, positions, ctypes.addressof(steps))
         biases: dict[int, Tensor] = {}
-        for layer, recipe in zip(self._layers, self._recipes, strict=True):
-            if recipe.bias is not None:  # computed from weights, which a load of weights may have changed
-                table = biases.setdefault(id(recipe.bias), recipe.bias.table)
-                layer.bias, layer.furthest = table.data_ptr(), table.shape[1] // 2
-        for first in range(0, len(self._layers), SLICE):
+        for layer, bias in self._biased:  # computed from weights, which a load of weights may have changed
+            table = biases.setdefault(id(bias), bias.table)
+            layer.bias, layer.furthest = table.data_ptr(), table.shape[1] // 2
+        half, first, end = x.dtype is torch.bfloat16, 0, len(self._layers)
+        most = max(SLICE, SLICE_ROWS // tokens)
+        while True:
             beat()
-            count = min(SLICE, len(self._layers) - first)
-            layers = ctypes.addressof(self._layers) + first * ctypes.sizeof(Layer)
-            self._compute(x.dtype is torch.bfloat16, layers, count, ctypes.addressof(step), x.data_ptr())
-        return x
+            layers, count = ctypes.addressof(self._layers) + first * ctypes.sizeof(Layer), min(most, end - first)
+            self._compute(half, embeddings, layers, count, ctypes.addressof(step), x.data_ptr())
+            first, embeddings = first + count, None
+            if first == end:
+                return x
+
+    def _look_up(self, inputs: EncoderInputs, positions: int) -> Tensor:
+        """Point the tables at the rows of a step's tokens; return memory for the embeddings."""
+        types = None if inputs.types is None else inputs.types.data_ptr()
+        rows = {"tokens": inputs.tokens.data_ptr(), "positions": positions, "types": types, "none": None}
+        for table, index in self._tables:
+            table.index = rows[index]
+        _, embeddings = self._recipes
+        assert embeddings is not None
+        words = embeddings.tables[0].table
+        return torch.empty((inputs.tokens.shape[0], words.shape[1]), dtype=words.dtype)
+
+    def _describe(self, embeddings: EmbeddingsRecipe) -> None:
+        tables = (Table * len(embeddings.tables))(
+            *(Table(each.table.data_ptr(), each.table.shape[0]) for each in embeddings.tables)
+        )
+        self._tables = [(table, each.rows) for table, each in zip(tables, embeddings.tables, strict=True)]
+        structure = Embeddings(ctypes.addressof(tables), len(tables), _norm(embeddings.norm))
+        self._structures = tables, structure
+        self._embeddings = ctypes.addressof(structure)
 
     def _layer(self, recipe: EncoderLayerRecipe) -> Layer:
         layer = Layer(

@@ -8,11 +8,10 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from infd.kernels.cpu.attention import Layer, Step
-from infd.kernels.cpu.library import Library
+from infd.kernels.cpu.library import INT, Library
 from infd.kernels.families.span_attention import WHOLE, Reach, packed
 
 if TYPE_CHECKING:
@@ -37,7 +36,8 @@ class Plan:
     """Implements families.span_attention.SpanPlan. `encoder.py` reads steps."""
 
     def __init__(self, batch: SpanBatch, attend: Callable[..., None]) -> None:
-        self._offsets = np.array(batch.offsets or [0], dtype=np.int64)  # keeps alive the memory to which steps point
+        offsets = batch.offsets or (0,)
+        self._offsets = (INT * len(offsets))(*offsets)  # keeps alive the memory to which steps point
         self._tokens, self._attend = batch.tokens, attend
         self._steps: dict[Reach, Step] = {}
 
@@ -47,7 +47,7 @@ class Plan:
             self._steps[reach] = Step(
                 tokens=self._tokens,
                 spans=len(self._offsets) - 1,
-                offsets=self._offsets.ctypes.data,
+                offsets=ctypes.addressof(self._offsets),
                 packed=True,
                 before=-1 if reach.before is None else reach.before,
                 after=-1 if reach.after is None else reach.after,

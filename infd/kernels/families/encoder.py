@@ -1,4 +1,4 @@
-"""An encoder's layers in one call, and its embeddings."""
+"""An encoder in one call: its embeddings and its layers."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.span_attention import SpanPlan
-    from infd.kernels.recipe import EncoderLayerRecipe, LayerNormRecipe
+    from infd.kernels.recipe import EmbeddingsRecipe, EncoderLayerRecipe
 
 
-class TableRows(NamedTuple):
-    """Rows of a table of embeddings, one for each token.
+class EncoderInputs(NamedTuple):
+    """The tokens of a step, or their embeddings.
 
-    table  [N, hidden]
-    rows   [T] int64; None: row 0 for every token
+    tokens     [T] int64
+    positions  [T] int64: rows of tables of positions, and of rotary tables
+    types      [T] int64; None: all 0
     """
 
-    table: Tensor
-    rows: Tensor | None
+    tokens: Tensor
+    positions: Tensor
+    types: Tensor | None
 
 
 class StackedEncoder(Protocol):
-    """An encoder's layers computed in one call."""
+    """An encoder's layers computed in one call, after its embeddings if a recipe of these was given."""
 
-    def __call__(self, x: Tensor, positions: Tensor, plan: SpanPlan, beat: Callable[[], None]) -> Tensor:
-        """Return the last layer's output [T, hidden] for embeddings x [T, hidden], which are overwritten.
+    def __call__(self, inputs: EncoderInputs, x: Tensor | None, plan: SpanPlan, beat: Callable[[], None]) -> Tensor:
+        """Return the last layer's output [T, hidden].
 
-        positions  [T] int64: rows of rotary tables
-        beat       called before each layer, or each few layers
+        x     the embeddings [T, hidden], which are overwritten; None: the call computes them. A row of a table that is
+              out of range is NaN
+        beat  called before each few layers
         """
 
 
 class EncoderStack(Protocol):
-    """Fuses an encoder's layers into one call."""
+    """Fuses an encoder into one call."""
 
-    def build(self, layers: Sequence[EncoderLayerRecipe]) -> StackedEncoder | None:
-        """Return the layers as one call, or None if the implementation cannot compute all layers."""
+    def build(self, layers: Sequence[EncoderLayerRecipe], embeddings: EmbeddingsRecipe | None) -> StackedEncoder | None:
+        """Return the encoder as one call, or None if the implementation cannot compute all layers.
 
-    def embed(self, parts: Sequence[TableRows], norm: LayerNormRecipe | None) -> Tensor | None:
-        """Return the sum of rows of tables, normed, [T, hidden] in the tables' dtype; None if it is not computed.
-
-        parts  at least one; the first has a row for each token. Each addition is rounded. A row out of range is NaN
+        embeddings  None: the caller computes them
         """

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.groups import Groups
-    from infd.kernels.families.encoder import TableRows
     from infd.kernels.families.stack import Stacked, StepBuffers, StepMemory
-    from infd.kernels.recipe import DecoderRecipe, EncoderLayerRecipe, LayerNormRecipe, LayerRecipe
+    from infd.kernels.recipe import DecoderRecipe, EmbeddingsRecipe, EncoderLayerRecipe, LayerRecipe
 
 
 class Plain(Struct, frozen=True):
@@ -129,13 +128,12 @@ class Rope(RopeFamily):
 class Stack:
     """Implements families.stack.Stack and families.encoder.EncoderStack: every layer runs its own code."""
 
-    def build(self, layers: Sequence[LayerRecipe] | Sequence[EncoderLayerRecipe]) -> None:
-        return None
-
     def decoder(self, layers: Stacked, ends: DecoderRecipe, memory: StepMemory, buffers: StepBuffers) -> None:
         return None
 
-    def embed(self, parts: Sequence[TableRows], norm: LayerNormRecipe | None) -> None:
+    def build(
+        self, layers: Sequence[LayerRecipe] | Sequence[EncoderLayerRecipe], embeddings: EmbeddingsRecipe | None = None
+    ) -> None:
         return None
 
 

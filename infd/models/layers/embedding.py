@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infd.kernels.families.encoder import TableRows
-from infd.kernels.recipe import HeadRecipe, ProductRecipe, TableRecipe
+from infd.kernels.recipe import EmbeddingsRecipe, EncoderTable, HeadRecipe, ProductRecipe, TableRecipe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,34 +79,30 @@ class EncoderEmbedding:
         )
         self._types = blueprint.declare({f"{types}.weight": dims.types}, (dims.hidden,)) if types else None
         self._first, self._norm, self._project = first_position, norm, project
-        self._encoder = blueprint.ops.encoder
+        self._typed = self._types is not None and self._types.shape[0] > 1  # RoBERTa: both texts of a pair have type 0
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, types: Tensor | None, adapters: PassAdapters | None
     ) -> Tensor:
         """Return embeddings [T, hidden]; tokens, positions, types [T] int64. types: None: all 0."""
-        if self._types is not None and self._types.shape[0] == 1:
-            types = None  # RoBERTa: both texts of a pair have type 0
-        x = self._sum_at_once(tokens, positions, types) if adapters is None else None
-        if x is None:
-            x = self._tokens(tokens, adapters)
-            if self._types is not None:
-                x = x + self._types.tensor[0 if types is None else types]
-            if self._positions is not None:
-                x = x + self._positions.tensor[positions + self._first]
-            x = x if self._norm is None else self._norm(x)
+        x = self._tokens(tokens, adapters)
+        if self._types is not None:
+            x = x + self._types.tensor[0 if types is None or not self._typed else types]
+        if self._positions is not None:
+            x = x + self._positions.tensor[positions + self._first]
+        x = x if self._norm is None else self._norm(x)
         return x if self._project is None else self._project(x, adapters)
 
-    def _sum_at_once(self, tokens: Tensor, positions: Tensor, types: Tensor | None) -> Tensor | None:
-        """Return the normed sum by one call, or None if no kernel computes it."""
-        if (table := self._tokens.table()) is None:
+    def recipe(self) -> EmbeddingsRecipe | None:
+        """Return the embeddings as a recipe; None if they are projected, or stored in another form than as rows."""
+        if self._project is not None or (words := self._tokens.table()) is None:
             return None
-        parts = [TableRows(table, tokens)]
+        tables = [EncoderTable(words, "tokens")]
         if self._types is not None:
-            parts.append(TableRows(self._types.tensor, types))
+            tables.append(EncoderTable(self._types.tensor, "types" if self._typed else "none"))
         if self._positions is not None:
-            parts.append(TableRows(self._positions.tensor[self._first :], positions))
-        return self._encoder.embed(parts, None if self._norm is None else self._norm.recipe())
+            tables.append(EncoderTable(self._positions.tensor[self._first :], "positions"))
+        return EmbeddingsRecipe(tuple(tables), None if self._norm is None else self._norm.recipe())
 
 
 class Head:

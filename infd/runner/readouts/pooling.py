@@ -39,6 +39,7 @@ NOT_FINITE: Final = Fault.of(RequestFailed("the model's hidden states are not fi
 ONE: Final = ("cls", "lasttoken")  # reductions that read one token of a prompt
 LEAST_LENGTH: Final = 1e-12  # shorter vectors are divided by this length, as in torch's normalize
 MEANS: Final = ("mean", "weightedmean", "mean_sqrt_len_tokens")  # reductions that divide a sum
+STORED: Final = np.dtype("<f4")  # of Pooled.values
 
 
 class HeadRows(NamedTuple):
@@ -117,11 +118,11 @@ class PooledPrompts(Reading):
             outputs, end = part.outputs.numpy(), 0
             finite = np.isfinite(outputs).all(-1)
             with np.errstate(all="ignore"):  # of prompts that fail, and of numbers that become 0 or infinite
-                values = part.postprocessing(outputs)
+                values = part.postprocessing(outputs).astype(STORED, copy=False)
             for span, count in part.rows:
                 begin, end = end, end + count
                 if finite[begin:end].all():
-                    result.pooled[span] = Pooled(values.shape[1], values[begin:end].astype("<f4", copy=False).tobytes())
+                    result.pooled[span] = Pooled(values.shape[1], values[begin:end].tobytes())
                 else:
                     result.failed[span] = NOT_FINITE
 
@@ -180,27 +181,23 @@ class TokenPooling(Readout):
 
     def __init__(self, instance: Instance) -> None:
         self._prompts = Prompts(instance, by_token=True)
+        self._reads: list[tuple[HeadRows, Span]] = []  # of the present step
 
     def stage(self, joins: Sequence[Join]) -> None:
         for join in joins:
             self._prompts.stage(join)
 
     def select(self, spans: Sequence[Span], offsets: Sequence[int]) -> list[int]:
+        self._reads = []
+        for index, span, pool, _ in self._prompts.among(spans):
+            if (rows := span.start + span.count - max(span.start, pool.skip)) > 0:
+                self._reads.append((HeadRows(index, span.row, pool, rows), span))
         return [
-            offsets[read.span] + at
-            for read, span in self._reads(spans)
-            for at in range(span.count - read.rows, span.count)
+            offsets[read.span] + at for read, span in self._reads for at in range(span.count - read.rows, span.count)
         ]
 
     def compute(self, spans: Sequence[Span], selection: Selection, hidden: Tensor) -> PooledPrompts:
-        return self._prompts.finish([read for read, _ in self._reads(spans)], selection.of(hidden).float())
-
-    def _reads(self, spans: Sequence[Span]) -> list[tuple[HeadRows, Span]]:
-        found = []
-        for index, span, pool, _ in self._prompts.among(spans):
-            if (rows := span.start + span.count - max(span.start, pool.skip)) > 0:
-                found.append((HeadRows(index, span.row, pool, rows), span))
-        return found
+        return self._prompts.finish([read for read, _ in self._reads], selection.of(hidden).float())
 
 
 class TextPooling(Readout):
@@ -213,6 +210,8 @@ class TextPooling(Readout):
         self._sums = instance.ops.pooling.sums
         self._prompts = Prompts(instance, by_token=False)
         self._kept: dict[int, Tensor] = {}  # by row: [hidden] float32, the reduction of the prompt's earlier chunks
+        # The spans of the present step of which tokens are read, as `Prompts.among`, and the positions of these tokens.
+        self._reads: list[tuple[int, Span, Pool, int, range]] = []
 
     def stage(self, joins: Sequence[Join]) -> None:
         for join in joins:
@@ -220,49 +219,48 @@ class TextPooling(Readout):
             self._prompts.stage(join)
 
     def select(self, spans: Sequence[Span], offsets: Sequence[int]) -> list[int]:
-        return [offsets[index] + at - span.start for index, span, _, _, read in self._reads(spans) for at in read]
+        self._reads = [
+            (index, span, pool, prompt, read)
+            for index, span, pool, prompt in self._prompts.among(spans)
+            if (read := self._read(span, pool, prompt))
+        ]
+        return [offsets[index] + at - span.start for index, span, *_, read in self._reads for at in read]
 
     def compute(self, spans: Sequence[Span], selection: Selection, hidden: Tensor) -> PooledPrompts:
-        reads = self._reads(spans)
-        tokens = [len(read) for *_, read in reads]
-        vectors = self._reduced(selection.of(hidden)[: sum(tokens)], [read for *_, read in reads])
+        vectors = self._reduced(selection.of(hidden), [read for *_, read in self._reads])
         ended: list[tuple[int, HeadRows, float]] = []
-        for number, (index, span, pool, prompt, _) in enumerate(reads):
+        for number, (index, span, pool, prompt, _) in enumerate(self._reads):
             if (kept := self._kept.pop(span.row, None)) is not None:
                 vectors[number] = self._joined(kept, vectors[number])
             if span.start + span.count == prompt:
                 ended.append((number, HeadRows(index, span.row, pool, 1), self._divisor(pool.skip, prompt)))
             else:
                 self._kept[span.row] = vectors[number].clone()
-        if len(ended) < len(reads):
+        if len(ended) < len(self._reads):
             vectors = vectors[self._upload(np.array([number for number, *_ in ended], dtype=np.int64))]
         if self._reduction in MEANS:
             vectors /= self._upload(np.array([divisor for *_, divisor in ended], dtype=np.float32))[:, None]
         return self._prompts.finish([read for _, read, _ in ended], vectors)
 
-    def _reads(self, spans: Sequence[Span]) -> list[tuple[int, Span, Pool, int, range]]:
-        """Return the spans of which tokens are read, as `Prompts.among`, and the positions of these tokens."""
-        found = []
-        for index, span, pool, prompt in self._prompts.among(spans):
-            end = span.start + span.count
-            if self._reduction not in ONE:
-                read = range(max(span.start, pool.skip), end)
-            elif self._reduction == "cls" and not span.start:
-                read = range(1)
-            else:
-                read = range(end - 1, end) if end == prompt else range(0)
-            if read:
-                found.append((index, span, pool, prompt, read))
-        return found
+    def _read(self, span: Span, pool: Pool, prompt: int) -> range:
+        """Return the positions of the tokens that are read of a span."""
+        end = span.start + span.count
+        if self._reduction not in ONE:
+            return range(max(span.start, pool.skip), end)
+        if self._reduction == "cls" and not span.start:
+            return range(1)
+        return range(end - 1, end) if end == prompt else range(0)
 
     def _reduced(self, states: Tensor, reads: Sequence[range]) -> Tensor:
         """Return the reduction of each of S spans, [S, hidden] float32.
 
-        states  [N, hidden], of the tokens that are read
+        states  [N, hidden], of the tokens that are read, and padding
         """
+        counts = [len(read) for read in reads]
+        if (tokens := sum(counts)) < len(states):
+            states = states[:tokens]
         if self._reduction in ONE:
             return states.float()
-        counts = [len(read) for read in reads]
         if self._reduction == "max":
             return torch.stack([part.amax(0) for part in torch.split(states.float(), counts)])
         if self._reduction == "weightedmean":

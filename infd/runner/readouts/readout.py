@@ -30,26 +30,28 @@ class Selection(Struct, dict=True):
 
     index      [M + padding] int64: indices into the packed step. If the readout narrows and matrix products need more
                than M rows, the last index is repeated as padding; otherwise there is no padding
-    token_row  [T] int64: the rows of the step's tokens
-    position   [T] int64: their positions
+    narrowed   whether the model returns hidden states of the selected tokens only; if so, pooling reads no indices
     adapters   the selected tokens' adapters; None if none of these tokens has an adapter
-    narrowed   whether the model returns hidden states of the selected tokens only
+    token_row  [T] int64: the rows of the step's tokens; None: the model keeps no cache, so its readouts only pool
+    position   [T] int64: their positions; None: as for token_row
     """
 
     index: Tensor
-    token_row: Tensor
-    position: Tensor
-    adapters: AdaptedRows | None
     narrowed: bool
+    adapters: AdaptedRows | None = None
+    token_row: Tensor | None = None
+    position: Tensor | None = None
 
     @cached_property
     def rows(self) -> Tensor:
         """The selected tokens' rows, [M + padding] int64."""
+        assert self.token_row is not None
         return self.token_row[self.index]
 
     @cached_property
     def positions(self) -> Tensor:
         """The selected tokens' positions, [M + padding] int64."""
+        assert self.position is not None
         return self.position[self.index]
 
     def of(self, hidden: Tensor) -> Tensor:

@@ -63,8 +63,7 @@ class Readouts:
         found = []
         for readout in self.readouts:
             if chosen := readout.select(spans, offsets):
-                index = self.staging.up(np.array(chosen))
-                selection = Selection(index, index, index, None, narrowed=False)
+                selection = Selection(self.staging.up(np.array(chosen)), narrowed=False)
                 found.append(readout.compute(spans, selection, hidden))
         for each in found:
             each.download(self.staging)

@@ -162,54 +162,49 @@ void compute(const EncoderLayer& layer, const EncoderStep& step, const Workspace
   add_norm<Number>(layer.mlp_norm, space.added, x, layer.normed_first ? nullptr : x, step, enough);
 }
 
+// x = the sum of a row of each table, each addition rounded; then its norm.
 template <class Number>
-void compute_all(const EncoderLayer* layers, int64_t count, const EncoderStep& step, Number* x) {
-  static thread_local Scratch scratch;
-  Carver sizes(nullptr);
-  Workspace<Number>(sizes, layers, count, step);
-  Carver carver(scratch.at_least(sizes.used));
-  const Workspace<Number> space(carver, layers, count, step);
-  for (int64_t i = 0; i < count; i++) compute(layers[i], step, space, x);
-}
-
-// out = the sum of a row of each table, each addition rounded; then its norm, unless `norm` is null.
-template <class Number>
-void embed_all(const EncoderTable* tables, int64_t count, const EncoderNorm* norm, int64_t tokens, int64_t size,
-               Number* out) {
-#pragma omp parallel for if (tokens * size > enough_elements(false))
-  for (int64_t t = 0; t < tokens; t++) {
-    Number* sum = out + t * size;
-    for (int64_t i = 0; i < count; i++) {
-      const int64_t row = tables[i].index ? tables[i].index[t] : 0;
-      if (row < 0 || row >= tables[i].rows) {
+void embed(const EncoderEmbeddings& embeddings, const EncoderStep& step, Number* x) {
+  const int64_t size = step.hidden;
+#pragma omp parallel for if (step.tokens * size > enough_elements(false))
+  for (int64_t t = 0; t < step.tokens; t++) {
+    Number* sum = x + t * size;
+    for (int64_t i = 0; i < embeddings.count; i++) {
+      const EncoderTable& table = embeddings.tables[i];
+      const int64_t row = table.index ? table.index[t] : 0;
+      if (row < 0 || row >= table.rows) {
         for (int64_t j = 0; j < size; j++) set(sum + j, NAN);
-      } else if (const Number* numbers = typed<Number>(tables[i].numbers) + row * size; i == 0) {
+      } else if (const Number* numbers = typed<Number>(table.numbers) + row * size; i == 0) {
         memcpy(sum, numbers, size * sizeof(Number));
       } else {
         add(numbers, sum, sum, size);
       }
     }
-    if (norm) norm_row(*norm, sum, sum, size);
+    if (embeddings.norm.weight) norm_row(embeddings.norm, sum, sum, size);
   }
+}
+
+template <class Number>
+void compute_all(const EncoderEmbeddings* embeddings, const EncoderLayer* layers, int64_t count, const EncoderStep& step,
+                 Number* x) {
+  static thread_local Scratch scratch;
+  Carver sizes(nullptr);
+  Workspace<Number>(sizes, layers, count, step);
+  Carver carver(scratch.at_least(sizes.used));
+  const Workspace<Number> space(carver, layers, count, step);
+  if (embeddings) embed(*embeddings, step, x);
+  for (int64_t i = 0; i < count; i++) compute(layers[i], step, space, x);
 }
 
 }  // namespace
 
-// out [tokens, size] = the sum of rows of `count` tables, normed unless `norm` is null. half: tables and out are
+// Compute `count` layers on x [tokens, hidden], in place. embeddings: computes x first, or null. half: activations are
 // bfloat16, else float.
-INFD_KERNEL(embed)
-(int64_t half, const EncoderTable* tables, int64_t count, const EncoderNorm* norm, int64_t tokens, int64_t size,
- void* out) {
+INFD_KERNEL(encoder)
+(int64_t half, const EncoderEmbeddings* embeddings, const EncoderLayer* layers, int64_t count, const EncoderStep* step,
+ void* x) {
   if (half)
-    embed_all(tables, count, norm, tokens, size, typed<bf16>(out));
+    compute_all(embeddings, layers, count, *step, typed<bf16>(x));
   else
-    embed_all(tables, count, norm, tokens, size, typed<float>(out));
-}
-
-// Compute `count` layers on x [tokens, hidden], in place. half: activations are bfloat16, else float.
-INFD_KERNEL(encoder)(int64_t half, const EncoderLayer* layers, int64_t count, const EncoderStep* step, void* x) {
-  if (half)
-    compute_all(layers, count, *step, typed<bf16>(x));
-  else
-    compute_all(layers, count, *step, typed<float>(x));
+    compute_all(embeddings, layers, count, *step, typed<float>(x));
 }

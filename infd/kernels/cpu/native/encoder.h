@@ -1,5 +1,5 @@
-// The arguments of `encoder` and `embed`: an encoder's layers, described once, and a step. Activations, weights of norms, and biases
-// are all bfloat16 or all float.
+// The arguments of `encoder`: an encoder, described once, and a step. Activations, tables, weights of norms, and biases are
+// all bfloat16 or all float.
 //
 // infd/kernels/recipe.py defines a layer; encoder.py fills in these structures.
 
@@ -37,6 +37,13 @@ struct EncoderTable {
   const void* numbers;
   int64_t rows;
   const int64_t* index;  // [tokens], or null: row 0 for every token
+};
+
+// The sum of a row of each table, in order, normed.
+struct EncoderEmbeddings {
+  const EncoderTable* tables;
+  int64_t count;
+  EncoderNorm norm;
 };
 
 struct EncoderStep {

@@ -1,0 +1,121 @@
+"""Whole texts: the steps of models without a cache.
+
+Such a model computes each text in one step, so nothing on the device outlives a step: tokens and positions come from
+the joins alone, and are uploaded as one array. `rows.py` and `batch.py` do this for the other models.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec import Struct
+
+from infd.kernels.families.matrices import LEAST_ROWS
+from infd.models.base import Batch
+from infd.request import Pool, pick
+from infd.runner.batch import Gathered
+from infd.runner.readouts.readout import Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from infd.runner.instance import Instance
+    from infd.runner.readouts.readout import Readout
+    from infd.scheduler.plan import Join, Span
+
+    Array = npt.NDArray[Any]
+
+
+class Text(Struct, frozen=True):
+    """A text whose sequence runs.
+
+    tokens  [count] int64
+    second  position of the first token of a pair's second text; None: the text is no pair
+    regime  of its rotary angles, see layout.Regimes
+    """
+
+    count: int
+    tokens: Array
+    second: int | None
+    regime: int
+
+
+class Texts:
+    """The texts of running sequences, by row."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._upload = instance.rows.upload
+        self._places = np.arange(instance.rows.max_len)
+        self._texts: dict[int, Text] = {}
+
+    def stage(self, joins: Sequence[Join]) -> None:
+        """Keep the texts of a plan's joins. Raises ValueError or OverflowError for an invalid join."""
+        rows = self._instance.rows
+        for join in joins:
+            pool = pick(Pool, join.wants)
+            second = None if pool is None else pool.second
+            self._texts[join.row] = Text(len(join.tokens), rows.checked(join, np.int64), second, join.regime)
+            rows.slots[join.row] = join.slot
+
+    def gather(self, spans: Sequence[Span], readouts: Sequence[Readout]) -> Gathered:
+        """Build the batch of `spans`, in their order. There must be at least one span."""
+        instance = self._instance
+        model, rows = instance.model, instance.rows
+        texts = [self._texts[span.row] for span in spans]
+        counts = [span.count for span in spans]
+        offsets = [0, *accumulate(counts)]
+        tokens = offsets[-1]
+        slots = rows.slots[[span.row for span in spans]]
+        adapted = bool(slots.any())
+        # Adapters may need more rows than the model: torch may compute them although native kernels compute the model.
+        needed = max(model.least_rows, LEAST_ROWS) if adapted else model.least_rows
+        total = max(tokens, needed)
+        rest = np.zeros(total - tokens, np.int64)  # padding: token 0 at position 0
+
+        selected = [readout.select(spans, offsets) for readout in readouts]
+        indices = [np.array(chosen if len(chosen) < total else (), np.int64) for chosen in selected]
+        places = [self._places[: text.count] for text in texts]
+        sent = self._upload(np.concatenate([*(text.tokens for text in texts), rest, *places, rest, *indices]))
+        token, position, *index = sent.split_with_sizes([total, total, *map(len, indices)])
+        batch = Batch(
+            tokens=token,
+            positions=position,
+            attention=(),
+            cache=instance.cache,
+            adapters=instance.adapters.adapted(np.repeat([*slots, 0], [*counts, len(rest)])) if adapted else None,
+            offsets=offsets,
+        )
+        if any(text.second is not None for text in texts):
+            batch.types = self._types(texts, total)
+        if any(text.regime for text in texts):
+            self._turn(batch, texts, total)
+        selections = [
+            Selection(each, narrowed=len(chosen) == total) if chosen else None
+            for each, chosen in zip(index, selected, strict=True)
+        ]
+        return Gathered(batch, selections)
+
+    def _types(self, texts: Sequence[Text], total: int) -> Tensor:
+        """Return Batch.types."""
+        types = np.zeros(total, np.int64)
+        begin = 0
+        for text in texts:
+            if text.second is not None:
+                types[begin + text.second : begin + text.count] = 1
+            begin += text.count
+        return self._upload(types)
+
+    def _turn(self, batch: Batch, texts: Sequence[Text], total: int) -> None:
+        """Make rotary angles depend on the regimes of texts, see layout.Regimes."""
+        regimes, counts = [text.regime for text in texts], [text.count for text in texts]
+        regime = self._upload(np.repeat(np.array([*regimes, 0]), [*counts, total - sum(counts)]))
+        if (shift := self._instance.layout.regimes.outgrown) is not None:
+            batch.positions = batch.positions + regime * shift
+        else:
+            batch.prompts = regime
