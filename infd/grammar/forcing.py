@@ -31,6 +31,7 @@ TOKEN_BYTES: Final = 5  # bytes that are sought for each token; each byte takes 
 CLOSING: Final = ('",', '"', ",")
 WRITTEN: Final = 256  # latest tokens of an answer in which the white space is sought
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_WORD: Final = re.compile(rb"[A-Za-z0-9_]+")
 _NUMBERS: Final = re.compile(rb"[-+.0-9eE]*[0-9]")
 
 
@@ -118,9 +119,11 @@ class _Walk:
             return False
         self._allowed[len(self.text)] = choices
         self._sure = self._sure and not optional
-        # Where every token is the beginning of the longest, the text goes on with the longest, unless no token shows
-        # another way. A likely text may be wrong, so it takes the longest, which saves most of the masks.
-        if not self._sure and all(tokens[longest].startswith(tokens[each]) for each in choices):
+        # Where each token begins the longest, and that is a word, the text goes on with it, unless another way is shown by
+        # no token. A likely text may be wrong, so the longest is taken, which saves most of the masks of a name. Behind
+        # other characters there are such ways: behind the colon `:-` may be allowed, but digits are never joined to it.
+        word = not self._sure and _WORD.fullmatch(tokens[longest])
+        if word and all(tokens[longest].startswith(tokens[each]) for each in choices):
             shortest = longest
         return self._read([shortest], tokens[shortest])
 

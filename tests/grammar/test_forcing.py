@@ -109,6 +109,12 @@ def test_a_likely_name_takes_a_mask_a_token():
     assert masks.filled <= 1 + len(tokens) + 2, "the white space in two tokens"
 
 
+def test_a_longer_token_is_no_likelier_where_others_follow_that_no_token_joins():
+    assert len(encode(":/")) == 1
+    tokens, sure = found(at(Regex("x ?:(/|[0-9])"), ""))
+    assert (TOKENIZER.decode(tokens), sure) == ("x:", False), "a digit may follow, too, but there is no token `:0`"
+
+
 @pytest.mark.parametrize(
     ("written", "follows", "expected"),
     [
