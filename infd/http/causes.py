@@ -30,14 +30,14 @@ def cause(
     largest, least = max(of, key=of.__getitem__), LARGE * sum(of.values())
     took = {name: _time(stage_ms) for name, stage_ms in stages.items()}
     token_ms = stages["decode_ms"] / max(1, generated - 1)
-    told = {
+    causes = {
         "prepare_ms": f"{took['prepare_ms']} to prepare its prompt, grammar or adapter, or the server was paused",
         "queue_ms": f"waited {took['queue_ms']}: all sequences (scheduler.max_num_seqs) or cache pages were busy",
         "prefill_ms": f"{took['prefill_ms']} for {computed} tokens of its prompt, beside the work of other requests",
         "decode_ms": f"{generated} tokens in {took['decode_ms']}, {token_ms:.1f} ms each",
         "send_ms": f"{took['send_ms']} until its client had read the answer",
     }
-    text = "; then ".join(told[name] for name, stage_ms in of.items() if name == largest or stage_ms > least)
+    text = "; then ".join(causes[name] for name, stage_ms in of.items() if name == largest or stage_ms > least)
     if preemptions:
         text += f"; preempted {preemptions} times, because pages ran out or a tenant was beyond its share"
     return text

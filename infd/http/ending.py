@@ -37,8 +37,8 @@ def ending(exchange: Exchange, ticket: Ticket, backend: Backend) -> Iterator[Non
 def _note(exchange: Exchange, ticket: Ticket, backend: Backend) -> None:
     """Compare a request that was queued with the slowest, and log it above log.slow_s."""
     model = ticket.adapter or backend.model().names[0]
-    told = ticket.summary()
-    told.pop("adapter", None)
+    summary = ticket.summary()
+    summary.pop("adapter", None)
 
     def why(order: Order = "total") -> str:
         return cause(
@@ -50,7 +50,7 @@ def _note(exchange: Exchange, ticket: Ticket, backend: Backend) -> None:
         )
 
     backend.engine.slowest.note(
-        {"total": told["total_ms"], "ttft": told["ttft_ms"], "queue": told["queue_ms"]},
+        {"total": summary["total_ms"], "ttft": summary["ttft_ms"], "queue": summary["queue_ms"]},
         lambda: Ended(
             id=exchange.id,
             client=exchange.client,
@@ -58,7 +58,7 @@ def _note(exchange: Exchange, ticket: Ticket, backend: Backend) -> None:
             model=model,
             time=time.time(),
             causes={order: why(order) for order in ORDERS},
-            **told,
+            **summary,
         ),
     )
     slow_s = backend.config.log.slow_s

@@ -183,7 +183,7 @@ async def finish_headers(request: web.Request, response: web.StreamResponse) -> 
 
 
 def _set_own_headers(response: web.StreamResponse, exchange: Exchange) -> None:
-    """Set the headers that depend on the request: its id, and how the limits of its key stand."""
+    """Set the headers that depend on the request: its id, and what is left of its key's limits."""
     response.headers["X-Request-Id"] = response.headers[exchange.errors.request_id_header] = exchange.id
     response.headers.update(exchange.errors.rate_headers(exchange.account.standings()))
 

@@ -64,7 +64,7 @@ class Bucket:
 
 
 class Standing(Struct, frozen=True):
-    """How much of a limit is left. `reset_s`: seconds until all of it is."""
+    """The part of a limit that is left. `reset_s`: seconds until the whole limit is left."""
 
     unit: Unit
     limit: int

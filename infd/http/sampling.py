@@ -77,7 +77,7 @@ def refuse_unsupported(
     """Refuse fields of type UnsupportedField unless null or neutral. Raises Unsupported, InvalidRequest for bad JSON.
 
     neutral        accepted values that do not change an answer, by field
-    extra_neutral  further such values, by field
+    extra_neutral  further neutral values, by field
     supported      fields that are supported although they have this type
     path           path of `fields` in the request, for errors
     """

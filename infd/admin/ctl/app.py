@@ -152,7 +152,7 @@ def wait_(client: AdminClient, state: str, timeout_s: float | None, as_json: boo
     until a daemon comes.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    told: set[str] = set()
+    reported: set[str] = set()
     starting = False
     while True:
         now: protocol.Status | None = None
@@ -174,9 +174,9 @@ def wait_(client: AdminClient, state: str, timeout_s: float | None, as_json: boo
                 raise WrongState(seen)
         if deadline is not None and time.monotonic() >= deadline:
             raise TimedOut(f"not {state} after {timeout_s:g} s: {seen}")
-        if seen not in told:
+        if seen not in reported:
             click.echo(f"infdctl: waiting: {seen}", err=True)
-            told.add(seen)
+            reported.add(seen)
         time.sleep(_POLL_S)
     if as_json:
         show.as_json(now)

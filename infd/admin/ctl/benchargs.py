@@ -42,10 +42,10 @@ class BenchCommand(click.Command):
         try:
             return super().parse_args(context, _separate(_renamed(arguments, flags("bench"))))
         except click.NoSuchOption as error:
-            told = instead(error.option_name, "bench")
-            if told is None:
+            advice = instead(error.option_name, "bench")
+            if advice is None:
                 raise
-            raise click.UsageError(told, context) from None
+            raise click.UsageError(advice, context) from None
 
 
 def _renamed(arguments: list[str], known: Flags) -> list[str]:

@@ -115,6 +115,6 @@ class _CutOff:
                         timed_out = isinstance(after_s, int | float)
                         self.why = f" after {after_s:g} s ({_LIMIT})" if timed_out else f": {reason}"
         except Failure:
-            pass  # `drain` itself meets a daemon that is absent; without the events it does what it did before
+            pass  # an absent daemon fails `drain` itself; without events, the number of ended requests is not reported
         finally:
             self._subscribed.set()

@@ -18,7 +18,7 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def ago_of(text: str) -> timedelta | None:
-    """Read a time such as 90s, 5m, 2h or 1d; None: it is none."""
+    """Read a time such as 90s, 5m, 2h or 1d; None: the text is no time."""
     found = re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII)
     if found is None or int(found[1]) * _SECONDS[found[2]] >= 10**10:
         return None

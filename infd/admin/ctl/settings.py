@@ -36,9 +36,9 @@ def reload(client: AdminClient, as_json: bool) -> None:
     certificate = ", certificate read again" if done.certificate else ""
     click.echo(f"reloaded: {len(done.applied)} settings changed{certificate}", err=True)
     changes = {"added": done.keys_added, "removed": done.keys_removed, "changed": done.keys_changed}
-    told = ", ".join(f"{number} {change}" for change, number in changes.items() if number)
-    if done.keys or told:
-        click.echo(f"API keys: {done.keys} ({told or 'none changed'})", err=True)
+    listed = ", ".join(f"{number} {change}" for change, number in changes.items() if number)
+    if done.keys or listed:
+        click.echo(f"API keys: {done.keys} ({listed or 'none changed'})", err=True)
     _show_changes(done)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from infd.admin.protocol import RequestRow
     from infd.telemetry.window import Spread
 
-WIDE = 150  # columns from which the figures stand in two blocks side by side
+WIDE = 150  # columns from which the figures are in two blocks, side by side
 LABEL = 12  # columns of the figures' names
 FIGURES = 85  # columns of the left block
 LEAST_ID = 16
@@ -240,7 +240,7 @@ class View:
 def _fitting(widths: dict[str, int], empty: set[str], width: int) -> list[_Column]:
     """Return the columns that fit into `width`, and shorten the ids in `widths` if need be.
 
-    Empty columns and those of minor importance are left out before ids are shortened, others after that.
+    Empty and minor columns are left out before ids are shortened, other columns afterwards.
     """
     columns = list(COLUMNS)
     whole, least = widths["ID"], min(widths["ID"], LEAST_ID)

@@ -33,7 +33,7 @@ class Settings(Struct):
 
 
 class ServerInfo(Struct):
-    """What the daemon is and was told: vLLM's /server_info.
+    """Version, model, settings and facts of the daemon: vLLM's /server_info.
 
     config  settings in force, by section
     facts   the device's facts: kernels, sizes, times
@@ -63,7 +63,7 @@ class Reloaded(Struct):
     keys_removed  number of keys that are accepted no longer
     undone   settings among `applied` whose value of `infdctl config set` the reload replaced
     certificate  whether a certificate was read again; later handshakes present it
-    doubts   what is likely a mistake in the settings in force, in words
+    doubts   likely mistakes in the settings in force, in words
     """
 
     applied: list[SettingChange]

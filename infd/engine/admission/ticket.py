@@ -120,7 +120,7 @@ class Ticket:
         self.streams.clear()
 
     def answer(self, streams: list[Stream], prompt_tokens: int, cached_tokens: int) -> None:
-        """Report other streams and counts than those of the submissions, whose choices are only steps to the answer."""
+        """Report the answer's streams and counts, where those of the submissions are only steps to the answer."""
         self.streams, self.prompt_tokens, self.cached_tokens = streams, prompt_tokens, cached_tokens
 
     @asynccontextmanager

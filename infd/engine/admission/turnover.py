@@ -1,4 +1,4 @@
-"""Measure how fast the queue empties, to tell refused requests when to retry (Retry-After)."""
+"""Measure how fast the queue empties, for the Retry-After of refused requests."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _inputs(request: InputFields, body_bytes: int) -> tuple[Sequence[Input], boo
 def _kind(
     given: list[Any], param: str
 ) -> Literal["texts", "ids", "conversation", "several ids", "conversations", "nothing"]:
-    """Return what a list consists of. Raises InvalidRequest for a mixture."""
+    """Return the kind of a list's items. Raises InvalidRequest for a mixture."""
     if not given:
         return "nothing"
     kinds = {type(each) for each in given}

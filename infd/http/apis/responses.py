@@ -149,7 +149,7 @@ def _call_choice(request: ResponsesFields, remote: RemoteTools) -> CallChoice:
 
 
 def _names(tool: ResponseToolChoice | AllowedTool, remote: RemoteTools) -> tuple[str, ...]:
-    """Return the names by which the model calls what an entry of a tool_choice names."""
+    """Return the model's names of the tools that an entry of a tool_choice selects."""
     if tool.type != "mcp":
         return (tool.name or "",)
     return remote.names(None if tool.server_label is UNSET else tool.server_label, tool.name)

@@ -74,9 +74,9 @@ async def pool(pooling: Pooling, body: Body, exchange: Exchange, backend: Backen
 
 
 def _beside_ends(prompt: PooledPrompt, task: PoolTask, served: ServedModel) -> PooledPrompt:
-    """Return the prompt without the row of the token that begins it, if the model's layers for tokens read no such.
+    """Return the prompt without the row of a first token such as [CLS], which the model's layers for tokens do not read.
 
-    As vLLM and FlagEmbedding do for bge-m3, whose first hidden state is the text's embedding.
+    So do vLLM and FlagEmbedding for bge-m3, whose first hidden state is the text's embedding.
     """
     settings = served.pooling
     layer = {"token_embed": settings.token_dense, "token_classify": settings.token_weight}.get(task)

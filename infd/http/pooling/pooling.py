@@ -65,7 +65,7 @@ class Pooling(Struct, frozen=True, kw_only=True):
     side                the end at which tokens are removed
     add_special_tokens  whether special tokens are added to texts
     prompt_name         name of a text that precedes each text; None: the model's default
-    input_type          role of the texts, which may select such a text
+    input_type          role of the texts, which may select a text that precedes them
     dimensions, normalize, activation  see `request.Pool`
     """
 
