@@ -74,7 +74,7 @@ async def pool(pooling: Pooling, body: Body, exchange: Exchange, backend: Backen
 
 
 def _beside_ends(prompt: PooledPrompt, task: PoolTask, served: ServedModel) -> PooledPrompt:
-    """Return the prompt without the row of a first token such as [CLS], which the model's layers for tokens do not read.
+    """Return the prompt without the row of a first token such as [CLS], which the model's token layers do not read.
 
     So do vLLM and FlagEmbedding for bge-m3, whose first hidden state is the text's embedding.
     """
