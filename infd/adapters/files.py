@@ -55,8 +55,3 @@ def locate(path: str, root: str | None = None) -> AdapterFiles:
             " load the adapter with PEFT and save it again"
         )
     return AdapterFiles(path, config, within.follow(real / TENSORS, path))
-
-
-def adapter_directories(directory: Path) -> list[Path]:
-    """Return the adapter directories directly beneath `directory`, sorted; empty if `directory` does not exist."""
-    return sorted(path.parent for path in directory.glob(f"*/{CONFIG}"))

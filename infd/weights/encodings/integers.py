@@ -82,9 +82,17 @@ def integers_of(encoding: Encoding, inputs: int) -> Callable[[int, int], Grouped
 
     Raises CheckpointError.
     """
-    if isinstance(encoding, Blocks):
-        return block_groups(encoding, inputs)
-    assert isinstance(encoding, Scaled)
+    match encoding:
+        case Scaled():
+            return scaled_groups(encoding, inputs)
+        case Blocks():
+            return block_groups(encoding, inputs)
+        case _:
+            raise TypeError(encoding)
+
+
+def scaled_groups(encoding: Scaled, inputs: int) -> Callable[[int, int], GroupedRows]:
+    """See `integers_of`."""
     numbers, scales, width = encoding.numbers, encoding.scales, encoding.shape[-1]
     height, size = scales.block
     words, table = read(numbers.stored), numbers.type in ("e2m1", "e4m3")

@@ -1,4 +1,8 @@
-"""Compute rows of encoded matrices, in float32."""
+"""Compute rows of encoded matrices, in float32.
+
+The encodings' own modules do not import torch, because checkpoints are checked before it is imported. So the functions
+of each encoding are here, in integers.py and in blocks.py.
+"""
 
 from __future__ import annotations
 
