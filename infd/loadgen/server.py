@@ -89,7 +89,7 @@ class Server:
                 return
 
     async def usage(self, body: Mapping[str, Any], *, chat: bool) -> Usage | None:
-        """Return the usage of a request of one token, answered whole; None if the server tells none."""
+        """Return the usage of a request of one token, answered whole; None if the server reports none."""
         path = self.url(chat=chat).removeprefix(self._root)
         short = {name: value for name, value in body.items() if name not in {"min_tokens", "stream", "stream_options"}}
         if self._task not in OPERATIONS:

@@ -127,7 +127,7 @@ def fitting(tile: Tile, shape: ExpertsShape, gpu: Gpu) -> Tile:
 
 
 def _called(groups: Groups) -> str:
-    """Return a name of groups that tells apart all that are computed by different kernels."""
+    """Return a name of groups; it differs between groups that different kernels compute."""
     further = ("zeros", "minima", "order")
     kind = groups.table or f"int{groups.bits}"
     return " ".join((f"{kind} by {groups.inputs}", groups.scales, *(each for each in further if getattr(groups, each))))
