@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import gc
 import json
+import logging
 import os
 import signal
 import sys
@@ -415,6 +416,7 @@ def models(as_json: bool, remove: str | None) -> int:
         return pull.remove(remove, environment)
     from infd.daemon import inventory
 
+    logging.getLogger("infd").addHandler(logging.NullHandler())  # warnings of a start, which would not name the model
     found = tuple(inventory.local_models(environment.hub, environment.models))
     click.echo(inventory.as_json(found) if as_json else inventory.as_table(found))
     return os.EX_OK

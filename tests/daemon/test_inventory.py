@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -54,6 +57,17 @@ def test_the_embedded_model_is_always_listed(tmp_path: Path):
 
     assert (model.name, model.architecture, model.code) == ("embedded", "Qwen3ForCausalLM", "infd")
     assert model.bytes == (embedded.path() / "model.safetensors").stat().st_size
+
+
+def test_warnings_that_a_start_would_log_are_not_printed_beside_the_table(cache: Cache, tmp_path: Path):
+    directory = cache("org/base", without=("chat_template.jinja",))
+    assert "chat_template" not in (directory / "tokenizer_config.json").read_text()
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "infd", "models"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["NAME", "embedded", "org/base"]
+    assert not done.stderr
 
 
 def test_each_gguf_file_of_a_cached_model_is_listed(tmp_path: Path):
