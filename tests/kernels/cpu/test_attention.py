@@ -109,6 +109,17 @@ def test_a_head_may_have_any_size(attention, head, dtype):
     assert case.error(attention) < (1e-5 if dtype is torch.float32 else 0.012)
 
 
+@pytest.mark.parametrize("shared", [1, 2, 3, 5])
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("sinks", [False, True])
+@BOTH
+def test_a_prompt_of_any_size_is_exact_in_every_query(attention, shared, window, sinks, dtype):
+    case = Case(
+        [(37, 533), (0, 17), (100, 66)], shared=shared, window=window, sinks=sinks, head=32, page_tokens=16, dtype=dtype
+    )
+    assert case.error(attention) < (1e-5 if dtype is torch.float32 else 0.012)
+
+
 def test_how_a_prompt_is_cut_changes_rounding_only(attention):
     case = Case([(0, 200)], head=64, page_tokens=16)
     whole = case.compute(attention)

@@ -91,3 +91,40 @@ def test_other_spans_and_threads_do_not_change_a_bit_of_native_results(library, 
             first += length
     finally:
         torch.set_num_threads(threads)
+
+
+def steps_of_scores(dtype):
+    """Return q, k, v of one text, whose scores rise by powers of two of 15, 40 and 300 from one range of keys to the next."""
+    q, k, v = (x.contiguous() for x in inputs(2, 2, 32, dtype, lengths=(330,)))
+    q[:, :, 0], k[:, :, 0] = 16, 0
+    for first, rise in ((0, -100), (64, -90), (130, -65), (200, 140), (260, 20)):
+        k[first:, :, 0] = rise * 0.6931 / (16 * 0.2)
+    return q, k, v
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_may_rise_by_any_factor_along_the_keys(library, dtype):
+    from infd.kernels.cpu.span_attention import SpanAttention as Native
+
+    q, k, v = steps_of_scores(dtype)
+    for reach in (WHOLE, Reach(after=0), Reach(70, 20)):
+        ours = compute(Native(library), q, k, v, lengths=(330,), scale=0.2, reach=reach)
+        theirs = expected(q, k, v, 0.2, reach, None, lengths=(330,))
+        close = 1e-4 if dtype is torch.float32 else 4e-2
+        assert (ours[:330] - theirs[:330]).abs().max() < close, reach
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reach", REACHES)
+def test_other_queries_of_a_text_do_not_change_a_bit_of_native_results(library, dtype, reach):
+    from infd.kernels.cpu.span_attention import SpanAttention as Native
+
+    q, k, v = steps_of_scores(dtype)
+    mild = q.clone()
+    mild[:, :, 0] = 0.1
+    for kept in (slice(0, None, 7), slice(3, None, 5)):
+        mixed = q.clone()
+        mixed[kept] = mild[kept]
+        ours, alike = (compute(Native(library), x, k, v, lengths=(330,), scale=0.2, reach=reach) for x in (mixed, mild))
+        assert ours[:330][kept].equal(alike[:330][kept])
+        assert not ours[:330].equal(alike[:330])
