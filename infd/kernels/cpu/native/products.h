@@ -63,8 +63,11 @@ constexpr int64_t TWO_WORDS = 1 << 14;   // MOST_WORDS for two groups, so that t
 constexpr int64_t PASS_WORDS = 1 << 12;   // MOST_WORDS for groups that compute half a panel at a time: 16 KiB, which stay in L1
 constexpr int64_t TILE_WORDS = 96 * PANEL;  // MOST_WORDS for tiles: the lines of 16 outputs, every fourth, stay in L1
 constexpr int64_t OPENED_WORDS = 1 << 15;  // most words of prepared weights: 128 KiB, which stay in L2
-constexpr int64_t OPENS_FROM = MOST_ROWS == 2 ? 2 : 3;  // groups of rows, for which preparing weights saves time
 constexpr int64_t MOST_TOGETHER = 240;   // most rows whose sums are kept between stretches of inputs
+
+// Groups of rows for which preparing weights saves time.
+template <class Kind>
+constexpr int64_t OPENS_FROM = MOST_ROWS == 2 ? 2 : 3;
 
 // A second group of at most this many rows adds little to the time of the first group's reads. 0 for int4, whose
 // bottleneck is arithmetic, and for fp8.
@@ -358,7 +361,7 @@ template <class Kind>
 void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, int64_t row, int64_t count, bool more) {
   constexpr int64_t MOST = ROWS_OF_A_GROUP<Kind>;
   const int64_t groups = (count + MOST - 1) / MOST;
-  const bool opens = Kind::OPENS && groups >= OPENS_FROM;
+  const bool opens = Kind::OPENS && groups >= OPENS_FROM<Kind>;
   const int64_t step = p.x.step(), most = opens ? opened_steps(p.x) : stretch_words<Kind>(count) / step;
   const int64_t stretches = (p.steps + most - 1) / most;
   const int64_t look = look_of(p.x) / CACHE_LINE;
