@@ -165,7 +165,7 @@ def test_a_row_is_bit_identical_in_any_batch(library, kind, threads):
     torch.set_num_threads(threads)
     try:
         together = stored.multiply(x)
-        for rows in (1, 2, 3, 5, 6, 7, 13):
+        for rows in (1, 2, 3, 5, 6, 7, 12, 13):
             assert stored.multiply(x[:rows]).equal(together[:rows])
             assert stored.multiply(x[-rows:]).equal(together[-rows:])
     finally:
