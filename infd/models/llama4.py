@@ -14,7 +14,7 @@ from infd.models.config import Settings, rope_parameters
 from infd.models.decoder import Block, Decoder
 from infd.models.dimensions import Dimensions
 from infd.models.layers.attention import Attention, AttentionDesign, HeadNorms, LayerIndex
-from infd.models.layers.experts import ONE_BY_ONE, STACKED, ExpertsDesign
+from infd.models.layers.experts import STACKED, ExpertsDesign
 from infd.models.layers.norm import Constant, RMSNorm
 from infd.models.mixture import Mixture, chosen, experts
 from infd.scheduler.layout import Chunk
@@ -50,7 +50,7 @@ class Llama4(Decoder):
         # Rotation keeps lengths, so norms before rope equal Llama 4's norms after rope.
         length = Constant(blueprint, dims.head, dims.norm_eps) if settings.boolean("use_qk_norm") else None
         mixture = Mixture(
-            design=ExpertsDesign(router, sizes.inner, (STACKED._replace(turned=True), ONE_BY_ONE), gate="router"),
+            design=ExpertsDesign(router, sizes.inner, (STACKED._replace(turned=True),), gate="router"),
             sparse=_sparse(settings, dims.layers),
             shared=("shared_expert", sizes.inner),
         )

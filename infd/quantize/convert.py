@@ -1,4 +1,4 @@
-"""Quantize a checkpoint tensor by tensor: memory holds some rows of one matrix at a time."""
+"""Quantize a checkpoint tensor by tensor: memory holds some rows of one matrix, or a matrix of a transposed stack."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ from infd.pooling import read as read_pooling
 from infd.pooling import weight_files
 from infd.quantize.files import Entry, SafetensorsWriter, new_directory, require_absent
 from infd.quantize.schemes import SCHEMES, described, quantize
+from infd.quantize.stacks import Piece, pieces
 from infd.weights.checkpoint import INDEX, Checkpoint
 from infd.weights.formats.plain import CHUNK_BYTES, PlainReader
 from infd.weights.load import check
 from infd.weights.stored import StoredTensor
+from infd.weights.views import PlainView, bytes_read, is_slice, sliced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from torch import Tensor
 
+    from infd.models.parameter import View
     from infd.quantize.schemes import Scheme
 
     Progress = Callable[[int, int], None]
@@ -72,16 +75,20 @@ def convert(
     """
     scheme, importance = SCHEMES[name], importance or {}
     with new_directory(out) as partial, Checkpoint(directory) as checkpoint:
-        matrices = _chosen(checkpoint, name)
-        files: dict[str, list[StoredTensor]] = {}
+        found = _planned(checkpoint, name)
+        matrices = found.matrices
+        files: dict[str, list[tuple[StoredTensor, Piece]]] = {}
         for stored in checkpoint.stored_order():
             assert isinstance(stored, StoredTensor)
-            files.setdefault(stored.file.path.name, []).append(stored)
+            some = found.pieces.get(stored.name, {"": Piece(stored.name, stored.shape)})
+            files.setdefault(stored.file.path.name, []).extend((stored, piece) for piece in some.values())
         entries = {
-            file: [entry for stored in tensors for entry in _entries(stored, stored.name in matrices, scheme)]
-            for file, tensors in files.items()
+            file: [
+                entry for stored, piece in parts for entry in _entries(stored, piece, piece.name in matrices, scheme)
+            ]
+            for file, parts in files.items()
         }
-        total, done = sum(stored.bytes for tensors in files.values() for stored in tensors), 0
+        total, done = sum(bytes_read(*each) for parts in files.values() for each in _read(parts)), 0
 
         def report(count: int) -> None:
             nonlocal done
@@ -89,11 +96,13 @@ def convert(
             progress(done, total)
 
         reader = PlainReader(report)
-        for file, tensors in files.items():
+        for file, parts in files.items():
             with SafetensorsWriter(partial / file, entries[file]) as writer:
-                for stored in tensors:
-                    if stored.name in matrices:
-                        _quantize(writer, reader, stored, scheme, importance.get(within_decoder(stored.name)))
+                for stored, piece in parts:
+                    if piece.name in matrices:
+                        _quantize(writer, reader, stored, piece, scheme, importance.get(within_decoder(piece.name)))
+                    elif piece.view is not None:
+                        _copy_rows(writer, reader, stored, piece)
                     else:
                         _copy(writer, stored, report)
         if (directory / INDEX).exists() and list(files) != ["model.safetensors"]:
@@ -102,8 +111,9 @@ def convert(
         _write_json(partial / "config.json", config)
         _copy_texts(directory, partial)
         calibrated = sum(within_decoder(each) in importance for each in matrices)
+        before = sum(each.bytes for each in checkpoint.stored_order())
         after = sum(entry.bytes for some in entries.values() for entry in some)
-        return Written(len(matrices), calibrated, total, after)
+        return Written(len(matrices), calibrated, before, after)
 
 
 def refuse(directory: Path, out: Path, name: str) -> None:
@@ -112,13 +122,13 @@ def refuse(directory: Path, out: Path, name: str) -> None:
     if is_gguf(directory) and not directory.is_dir():
         raise CheckpointError(f"{directory} is a GGUF file; name the directory of a checkpoint in safetensors")
     with Checkpoint(directory) as checkpoint:
-        _chosen(checkpoint, name)
+        _planned(checkpoint, name)
 
 
 def require_measured(directory: Path, name: str, importance: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError, which names a matrix, if calibration did not measure all that `convert` would quantize."""
     with Checkpoint(directory) as checkpoint:
-        matrices = _chosen(checkpoint, name)
+        matrices = _planned(checkpoint, name).matrices
     missing = sorted(each for each in matrices if within_decoder(each) not in importance)
     if missing:
         raise CheckpointError(
@@ -133,15 +143,26 @@ def within_decoder(name: str) -> str:
     return name.removeprefix(root)
 
 
-def _chosen(checkpoint: Checkpoint, name: str) -> set[str]:
-    """Return the names of the matrices to quantize. Raises CheckpointError."""
-    matrices = linear(checkpoint)
-    _require_groups(checkpoint, matrices, SCHEMES[name], name)
-    return matrices
+class Plan(NamedTuple):
+    """What becomes of the stored tensors.
+
+    pieces    tensors to write in place of a stored tensor, by its name and theirs; others are written as they are
+    matrices  shapes of those to quantize, by name
+    """
+
+    pieces: dict[str, dict[str, Piece]]
+    matrices: dict[str, tuple[int, ...]]
 
 
-def linear(checkpoint: Checkpoint) -> set[str]:
-    """Return the names of the matrices that `infd start --quantization` would quantize.
+def _planned(checkpoint: Checkpoint, name: str) -> Plan:
+    """Raises CheckpointError as `plan`, or if the scheme of this name cannot quantize a matrix."""
+    found = plan(checkpoint)
+    _require_groups(checkpoint, found.matrices, SCHEMES[name], name)
+    return found
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """Return the matrices that `infd start --quantization` would quantize, with stacks of experts divided.
 
     Raises CheckpointError if the checkpoint is quantized already, incomplete, or of a model that transformers' code
     computes.
@@ -178,20 +199,24 @@ def linear(checkpoint: Checkpoint) -> set[str]:
     except CheckpointError as error:
         raise CheckpointError(f"{directory}: {error}") from error
     check(model, checkpoint)
-    parameters = [each for each in model.parameters if isinstance(each, Matrix | MatrixStack)]
-    found = {source.name for each in parameters if isinstance(each.form, QuantizedMatrix) for source in each.sources}
-    if stacked := sorted(name for name in found if len(checkpoint.tensors[name].shape) > 2):
-        raise CheckpointError(
-            f"{directory}: {stacked[0]} stacks the matrices of all experts; compressed-tensors stores one for each,"
-            " and infd does not divide stacks: serve the checkpoint with --quantization instead"
-        )
+    found = Plan({}, {})
+    for parameter in model.parameters:
+        matrices = isinstance(parameter, Matrix | MatrixStack) and isinstance(parameter.form, QuantizedMatrix)
+        for source in parameter.sources:
+            if not matrices and source.view is None:
+                continue
+            stored = checkpoint.tensors[source.name]
+            assert isinstance(stored, StoredTensor)
+            for piece in pieces(source, stored):
+                found.pieces.setdefault(source.name, {})[piece.name] = piece
+                if matrices:
+                    found.matrices[piece.name] = piece.shape
     return found
 
 
-def _require_groups(checkpoint: Checkpoint, matrices: set[str], scheme: Scheme, name: str) -> None:
+def _require_groups(checkpoint: Checkpoint, matrices: Mapping[str, tuple[int, ...]], scheme: Scheme, name: str) -> None:
     """Raise CheckpointError if the inputs of a matrix are not divided into the scheme's groups."""
-    for matrix in sorted(matrices):
-        inputs = checkpoint.tensors[matrix].shape[1]
+    for matrix, (_, inputs) in sorted(matrices.items()):
         if scheme.group is not None and inputs % scheme.group:
             raise CheckpointError(
                 f"{checkpoint.directory}: {matrix} has {inputs} inputs, which --scheme {name} cannot divide into groups"
@@ -199,7 +224,7 @@ def _require_groups(checkpoint: Checkpoint, matrices: set[str], scheme: Scheme, 
             )
 
 
-def ignored(checkpoint: Checkpoint, matrices: set[str]) -> list[str]:
+def ignored(checkpoint: Checkpoint, matrices: Container[str]) -> list[str]:
     """Return the modules whose matrices are not quantized, as compressed-tensors names them."""
     plain = [name for name, each in checkpoint.tensors.items() if len(each.shape) == 2 and name not in matrices]
     names = {name.removesuffix(".weight") for name in plain if name.endswith(".weight") and "embed_tokens" not in name}
@@ -208,28 +233,51 @@ def ignored(checkpoint: Checkpoint, matrices: set[str]) -> list[str]:
     return sorted({"lm_head", *names})
 
 
-def _entries(stored: StoredTensor, chosen: bool, scheme: Scheme) -> Iterator[Entry]:
+def _read(parts: Iterable[tuple[StoredTensor, Piece]]) -> Iterator[tuple[StoredTensor, View | None]]:
+    return ((stored, piece.view) for stored, piece in parts)
+
+
+def _entries(stored: StoredTensor, piece: Piece, chosen: bool, scheme: Scheme) -> Iterator[Entry]:
     if not chosen:
-        yield Entry(stored.name, stored.dtype, stored.shape)
+        yield Entry(piece.name, stored.dtype, piece.shape)
         return
-    module, (outputs, inputs) = stored.name.removesuffix(".weight"), stored.shape
+    module, (outputs, inputs) = piece.name.removesuffix(".weight"), piece.shape
     for part in scheme.parts(outputs, inputs):
         yield Entry(module + part.suffix, part.dtype, part.shape)
 
 
+def _rows(reader: PlainReader, stored: StoredTensor, piece: Piece) -> Iterator[tuple[int, Tensor]]:
+    """Yield a piece in chunks: (index of the first row, rows)."""
+    if piece.view is None:
+        return reader.rows(stored)
+    if is_slice(piece.view):
+        return reader.rows(sliced(stored, piece.view))
+    return PlainView(reader, piece.view).rows(stored)
+
+
 def _quantize(
-    writer: SafetensorsWriter, reader: PlainReader, stored: StoredTensor, scheme: Scheme, importance: Tensor | None
+    writer: SafetensorsWriter,
+    reader: PlainReader,
+    stored: StoredTensor,
+    piece: Piece,
+    scheme: Scheme,
+    importance: Tensor | None,
 ) -> None:
-    module, (outputs, inputs) = stored.name.removesuffix(".weight"), stored.shape
+    module, (outputs, inputs) = piece.name.removesuffix(".weight"), piece.shape
     for part in scheme.parts(outputs, inputs):
         if part.suffix == ".weight_shape":
             writer.write(module + part.suffix, _bytes(torch.tensor([outputs, inputs])))
-    for first, rows in reader.rows(stored):
+    for first, rows in _rows(reader, stored, piece):
         if not rows.isfinite().all():
             raise CheckpointError(f"{stored.file.path}: {stored.name}: some weights are not finite")
         for suffix, content in quantize(scheme, rows, importance).items():
             width = content.element_size() * content.shape[1]
             writer.write(module + suffix, _bytes(content), first * width)
+
+
+def _copy_rows(writer: SafetensorsWriter, reader: PlainReader, stored: StoredTensor, piece: Piece) -> None:
+    for first, rows in _rows(reader, stored, piece):
+        writer.write(piece.name, _bytes(rows), first * rows[0].nbytes)
 
 
 def _copy(writer: SafetensorsWriter, stored: StoredTensor, report: Callable[[int], None]) -> None:

@@ -17,15 +17,13 @@ from safetensors.torch import load_file, save_file
 from infd import embedded
 from infd.cli import cli, main
 from infd.errors import CheckpointError, OutputFailed, UsageError
-from infd.kernels.select import insisting, quantized, select
 from infd.quantize import convert as module
 from infd.quantize.calibration import Experts, measure
 from infd.quantize.convert import convert, require_measured
 from infd.quantize.schemes import SCHEMES, quantize
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.stored import EncodedTensor
-from tests.kernels.paging import CPU
-from tests.models.driving import Driver, load_model
+from tests.quantize.serving import TOKENS, logits, names
 from tests.tiny import make
 from tests.weights.encodings.fixtures import WRITTEN, matrix
 
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 
 
 SMALL = "ct-w4a16-g32"  # its config and shapes: 160 and 224 inputs
-TOKENS = [5 + 7 * i % 50 for i in range(40)]
 # Error left by calibration, of the error of rounding to nearest. fp8 has a grid like its inputs', MXFP4 three scales.
 GAINED = {"int4": 0.95, "int8": 0.98, "fp8": 0.999, "mxfp4": 0.995}
 EACH = pytest.mark.parametrize("scheme", SCHEMES)
@@ -60,19 +57,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     down[3], down[5, 32:64] = 0, 0
     save_file({name: each.bfloat16() for name, each in tensors.items()}, directory / "model.safetensors")
     return directory
-
-
-def names(directory: Path) -> set[str]:
-    with Checkpoint(directory) as checkpoint:
-        return {name for name, each in checkpoint.tensors.items() if isinstance(each, EncodedTensor)}
-
-
-def logits(directory: Path, candidates: str, how: str, vocabulary: str, dtype: torch.dtype) -> Tensor:
-    chosen = quantized(how, vocabulary)
-    ops = select(CPU, dtype, insisting("reference", chosen) if candidates == "reference" else chosen)
-    driver = Driver(load_model(directory, ops=ops, dtype=dtype), ops=ops)
-    sequence = driver.start(TOKENS)
-    return torch.cat([driver.step((sequence, count))[0] for count in (15, 1, 4, 20)])
 
 
 @EACH
@@ -259,7 +243,7 @@ def test_calibration_measures_decoders_whose_prefix_transformers_changes(variant
     assert any(not scales[0][name].equal(scales[1][name]) for name in scales[0] if name.endswith("weight_scale"))
 
 
-@pytest.mark.parametrize("variant", ["qwen2-moe", "mixtral"])
+@pytest.mark.parametrize("variant", ["qwen2-moe", "mixtral", "granite-moe"])
 def test_calibration_measures_experts(variant: str, tmp_path: Path) -> None:
     sizes = {"vocab_size": 3072, "num_hidden_layers": 1, "mlp_only_layers": [], "moe_intermediate_size": 32}
     text, made = tmp_path / "text.txt", make(variant, tmp_path / "made", **sizes, num_experts_per_tok=8)
@@ -391,12 +375,3 @@ def test_experts_are_quantized_one_by_one_and_read_back_to_the_bit(built: None, 
     if scheme == "int8":
         config = json.loads((tmp_path / "out" / "config.json").read_text())
         assert config["quantization_config"]["ignore"] == ["lm_head", "model.layers.1.mlp.gate"]
-
-
-@pytest.mark.parametrize("variant", ["gpt-oss", "granite-moe"])
-def test_stacked_experts_are_refused_by_name(variant: str, tmp_path: Path) -> None:
-    checkpoint = make(variant, tmp_path / "plain", num_hidden_layers=1)
-    with pytest.raises(
-        CheckpointError, match=r"stacks the matrices of all experts; compressed-tensors stores one .*--quantization"
-    ):
-        convert(checkpoint, tmp_path / "out", "int8")

@@ -43,7 +43,12 @@ class DiskLayout(NamedTuple):
     biases: tuple[tuple[str, ...], str] = (("experts.gate_up_proj_bias",), "experts.down_proj_bias")
 
 
-ONE_BY_ONE = DiskLayout(("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"), "experts.{}.down_proj.weight")
+# Also of every family after its stacked experts were quantized, see quantize/stacks.py
+ONE_BY_ONE = DiskLayout(
+    ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"),
+    "experts.{}.down_proj.weight",
+    biases=(("experts.{}.gate_proj.bias", "experts.{}.up_proj.bias"), "experts.{}.down_proj.bias"),
+)
 STACKED = DiskLayout(("experts.gate_up_proj",), "experts.down_proj")
 # Of every family in GGUF, under the names that infd/gguf gives
 APART = DiskLayout(
@@ -58,7 +63,7 @@ class ExpertsDesign(NamedTuple):
 
     router      see families.experts.Router
     inner       an expert's hidden size
-    layouts     the layouts that checkpoints of the family have beside APART, the usual one first
+    layouts     the layouts that checkpoints of the family have beside ONE_BY_ONE and APART, the usual one first
     gate        name of the router's module
     correction  name of the router's correction bias, [E] or [1, E]; "": none
     gate_bias   whether the router has a bias
@@ -101,7 +106,7 @@ class Experts:
         self._correction = (
             _correction(blueprint, f"{name}.{design.correction}", router.experts) if design.correction else None
         )
-        layouts = (*design.layouts, APART)
+        layouts = (*design.layouts, ONE_BY_ONE, APART)
         layout = next((each for each in layouts if f"{name}.{each.down.format(0)}" in blueprint.stored), layouts[0])
         both, stored = 2 * design.inner, _Stored(blueprint, name, layout, router.experts)
         self._gate_up = blueprint.matrices(router.experts, both, hidden, stored.gate_up(design.inner, (hidden,)))
