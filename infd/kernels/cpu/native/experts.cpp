@@ -23,6 +23,7 @@ constexpr int64_t MOST_ROWS = 1 << 13;   // of a pass through all experts: bound
 constexpr int64_t FEW_ROWS = 8;          // a product of fewer rows takes as long: it waits for weights
 constexpr int64_t TILES = 4;             // for each thread
 constexpr int64_t MOST_TOGETHER = 240;   // rows of a thread that computes an expert from inputs to outputs
+constexpr int64_t HEAD_LINES = 32;        // of a matrix, which are fetched while other work is done
 constexpr int64_t LEAST_TOGETHER = 32;   // fewer rows of an expert are not divided: each part reads all its weights
 
 thread_local Scratch scratch, own_scratch;
@@ -236,6 +237,12 @@ void gate_rows(const Experts& layer, const Between<Number>& rows, int64_t row) {
   gate_row(layer, gated, gated + inner, rows.gated + row * inner, inner);
 }
 
+// Fetch the first lines of an expert's matrix: the hardware prefetcher needs some reads to predict the others.
+void fetch_head(const ExpertProducts& products, int64_t expert) {
+  const char* weights = static_cast<const char*>(products.first.weights) + expert * products.stride;
+  for (int64_t line = 0; line < HEAD_LINES; line++) _mm_prefetch(weights + line * 64, _MM_HINT_T1);
+}
+
 // Compute the outputs of experts, each task from inputs to outputs on one thread.
 template <class Number>
 void compute_whole(const Experts& layer, const Sorted& sorted, int64_t count, const Number* x, const char* quantized,
@@ -243,8 +250,9 @@ void compute_whole(const Experts& layer, const Sorted& sorted, int64_t count, co
   static thread_local Scratch between;
   Task* tasks = reinterpret_cast<Task*>(own_scratch.at_least(count * sizeof(Task)));
   Whole::divide(sorted.offsets, sorted.experts, tasks);
-#pragma omp parallel for schedule(dynamic)
-  for (int64_t i = 0; i < count; i++) {
+  int64_t taken = 0;
+#pragma omp parallel
+  for (int64_t i; (i = __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED)) < count;) {
     const Task& task = tasks[i];
     Carver sizes(nullptr);
     Between<Number>(sizes, layer, task.rows);
@@ -256,6 +264,11 @@ void compute_whole(const Experts& layer, const Sorted& sorted, int64_t count, co
     const Tile down = {task.expert, 0, panels_of(layer.down.first.outputs)};
     const Rows<Number> inputs{rows.inputs, quantized, sorted.tokens + task.row};
     multiply_some(layer.gate_up, gate_up, inputs, 0, task.rows, rows.gate_up);
+    if (task.rows <= FEW_ROWS) {
+      const int64_t next = __atomic_load_n(&taken, __ATOMIC_RELAXED);
+      fetch_head(layer.down, task.expert);
+      if (next < count) fetch_head(layer.gate_up, tasks[next].expert);
+    }
     for (int64_t row = 0; row < task.rows; row++) gate_rows(layer, rows, row);
     multiply_some(layer.down, down, Rows<Number>{rows.gated}, 0, task.rows, outputs + task.row * layer.router.hidden);
   }

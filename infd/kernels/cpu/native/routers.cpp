@@ -8,6 +8,9 @@ namespace {
 
 enum Scores { SOFTMAX, CHOSEN, SIGMOID, MARGIN };
 
+// With more products than this, waking other threads saves time: one token reads 64 KiB of weights.
+constexpr int64_t ENOUGH = 1 << 14;
+
 thread_local Scratch scratch, own_scratch;
 
 // Experts whose logits are computed together, with four tokens: as many as have sums in registers.
@@ -157,7 +160,7 @@ void route_all(const Router& router, const Number* x, int64_t tokens, int64_t* e
   sizes.take<float>(tokens * count);
   float* logits = Carver(scratch.at_least(sizes.used)).take<float>(tokens * count);
   constexpr int64_t BLOCK = 4;
-#pragma omp parallel if (tokens * count * size > 1 << 18)
+#pragma omp parallel if (tokens * count * size > ENOUGH)
   {
 #pragma omp for collapse(2)
     for (int64_t block = 0; block < (tokens + BLOCK - 1) / BLOCK; block++)
