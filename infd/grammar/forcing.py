@@ -119,9 +119,9 @@ class _Walk:
             return False
         self._allowed[len(self.text)] = choices
         self._sure = self._sure and not optional
-        # Where each token begins the longest, and that is a word, the text goes on with it, unless another way is shown by
-        # no token. A likely text may be wrong, so the longest is taken, which saves most of the masks of a name. Behind
-        # other characters there are such ways: behind the colon `:-` may be allowed, but digits are never joined to it.
+        # Where each token begins the longest, and that is a word, the text goes on with it, unless another way is shown
+        # by no token. A likely text may be wrong, so the longest is taken, which saves most of the masks of a name.
+        # Behind other characters there are such ways: `:-` may be a token behind a name, and no token joins a digit.
         word = not self._sure and _WORD.fullmatch(tokens[longest])
         if word and all(tokens[longest].startswith(tokens[each]) for each in choices):
             shortest = longest

@@ -152,6 +152,7 @@ class Sampler:
     def __init__(self, rows: Rows, draw: Draw) -> None:
         self._rows = rows
         self._draw = draw
+        self._host_reads = rows.device.type == "cpu"  # without waiting for the device
         self._breakers = BreakerTables(rows.vocab_size, rows.upload)
         self._each = torch.arange(rows.scratch + 1, device=rows.device)  # grows with the number of positions
 
@@ -191,6 +192,8 @@ class Sampler:
         unshaped = np.where(shaped, 0, stages)
         allowed = self._merge(allowed, at, np.flatnonzero(stages & Stage.ALLOWED))
         masked = np.flatnonzero(~shaped & _limited(allowed)) if allowed is not None else _NONE
+        if allowed is not None and masked.size and likeliest is not None and self._host_reads:
+            masked = masked[~_surely_allowed(likeliest, masked, allowed, unshaped)]
         if allowed is not None and masked.size:
             largest, tokens, verdict = self._likeliest_allowed(logits, masked, allowed[masked])
             appended = False
@@ -253,6 +256,13 @@ class Sampler:
 
     def _keep(self, at: SampledPositions, tokens: Tensor, verdict: Tensor, samples: Array) -> Tensor:
         """Append the samples to keep to `Rows`, where drafts equal all but the last; return their number, [S]."""
+        if self._host_reads:
+            known = self._rows.tokens.numpy()[at.rows.numpy(), at.ends.numpy() - 1]
+            counts = acceptance.kept_on_host(*map(_list, (known, tokens, verdict == SOUND, samples)))
+            kept = torch.tensor(counts)
+            last = torch.from_numpy(np.cumsum(samples) - samples + np.maximum(counts, 1) - 1)
+            self._rows.append(at.rows[last], at.ends[last], tokens[last])
+            return kept
         first, count = self._rows.upload(np.stack((np.cumsum(samples) - samples, samples)))
         inputs = self._rows.tokens[at.rows, at.ends - 1].to(torch.int64)
         kept = acceptance.kept(inputs, tokens, verdict == SOUND, first, count, int(samples.max()))
@@ -500,6 +510,24 @@ def _merged(chosen: Chosen, tokens: Tensor, verdict: Tensor, index: Tensor) -> t
     if len(chosen.tokens) == len(tokens):
         return chosen.tokens, chosen.verdict
     return tokens.index_copy_(0, index, chosen.tokens), verdict.index_copy_(0, index, chosen.verdict)
+
+
+def _list(values: Array | Tensor) -> list[int]:
+    found: list[int] = values.tolist()
+    return found
+
+
+def _surely_allowed(likeliest: Likeliest, masked: Array, allowed: Array, stages: Array) -> Array:
+    """Return for each of the rows `masked` whether its mask changes nothing: it is greedy, and its token is allowed.
+
+    likeliest  of all rows, on the host
+    allowed    [N, ceil(vocab / 32)] int32 bitmask
+    stages     [N] Stage flags
+    """
+    tokens, verdict = likeliest.tokens.numpy()[masked], likeliest.verdict.numpy()[masked]
+    fits = allowed[masked, tokens >> 5] >> (tokens & 31) & 1 != 0
+    sure: Array = fits & (verdict == SOUND) & (stages[masked] & Stage.RANDOM == 0)
+    return sure
 
 
 def _limited(allowed: Array) -> Array:

@@ -154,6 +154,32 @@ def test_a_masked_token_that_a_graph_had_appended_is_replaced():
     assert rows.length[:2].tolist() == [len(PROMPT + ANSWER) + 1] * 2
 
 
+def test_a_mask_that_allows_the_likeliest_token_changes_no_logit():
+    logits = logits_of(4)
+    first, second, *_, last = logits.argmax(-1).tolist()
+    rows, _, asking = ready([params(), params(temperature=3.0), params(), params()])
+    cases = [
+        ((None, None), 0),
+        (({31, 599}, None), 1),
+        (({second, 31}, None), 1),
+        ((None, {32}), 1),
+        ((set(), set()), 1),
+    ]
+    for others, passes in cases:
+        for spoilt in (False, True):  # by a token that is not allowed, which the likeliest tokens were found beside
+            given, mask = logits.clone(), bits({first, 7}, *others, {last, 9})
+            likeliest = Sampler(rows, module.Draw()).likeliest(given)
+            if spoilt:
+                given[3, 40] = torch.nan
+                likeliest.verdict[3] = NOT_FINITE
+            watched = Watched()
+            found = Sampler(rows, watched)(given.clone(), asking, mask, likeliest)
+            assert len(watched.sought) == (passes or spoilt)
+            expected = Sampler(rows, module.Draw())(given.clone(), asking, mask)
+            assert found.tokens[expected.verdict == SOUND].equal(expected.tokens[expected.verdict == SOUND])
+            assert found.verdict.equal(expected.verdict)
+
+
 def test_sampled_tokens_are_appended_to_their_rows():
     rows, sampler, asking = ready(MIXED)
     sampled = sampler(logits_of(len(MIXED)), asking, None)

@@ -9,7 +9,7 @@ import torch
 from infd.kernels.reference.drawing.draw import Draw
 from infd.request import SamplingParams
 from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, SampledPositions, Sampler
-from infd.runner.sampling.acceptance import kept
+from infd.runner.sampling.acceptance import kept, kept_on_host
 from infd.scheduler.plan import Draft, StepPlan
 from tests.drafters import Oracle
 from tests.runner.driving import config, executor, generate, join, make_rows, request, span
@@ -113,6 +113,7 @@ def test_samples_are_kept_up_to_the_first_that_is_not_anticipated(tokens, inputs
     sound = torch.tensor(verdicts) == SOUND
     count = kept(torch.tensor(inputs), torch.tensor(tokens), sound, first, torch.tensor(samples), max(samples))
     assert count.tolist() == expected
+    assert kept_on_host(inputs, tokens, sound.tolist(), samples) == expected
 
 
 BOUND = 37.7  # of chi-square with 15 degrees of freedom, exceeded with a chance of 0.001

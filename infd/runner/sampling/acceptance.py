@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 
@@ -31,3 +33,19 @@ def kept(inputs: Tensor, tokens: Tensor, sound: Tensor, first: Tensor, samples: 
     good = sound[index] & (place < samples[:, None])
     good[:, 1:] &= tokens[index[:, :-1]] == inputs[index[:, 1:]]
     return good.to(torch.int64).cumprod(1).sum(1)
+
+
+def kept_on_host(
+    inputs: Sequence[int], tokens: Sequence[int], sound: Sequence[int], samples: Sequence[int]
+) -> list[int]:
+    """Return what `kept` returns, if the host knows all arguments: a dozen of torch's calls take longer than a loop."""
+    counts, first = [], 0
+    for most in samples:
+        count, end = 0, first + most
+        for at in range(first, end):
+            if not sound[at] or (at > first and tokens[at - 1] != inputs[at]):
+                break
+            count += 1
+        counts.append(count)
+        first = end
+    return counts
