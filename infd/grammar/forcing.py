@@ -49,8 +49,20 @@ def narrow(row: NDArray[np.int32]) -> bool:
     return int(np.count_nonzero(row)) <= most and int(np.bitwise_count(row).sum()) <= most
 
 
+def allows(row: NDArray[np.int32], token: int) -> bool:
+    """Return whether a mask allows a token."""
+    return bool(row[token // 32] >> (token % 32) & 1)
+
+
 def forced(
-    fill: Fill, vocabulary: Vocabulary, matcher: Matcher, row: NDArray[np.int32], most: int, known: Sequence[int] = ()
+    fill: Fill,
+    vocabulary: Vocabulary,
+    matcher: Matcher,
+    row: NDArray[np.int32],
+    most: int,
+    known: Sequence[int] = (),
+    *,
+    exact: bool = True,
 ) -> Forced:
     """Return at most `most` tokens that the grammar forces; none if the model has a choice.
 
@@ -58,13 +70,47 @@ def forced(
     matcher  reads the forced tokens, and is rolled back. If it fails, it is unusable
     row      mask of the next token
     known    tokens of the answer so far
+    exact    whether it is found out if the tokens are sure. Otherwise they are likely, and fewer masks are filled
     """
-    walk = _Walk(fill, vocabulary, matcher, row, known)
+    walk = _Walk(fill, vocabulary, matcher, row, known, exact=exact)
     while len(walk.text) < most * TOKEN_BYTES and walk.step():
         pass
     if walk.read:
         matcher.rollback(walk.read)
     return walk.found(most)
+
+
+def behind(
+    fill: Fill,
+    vocabulary: Vocabulary,
+    closing: Sequence[int],
+    matcher: Matcher,
+    row: NDArray[np.int32],
+    most: int,
+    known: Sequence[int],
+) -> dict[int, list[int]]:
+    """Return the tokens that are likely behind each token of `closing`; none if it is not allowed or leaves a choice.
+
+    For the other arguments see `forced`.
+    """
+    found: dict[int, list[int]] = {}
+    rows, tokens = row[None].copy(), vocabulary.tokens
+    for token in closing:
+        found[token] = []
+        if not allows(row, token):
+            continue
+        # A quote goes on as a quote with a comma does, if that was found.
+        for rest in closing:
+            whole = next((each for each in found if tokens[each] == tokens[token] + tokens[rest]), None)
+            if whole is not None and found[whole]:
+                found[token] = [rest, *found[whole]]
+        if found[token]:
+            continue
+        matcher.advance([token])
+        if not matcher.stopped and fill([matcher], rows)[0] is None and narrow(rows[0]):
+            found[token] = forced(fill, vocabulary, matcher, rows[0], most, [*known, token], exact=False).tokens
+        matcher.rollback(1)
+    return found
 
 
 class _Walk:
@@ -75,7 +121,14 @@ class _Walk:
     """
 
     def __init__(
-        self, fill: Fill, vocabulary: Vocabulary, matcher: Matcher, row: NDArray[np.int32], known: Sequence[int]
+        self,
+        fill: Fill,
+        vocabulary: Vocabulary,
+        matcher: Matcher,
+        row: NDArray[np.int32],
+        known: Sequence[int],
+        *,
+        exact: bool,
     ) -> None:
         self.text = b""
         self.read = 0
@@ -87,7 +140,7 @@ class _Walk:
         self._allowed: dict[int, list[int]] = {}  # by offset in the text
         self._written: bytes | None = None  # the answer before the text, once it is needed
         self._spaced = False  # whether the text ends with white space that the grammar does not force
-        self._sure = True
+        self._sure = exact
         self._special: int | None = None  # the special token that is forced
         self._stopped = False  # whether the text ends the answer
 

@@ -120,7 +120,7 @@ class Grammar(Protocol):
 
 
 class Grammars(Protocol):
-    """The grammars of the loaded model. Used on the event loop, except for `fill`, `forced` and `closing`."""
+    """The grammars of the loaded model. Used on the event loop, except for `fill`, `forced`, `behind` and `closing`."""
 
     @property
     def closing(self) -> Sequence[int]:
@@ -135,8 +135,13 @@ class Grammars(Protocol):
     def fill(self, matchers: Sequence[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
         """Fill rows of a mask, see Compiler.fill."""
 
-    def forced(self, matcher: Matcher, row: NDArray[np.int32], most: int, known: Sequence[int]) -> Forced:
+    def forced(
+        self, matcher: Matcher, row: NDArray[np.int32], most: int, known: Sequence[int], *, exact: bool
+    ) -> Forced:
         """Return tokens that probably follow because the grammar leaves no choice, see `forcing.forced`."""
+
+    def behind(self, matcher: Matcher, row: NDArray[np.int32], most: int, known: Sequence[int]) -> dict[int, list[int]]:
+        """Return the tokens that probably follow each token of `closing` that is allowed, see `forcing.behind`."""
 
 
 class Compiler(Protocol):

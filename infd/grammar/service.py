@@ -167,15 +167,23 @@ class GrammarService:
         assert self._selecting is not None
         return budget.fill(self._selecting.result().compiler, matchers, rows)
 
-    def forced(self, matcher: Matcher, row: NDArray[np.int32], most: int, known: Sequence[int]) -> Forced:
+    def forced(
+        self, matcher: Matcher, row: NDArray[np.int32], most: int, known: Sequence[int], *, exact: bool
+    ) -> Forced:
+        return forcing.forced(self.fill, self._vocabulary, matcher, row, most, known, exact=exact)
+
+    def behind(self, matcher: Matcher, row: NDArray[np.int32], most: int, known: Sequence[int]) -> dict[int, list[int]]:
+        return forcing.behind(self.fill, self._vocabulary, self.closing, matcher, row, most, known)
+
+    @property
+    def _vocabulary(self) -> Vocabulary:
         assert self._selecting is not None
-        return forcing.forced(self.fill, self._selecting.result().compiler.vocabulary, matcher, row, most, known)
+        return self._selecting.result().compiler.vocabulary
 
     @property
     def closing(self) -> Sequence[int]:
         if self._closing is None:
-            assert self._selecting is not None
-            self._closing = forcing.closing(self._selecting.result().compiler.vocabulary)
+            self._closing = forcing.closing(self._vocabulary)
         return self._closing
 
     async def _selected(self) -> Selection:

@@ -155,9 +155,14 @@ class FakeGrammars:
         return [None] * len(matchers)
 
     def forced(
-        self, matcher: CountedMatcher, row: NDArray[np.int32], most: int, known: Sequence[int]
+        self, matcher: CountedMatcher, row: NDArray[np.int32], most: int, known: Sequence[int], *, exact: bool
     ) -> forcing.Forced:
-        return forcing.forced(self.fill, WORDS, matcher, row, most, known)
+        return forcing.forced(self.fill, WORDS, matcher, row, most, known, exact=exact)
+
+    def behind(
+        self, matcher: CountedMatcher, row: NDArray[np.int32], most: int, known: Sequence[int]
+    ) -> dict[int, list[int]]:
+        return forcing.behind(self.fill, WORDS, self.closing, matcher, row, most, known)
 
 
 def constrained(prompt: list[int], constraint: Counted, *, seed: int = 0) -> list[int]:

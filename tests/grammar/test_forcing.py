@@ -14,7 +14,8 @@ from infd.engine.steps import constraints
 from infd.grammar import budget, forcing
 from infd.grammar.budget import BudgetGrammar
 from infd.grammar.protocol import Limits, Matcher, Vocabulary
-from infd.request import Choice, Constraint, JsonSchema, Lark, Regex, ThoughtBudget
+from infd.request import Choice, Constraint, JsonSchema, Lark, Regex, Request, ThoughtBudget
+from infd.scheduler.sequence import Sequence
 from infd.text.tokenizer import Tokenizer
 from tests.grammar import engines
 
@@ -99,13 +100,17 @@ def test_optional_white_space_is_assumed_to_be_as_before(text: str, expected: st
     assert not sure
 
 
-def test_a_likely_name_takes_a_mask_a_token():
-    masks, written = Masks(), '{\n  "surname": "Ann",'
+@pytest.mark.parametrize(
+    ("written", "expected", "exact"),
+    [('{\n  "surname": "Ann",', '\n  "place_of_birth": "', True), ('{"', 'surname": "', False)],
+)
+def test_a_likely_name_takes_a_mask_a_token(written: str, expected: str, exact: bool):
+    masks = Masks()
     row = np.empty((1, compiler().vocabulary.words), dtype=np.int32)
     matcher = at(JsonSchema(SCHEMA), written)
     masks.fill([matcher], row)
-    tokens, _ = masks.forced(matcher, row[0], 16, encode(written))
-    assert TOKENIZER.decode(tokens) == '\n  "place_of_birth": "'
+    tokens, _ = masks.forced(matcher, row[0], 16, encode(written), exact=exact)
+    assert TOKENIZER.decode(tokens) == expected
     assert masks.filled <= 1 + len(tokens) + 2, "the white space in two tokens"
 
 
@@ -144,8 +149,13 @@ class Masks:
         self.filled += len(matchers)
         return budget.fill(compiler(), matchers, rows)
 
-    def forced(self, matcher: Matcher, row: NDArray[np.int32], most: int, known: list[int]) -> forcing.Forced:
-        return forcing.forced(self.fill, compiler().vocabulary, matcher, row, most, known)
+    def forced(
+        self, matcher: Matcher, row: NDArray[np.int32], most: int, known: list[int], *, exact: bool
+    ) -> forcing.Forced:
+        return forcing.forced(self.fill, compiler().vocabulary, matcher, row, most, known, exact=exact)
+
+    def behind(self, matcher: Matcher, row: NDArray[np.int32], most: int, known: list[int]) -> dict[int, list[int]]:
+        return forcing.behind(self.fill, compiler().vocabulary, self.closing, matcher, row, most, known)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +170,13 @@ def test_what_follows_the_end_of_a_string_is_sought_before_the_string_ends(text:
     matcher, row = at(JsonSchema(SCHEMA), text), np.empty((1, compiler().vocabulary.words), dtype=np.int32)
     masks = Masks()
     masks.fill([matcher], row)
-    drafter = ForcedDrafter(NO_DRAFTS)
-    (found,) = constraints.force(masks, [constraints.Sought(drafter, 9, encode(text), matcher, [], row[0], True)], 8)
+    seq = Sequence(Request(id="", prompt=(), wants=()), drafter=ForcedDrafter(NO_DRAFTS))
+    choice = constraints.ConstrainedChoice(seq, compiler().compile(JsonSchema(SCHEMA), Limits()))
+    choice.matcher = matcher
+    (found,) = constraints.force(masks, [constraints.Sought(choice, 0, [], 9, encode(text), row[0], ahead=True)], 8)
     decode = TOKENIZER.decode
     assert {decode([token]): decode(run) for token, run in (found.behind or {}).items() if run} == expected
+    assert all(run == encode(decode(run)) for run in (found.behind or {}).values())
 
 
 def test_the_tokens_of_a_wide_mask_are_not_listed(monkeypatch: pytest.MonkeyPatch):

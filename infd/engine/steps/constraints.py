@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from infd.drafting.forced import ForcedDrafter
 from infd.errors import InfdError, RequestFailed
-from infd.grammar.forcing import WRITTEN, narrow
+from infd.grammar.forcing import WRITTEN, allows, narrow
 from infd.grammar.protocol import Forced
 from infd.rounding import ceil_div
 
@@ -66,19 +66,19 @@ class Filled(Struct, frozen=True):
 class Sought(Struct, frozen=True):
     """A position where forced tokens are sought.
 
-    start    number of the choice's tokens before the position
-    known    the last tokens of the answer before the position
-    matcher  `len(drafts)` tokens before the position
-    drafts   the last tokens before the position; they may turn out to be wrong
-    row      the mask at the position
-    ahead    whether, if no token is forced, tokens are sought behind each token that may end a free part of the answer
+    read    number of tokens that the choice's matcher has read
+    drafts  the tokens from there to the position; they may turn out to be wrong
+    start   number of the choice's tokens before the position
+    known   the last tokens of the answer before the position
+    row     the mask at the position
+    ahead   whether, if no token is forced, tokens are sought behind each token that may end a free part of the answer
     """
 
-    drafter: ForcedDrafter
+    choice: ConstrainedChoice
+    read: int
+    drafts: list[int]
     start: int
     known: list[int]
-    matcher: Matcher
-    drafts: list[int]
     row: npt.NDArray[np.int32]
     ahead: bool
 
@@ -319,10 +319,6 @@ def _matcher(choice: ConstrainedChoice) -> Matcher:
     return choice.matcher
 
 
-def _allows(row: npt.NDArray[np.int32], token: int) -> bool:
-    return bool(row[token // 32] >> (token % 32) & 1)
-
-
 def _seek(work: list[Sampled], mask: npt.NDArray[np.int32], closing: Many[int]) -> list[Sought]:
     """Return the positions where tokens may be forced: of each choice the first, and the one behind all its drafts.
 
@@ -336,50 +332,37 @@ def _seek(work: list[Sampled], mask: npt.NDArray[np.int32], closing: Many[int]) 
         for place in sorted({0, len(each.drafts)}):
             row, drafts = mask[each.row + place], each.drafts[:place]
             tokens = [*each.choice.seq.tokens, *drafts]
-            ahead = not place and not drafter.expects(tokens) and any(_allows(row, token) for token in closing)
+            ahead = not place and not drafter.expects(tokens) and any(allows(row, token) for token in closing)
             if (ahead or narrow(row)) and len(drafter.forced(tokens)[0]) < ENOUGH and row.any():
                 known = tokens[max(each.choice.seq.prompt_tokens, len(tokens) - WRITTEN) :]
-                found.append(Sought(drafter, len(tokens), known, _matcher(each.choice), drafts, row, ahead))
+                found.append(Sought(each.choice, each.known, drafts, len(tokens), known, row, ahead))
     return found
 
 
 def force(grammars: Grammars, positions: list[Sought], most: int) -> list[Found]:
     """Return the tokens that grammars force at positions.
 
-    Runs on the thread for masks, before the matchers read further tokens.
+    Runs on the thread for masks. The choices' own matchers are used, because they keep what they compute: a name that
+    is sought is probably written soon, and its masks are then filled faster.
     """
     found = []
     for each in positions:
+        choice = each.choice
+        if choice.over or choice.read != each.read:
+            continue
+        matcher, choice.drafted = _matcher(choice), True
         try:  # the token sampled there is known by now, and is the first of these
-            matcher = each.matcher.copy()
             matcher.advance(each.drafts)
-            forced = _forced(grammars, matcher, each.row, most + 1, each.known)
-            behind = _behind(grammars, each, matcher, 2 * most) if each.ahead and not forced.tokens else None
+            forced, behind = Forced([], sure=False), None
+            if narrow(each.row):
+                forced = grammars.forced(matcher, each.row, most + 1, each.known, exact=not each.drafts)
+            if each.ahead and not forced.tokens:
+                behind = grammars.behind(matcher, each.row, 2 * most, each.known)
+            matcher.rollback(len(each.drafts))
             found.append(Found(each, forced, behind))
         except Exception:  # the matcher's next mask fails the choice, if its answer comes so far
             log.debug("no forced tokens", exc_info=True)
-    return found
-
-
-def _forced(grammars: Grammars, matcher: Matcher, row: npt.NDArray[np.int32], most: int, known: list[int]) -> Forced:
-    return grammars.forced(matcher, row, most, known) if narrow(row) else Forced([], sure=False)
-
-
-def _behind(grammars: Grammars, at: Sought, matcher: Matcher, most: int) -> dict[int, list[int]]:
-    """Return the tokens that the grammar forces behind each token of Grammars.closing that is allowed at a position.
-
-    matcher  at the position
-    """
-    found: dict[int, list[int]] = {}
-    row = at.row[None].copy()
-    for token in grammars.closing:
-        found[token] = []
-        if not _allows(at.row, token):
-            continue
-        matcher.advance([token])
-        if not matcher.stopped and grammars.fill([matcher], row)[0] is None:
-            found[token] = _forced(grammars, matcher, row[0], most, [*at.known, token]).tokens
-        matcher.rollback(1)
+            choice.renew()
     return found
 
 
@@ -387,7 +370,9 @@ def _tell(done: asyncio.Future[list[Found]]) -> None:
     if done.cancelled():
         return
     for each in done.result():
-        drafter, start = each.at.drafter, each.at.start
+        drafter, start = each.at.choice.drafter, each.at.start
+        if drafter is None:
+            continue
         if each.behind is not None:
             drafter.expect(start, each.behind)
         elif len(each.forced.tokens) > 1:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -16,7 +17,7 @@ from infd.drafting.drafter import NO_DRAFTS
 from infd.drafting.forced import ForcedDrafter
 from infd.drafting.select import ByRequest
 from infd.engine.engine import Engine
-from infd.engine.steps.constraints import ConstrainedChoice, Constraints, Filled, Sampled
+from infd.engine.steps.constraints import ConstrainedChoice, Constraints, Filled, Sampled, Sought, force
 from infd.engine.telemetry import Telemetry
 from infd.errors import GrammarFailed, Unsupported
 from infd.request import FinishReason, Generate, Request, SamplingParams
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from collections.abc import Sequence as Many
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from infd.drafting.drafter import Drafting
@@ -464,6 +464,26 @@ def test_what_follows_a_free_part_is_sought_where_the_part_may_end(known: int, a
     choice = ConstrainedChoice(seq, CountedGrammar(Counted(2, 9)))
     (sought,) = filled(grammars, Sampled(0, choice, known, []), seeking=True).sought
     assert sought.ahead == ahead, "token 3 is allowed behind an odd number of tokens"
+
+
+class Unforced(FakeGrammars):
+    def forced(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("a fault")
+
+
+@pytest.mark.parametrize(
+    ("read", "drafts", "grammars", "expected"),
+    [(2, [2], FakeGrammars(), 1), (2, [7], FakeGrammars(), 0), (1, [2], FakeGrammars(), 0), (2, [2], Unforced(), 0)],
+)
+def test_seeking_leaves_the_matcher_as_it_was(read: int, drafts: list[int], grammars: FakeGrammars, expected: int):
+    seq = Sequence(request([5]), drafter=ForcedDrafter(NO_DRAFTS))
+    seq.tokens += [0, 1]
+    choice = ConstrainedChoice(seq, UnreadableGrammar(Counted(VOCAB, 5)))
+    (before,) = filled(grammars, Sampled(0, choice, 2, [])).mask
+    row = np.full(before.shape, -1, np.int32)
+    assert len(force(grammars, [Sought(choice, read, drafts, 4, [0, 1, 2], row, ahead=False)], 4)) == expected
+    assert choice.failure is None
+    assert (filled(grammars, Sampled(0, choice, 2, [])).mask[0] == before).all()
 
 
 class Silent:
