@@ -320,23 +320,32 @@ def _matcher(choice: ConstrainedChoice) -> Matcher:
 
 
 def _seek(work: list[Sampled], mask: npt.NDArray[np.int32], closing: Many[int]) -> list[Sought]:
-    """Return the positions where tokens may be forced: of each choice the first, and the one behind all its drafts.
+    """Return the positions where tokens may be forced: of each choice the first, and the one behind forced drafts.
+
+    Behind other drafts too few searches serve a step to be worth their time.
 
     closing  see Grammars
     """
     found = []
     for each in work:
-        drafter = each.choice.drafter
-        if drafter is None or each.choice.over or each.choice.unmasked > each.known:
+        choice, drafter, row = each.choice, each.choice.drafter, mask[each.row]
+        if drafter is None or choice.over or choice.unmasked > each.known:
             continue
-        for place in sorted({0, len(each.drafts)}):
-            row, drafts = mask[each.row + place], each.drafts[:place]
-            tokens = [*each.choice.seq.tokens, *drafts]
-            ahead = not place and not drafter.expects(tokens) and any(allows(row, token) for token in closing)
-            if (ahead or narrow(row)) and len(drafter.forced(tokens)[0]) < ENOUGH and row.any():
-                known = tokens[max(each.choice.seq.prompt_tokens, len(tokens) - WRITTEN) :]
-                found.append(Sought(each.choice, each.known, drafts, len(tokens), known, row, ahead))
+        tokens = choice.seq.tokens
+        forced = drafter.forced(tokens)[0]
+        ahead = not drafter.expects(tokens) and any(allows(row, token) for token in closing)
+        if (ahead or narrow(row)) and len(forced) < ENOUGH:
+            found.append(_sought(each, [], row, ahead=ahead))
+        row, count = mask[each.row + len(each.drafts)], len(each.drafts)
+        if each.drafts and forced[:count] == each.drafts and len(forced) < count + ENOUGH and row.any() and narrow(row):
+            found.append(_sought(each, each.drafts, row, ahead=False))
     return found
+
+
+def _sought(each: Sampled, drafts: list[int], row: npt.NDArray[np.int32], *, ahead: bool) -> Sought:
+    seq = each.choice.seq
+    tokens = [*seq.tokens[max(seq.prompt_tokens, len(seq.tokens) - WRITTEN) :], *drafts]
+    return Sought(each.choice, each.known, drafts, len(seq.tokens) + len(drafts), tokens, row, ahead)
 
 
 def force(grammars: Grammars, positions: list[Sought], most: int) -> list[Found]:
