@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from infd.runner.adapters import AdaptedRows
     from infd.runner.instance import Instance
     from infd.runner.readouts.readout import Readout
     from infd.scheduler.plan import Join, Span
@@ -37,12 +38,14 @@ class Text(Struct, frozen=True):
     tokens  [count] int64
     second  position of the first token of a pair's second text; None: the text is no pair
     regime  of its rotary angles, see layout.Regimes
+    slot    of its adapter; 0: none
     """
 
     count: int
     tokens: Array
     second: int | None
     regime: int
+    slot: int
 
 
 class Texts:
@@ -60,19 +63,19 @@ class Texts:
         for join in joins:
             pool = pick(Pool, join.wants)
             second = None if pool is None else pool.second
-            self._texts[join.row] = Text(len(join.tokens), rows.checked(join, np.int64), second, join.regime)
+            tokens = rows.checked(join, np.int64)
+            self._texts[join.row] = Text(len(tokens), tokens, second, join.regime, join.slot)
             rows.slots[join.row] = join.slot
 
     def gather(self, spans: Sequence[Span], readouts: Sequence[Readout]) -> Gathered:
         """Build the batch of `spans`, in their order. There must be at least one span."""
         instance = self._instance
-        model, rows = instance.model, instance.rows
+        model = instance.model
         texts = [self._texts[span.row] for span in spans]
         counts = [span.count for span in spans]
         offsets = [0, *accumulate(counts)]
         tokens = offsets[-1]
-        slots = rows.slots[[span.row for span in spans]]
-        adapted = bool(slots.any())
+        adapted = any(text.slot for text in texts)
         # Adapters may need more rows than the model: torch may compute them although native kernels compute the model.
         needed = max(model.least_rows, LEAST_ROWS) if adapted else model.least_rows
         total = max(tokens, needed)
@@ -88,7 +91,7 @@ class Texts:
             positions=position,
             attention=(),
             cache=instance.cache,
-            adapters=instance.adapters.adapted(np.repeat([*slots, 0], [*counts, len(rest)])) if adapted else None,
+            adapters=self._adapters(texts, total) if adapted else None,
             offsets=offsets,
         )
         if any(text.second is not None for text in texts):
@@ -100,6 +103,10 @@ class Texts:
             for each, chosen in zip(index, selected, strict=True)
         ]
         return Gathered(batch, selections)
+
+    def _adapters(self, texts: Sequence[Text], total: int) -> AdaptedRows | None:
+        slots, counts = [text.slot for text in texts], [text.count for text in texts]
+        return self._instance.adapters.adapted(np.repeat([*slots, 0], [*counts, total - sum(counts)]))
 
     def _types(self, texts: Sequence[Text], total: int) -> Tensor:
         """Return Batch.types."""

@@ -250,6 +250,22 @@ def test_all_layers_in_one_call_give_what_the_layers_give(built, variant, checkp
 
 
 @pytest.mark.parametrize("variant", sorted(set(ENCODERS) - {"camembert", "electra-wide"}))
+def test_bits_do_not_depend_on_how_threads_share_the_layers(built, variant, checkpoint):
+    model = load_encoder(checkpoint(variant), ops=select(CPU, torch.bfloat16), dtype=torch.bfloat16)
+    texts, before = [text(1, 20), text(2, 20)], torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = [encode(model, [each])[0] for each in texts]
+        torch.set_num_threads(2)
+        assert all(map(torch.equal, encode(model, texts), alone))
+        assert all(encode(model, [each])[0].equal(one) for each, one in zip(texts, alone, strict=True))
+        torch.set_num_threads(3)
+        assert all(map(torch.equal, encode(model, texts), alone))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("variant", sorted(set(ENCODERS) - {"camembert", "electra-wide"}))
 def test_all_layers_in_one_call_compute_in_float32_what_transformers_computes(built, variant, checkpoint):
     ops = select(CPU, torch.float32)
     theirs, ours = oracle(checkpoint(variant)), load_encoder(checkpoint(variant), ops=ops)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from infd.kernels.recipe import EmbeddingsRecipe, EncoderLayerRecipe
 
 
-class EncoderInputs(NamedTuple):
+class EncoderInputs(Struct, frozen=True):
     """The tokens of a step, or their embeddings.
 
     tokens     [T] int64

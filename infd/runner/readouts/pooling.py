@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 
 from infd.errors import Fault, RequestFailed
 from infd.request import Pool, Pooled, by_token, embeds, pick
@@ -42,7 +44,7 @@ MEANS: Final = ("mean", "weightedmean", "mean_sqrt_len_tokens")  # reductions th
 STORED: Final = np.dtype("<f4")  # of Pooled.values
 
 
-class HeadRows(NamedTuple):
+class HeadRows(Struct, frozen=True):
     """A span of which rows pass through the head.
 
     span  index in the plan
@@ -55,7 +57,7 @@ class HeadRows(NamedTuple):
     rows: int
 
 
-class Postprocessing(NamedTuple):
+class Postprocessing(Struct, frozen=True):
     """What follows the model's head: fewer dimensions, normalization, activation.
 
     dimensions  leading numbers that are kept; None: all
@@ -89,7 +91,7 @@ class Postprocessing(NamedTuple):
         return outputs
 
 
-class HeadOutputs(NamedTuple):
+class HeadOutputs(Struct, frozen=True):
     """The outputs of the model's head for prompts with the same Postprocessing.
 
     rows     by span: index in the plan, and number of rows
@@ -111,7 +113,7 @@ class PooledPrompts(Reading):
         """No-op: numbers do not depend on the mask."""
 
     def download(self, staging: Staging) -> None:
-        self._parts = [part._replace(outputs=staging.down(part.outputs.contiguous())) for part in self._parts]
+        self._parts = [replace(part, outputs=staging.down(part.outputs.contiguous())) for part in self._parts]
 
     def read(self, result: StepResult) -> None:
         for part in self._parts:
