@@ -71,7 +71,7 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.name} ended: its last lines stand above")
+            raise SystemExit(f"{self.name} ended: its last lines are above")
         answer: dict[str, float] = json.loads(line)
         return answer
 
