@@ -313,7 +313,7 @@ def indexed_files(path: Path) -> dict[str, str]:
 
 
 def _first_part(tensor: StoredTensor | EncodedTensor) -> StoredTensor:
-    return tensor if isinstance(tensor, StoredTensor) else tensor.encoding.parts[0]
+    return tensor if tensor.encoding is None else tensor.encoding.parts[0]
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from infd.weights.encodings.integers import why_not
 from infd.weights.encodings.rows import read
 from infd.weights.formats.encoded import EncodedReader
 from infd.weights.formats.plain import DTYPES, PlainReader
-from infd.weights.stored import EncodedTensor
 from infd.weights.views import EncodedView, PlainView, bytes_read, is_slice, sliced
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from infd.input_scheme import InputScheme
     from infd.weights.checkpoint import Checkpoint
     from infd.weights.parts import FilePart, Fill, Packing
-    from infd.weights.stored import StoredTensor
+    from infd.weights.stored import EncodedTensor, StoredTensor
     from infd.weights.views import View
 
 ALIGNMENT = 64  # bytes; the size of a cache line and of a CPU's widest load, and sufficient for GPU kernels
@@ -305,7 +304,7 @@ def fill(
     for stored in checkpoint.stored_order():
         for number, place in enumerate(places.get(stored.name, ())):
             view = place.source.view
-            if isinstance(stored, EncodedTensor):
+            if stored.encoding is not None:
                 if natively is not None and (found := place.encoded_parts(stored)) is not None:
                     given += found
                     owners += [stored.encoding.parts[0]] * len(found)

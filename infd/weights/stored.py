@@ -46,6 +46,10 @@ class StoredTensor(Struct, frozen=True):
     file: WeightFile
 
     @property
+    def encoding(self) -> None:
+        """None: the tensor is not encoded."""
+
+    @property
     def inputs(self) -> None:
         """None: the tensor is not encoded, so inputs are not quantized."""
 

@@ -113,5 +113,5 @@ def encoded(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> C
 
 def labels(contents: Mapping[str, StoredTensor | EncodedTensor]) -> Counter[str]:
     """Return the number of encoded matrices by label, and by how the inputs of their products are quantized."""
-    found = [each for each in contents.values() if isinstance(each, EncodedTensor)]
-    return Counter(f"{each.encoding.label}{f', inputs {each.inputs.scheme}' if each.inputs else ''}" for each in found)
+    encodings = [each.encoding for each in contents.values() if each.encoding is not None]
+    return Counter(f"{each.label}{f', inputs {each.inputs.scheme}' if each.inputs else ''}" for each in encodings)
