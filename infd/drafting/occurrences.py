@@ -38,10 +38,12 @@ class Occurrences:
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Return the longest run at the end of `tokens` that the text contains: its length, and the place behind it."""
-        for length, table in self._tables:
-            if len(tokens) >= length and (place := table.get(hash(tuple(tokens[-length:])))) is not None:
-                return length, place
-        return None
+        found = None
+        for length, table in reversed(self._tables):  # a text that lacks a run lacks the longer ones that end with it
+            if len(tokens) < length or (place := table.get(hash(tuple(tokens[-length:])))) is None:
+                break
+            found = length, place
+        return found
 
 
 def agreeing(tokens: Sequence[int], text: Sequence[int], place: int, most: int) -> int:

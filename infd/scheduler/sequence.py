@@ -52,6 +52,7 @@ class Sequence:
         "last_step",
         "limit",
         "min_tokens",
+        "misses",
         "mu",
         "place",
         "pooling",
@@ -67,6 +68,7 @@ class Sequence:
         "row",
         "scoring",
         "seed",
+        "skips",
         "slot",
         "tables",
         "token_cost",
@@ -94,6 +96,8 @@ class Sequence:
         # The drafter's last guess: the position of its first token, its tokens, and the length of the run before it.
         self.guess: tuple[int, list[int], int] = (0, [], 0)
         self.agreement: list[float] = []  # average agreement of guesses, see speculation.CLASSES; empty: not known yet
+        self.misses = 0  # guesses in a row whose first token was wrong, or that were none
+        self.skips = 0  # steps for which nothing is guessed
         self.drafts: list[int] = []  # the drafter's last guess, of tokens in flight and those behind; sure ones too
         self.drafted = self.kept_drafts = 0  # drafts verified, and of these kept
         self.tokens = list(request.prompt)

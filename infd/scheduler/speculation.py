@@ -44,6 +44,9 @@ COMMON_RATE: Final = 1 / 64  # weight of one observed token in the agreement wit
 WORTH: Final = log(1.1)  # mean gain in speed from which on drafts are verified, if no drafts were before
 TIE: Final = 1e-9  # smaller differences are errors of rounding: of equally good numbers of drafts the least is taken
 MEASURED: Final = 64  # drafts of a step up to which each number is tried
+MANY: Final = 4  # sequences of a step from which on guesses are skipped, because all wait while each is made
+MISSES: Final = 4  # guesses in a row that failed, or were none, for each step without a guess that follows
+MOST_SKIPPED: Final = 3  # steps: an answer that begins to repeat itself soon has drafts
 RECONSIDERED: Final = 64  # steps after which it is decided anew whether any drafts could pay
 
 
@@ -95,10 +98,15 @@ class Speculation:
             return
         offers: list[tuple[float, Sequence]] = []
         for seq in decoding:
+            if seq.skips and count >= MANY:
+                seq.skips -= 1
+                seq.drafts = []
+                continue
             unknown = seq.in_flight
             end = len(seq.tokens) + unknown
             most = min(self.most, seq.limit - end - 1, seq.regime_limit - end)
             self._observe(seq)
+            seq.skips = min(MOST_SKIPPED, seq.misses // MISSES)
             guess = seq.drafter.draft(seq.tokens, unknown + max(most, 1))
             seq.drafts = guess
             offers += self._offers(seq, guess, most)
@@ -187,6 +195,8 @@ class Speculation:
         start, guess, run = seq.guess
         if not seq.agreement:
             seq.agreement = self._agreement.copy()
+        right = seq.drafter.sure or (bool(guess) and seq.tokens[start : start + 1] == guess[:1])
+        seq.misses = 0 if right else seq.misses + 1
         for place, (guessed, token) in enumerate(zip(guess, seq.tokens[start : start + len(guess)], strict=False)):
             agrees, kind = guessed == token, CLASS[run][place]
             seq.agreement[kind] += RATE * (agrees - seq.agreement[kind])

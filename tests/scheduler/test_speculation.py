@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from infd.request import FinishReason
+from infd.scheduler import speculation as module
 from infd.scheduler.cache import Cache
 from infd.scheduler.layout import CacheLayout, PageGroup
 from infd.scheduler.plan import Draft, Span, StepPlan
@@ -199,6 +200,38 @@ def test_guesses_behind_short_runs_say_nothing_of_guesses_behind_long_runs():
     assert [span.drafts for span in late[:-1]] == [0 if (span.start + 1) % 3 else 1 for span in late[:-1]]
     assert {span.drafts for span in late[:-1]} == {0, 1}
     driver.check_answers()
+
+
+class Asked(Oracle):
+    """Counts guesses."""
+
+    asked = 0
+
+    def draft(self, tokens, most):
+        self.asked += 1
+        return super().draft(tokens, most)
+
+
+def asked(sequences: int, wrong: float) -> tuple[int, int]:
+    """Return how many guesses are asked for, and in how many steps, while sequences generate 40 tokens each."""
+    driver = Driver(capacity(rows=8, pages=400), drafts=4)
+    drafters = [Asked.of([n, 2, 3], 41, wrong=wrong) for n in range(sequences)]
+    for n, drafter in enumerate(drafters):
+        driver.add(sequence([n, 2, 3], max_tokens=40, drafter=drafter))
+    driver.finish()
+    driver.check_answers()
+    return sum(each.asked for each in drafters), len(driver.plans)
+
+
+@pytest.mark.parametrize(("sequences", "wrong", "share"), [(8, 1.0, 0.5), (8, 0.0, 1.0), (8, 0.3, 1.0), (2, 1.0, 1.0)])
+def test_of_many_sequences_those_are_skipped_whose_guesses_fail(
+    sequences: int, wrong: float, share: float, monkeypatch: pytest.MonkeyPatch
+):
+    skipping = asked(sequences, wrong)
+    monkeypatch.setattr(module, "MANY", 100)
+    every = asked(sequences, wrong)
+    assert skipping[0] <= share * every[0]
+    assert share < 1 or skipping == every, "guesses that are right now and then are never skipped"
 
 
 class Certain(Oracle):
