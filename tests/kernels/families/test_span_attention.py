@@ -94,7 +94,7 @@ def test_other_spans_and_threads_do_not_change_a_bit_of_native_results(library, 
 
 
 def steps_of_scores(dtype):
-    """Return q, k, v of one text, whose scores rise by powers of two of 15, 40 and 300 from one range of keys to the next."""
+    """Return q, k, v of a text. Between ranges of keys its scores rise by powers of two of 15, 40 and 300."""
     q, k, v = (x.contiguous() for x in inputs(2, 2, 32, dtype, lengths=(330,)))
     q[:, :, 0], k[:, :, 0] = 16, 0
     for first, rise in ((0, -100), (64, -90), (130, -65), (200, 140), (260, 20)):
