@@ -403,10 +403,12 @@ class FakeExecutor:
         capacity: Capacity | None = None,
         *,
         depth: int = 1,
+        decoding_depth: int | None = None,
         step_s: float = 0.0,
         fault: Callable[[StepPlan], None] | None = None,
     ) -> None:
         self.depth = depth
+        self.decoding_depth = depth if decoding_depth is None else decoding_depth
         self.step_s = step_s
         self.fault = fault
         self.gate = asyncio.Event()

@@ -63,7 +63,7 @@ class LocalExecutor:
     """Computes with torch, on a CPU or one GPU. `config.model.path` is a checkpoint directory."""
 
     def __init__(self, config: Config, build: Callable[[Config, Pulse], Loaded] = build_runner) -> None:
-        self.depth = config.device.depth or 1  # `load` sets the depth chosen for the device
+        self.depth = self.decoding_depth = config.device.depth or 1  # `load` sets those chosen for the device
         self._config = config
         self._build = build
         self._facts: dict[str, Any] = {"device": config.device.kind, "ops": []}
@@ -91,7 +91,7 @@ class LocalExecutor:
         self._thread.start()
         loaded = await self._loaded
         self._loaded, self._model = None, loaded
-        self.depth = loaded.depth
+        self.depth, self.decoding_depth = loaded.depth, loaded.decoding_depth
         self._facts = loaded.facts
         return loaded.capacity
 

@@ -92,7 +92,7 @@ class NullExecutor:
         sizes         called by `load`; may raise StartError
         weights_root  returns the directory that must contain weights; called by `load_weights` if it is given none
         """
-        self.depth = config.device.depth or 1
+        self.depth = self.decoding_depth = config.device.depth or 1
         self._config = config
         self._sizes = sizes
         self._weights_root = weights_root

@@ -78,7 +78,7 @@ class RemoteExecutor:
         journal_stream  the daemon's $JOURNAL_STREAM; the worker's log needs it
         spawn           starts the worker, given the worker's side of the socket pair
         """
-        self.depth = 1
+        self.depth = self.decoding_depth = 1
         self.sleep_refusal = "the model is not loaded"
         self._config = config
         self._progress = progress
@@ -106,7 +106,8 @@ class RemoteExecutor:
         )
         self._watching = loop.create_task(self._watch(lost), name="executor")
         loaded: wire.Loaded = await self._call(lambda _: wire.Start(self._config(), self._journal_stream))
-        self.depth, self.sleep_refusal, self._released_by = loaded.depth, loaded.sleep_refusal, loaded.released_by
+        self.depth, self.decoding_depth = loaded.depth, loaded.decoding_depth
+        self.sleep_refusal, self._released_by = loaded.sleep_refusal, loaded.released_by
         return loaded.capacity
 
     def forward(self, plan: StepPlan) -> RemoteStep:

@@ -106,6 +106,7 @@ class Loaded(Struct, tag=True):
 
     capacity: Capacity
     depth: int
+    decoding_depth: int
     sleep_refusal: str
     released_by: dict[int, frozenset[MemoryPart]]
     state: State

@@ -112,7 +112,9 @@ class Worker:
         executor = self.executor
         capacity = await executor.load(self._lose)
         by_level = {level: executor.released_by(level) for level in LEVELS}
-        return wire.Loaded(capacity, executor.depth, executor.sleep_refusal, by_level, self._state())
+        return wire.Loaded(
+            capacity, executor.depth, executor.decoding_depth, executor.sleep_refusal, by_level, self._state()
+        )
 
     async def _answer(self, call: int, work: Coroutine[Any, Any, Any]) -> None:
         """Send a call's result or its exception."""

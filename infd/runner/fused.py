@@ -51,16 +51,24 @@ class FusedSteps:
         self, instance: Instance, fused: FusedDecoder, buffers: StepBuffers, sampling: Sampling, loads: LoadSampler
     ) -> None:
         self._fused, self._buffers, self._sampling, self._loads = fused, buffers, sampling, loads
-        self._slots, self._regimes = instance.rows.slots, instance.rows.regimes
+        rows = instance.rows
+        self._slots, self._regimes, self._params = rows.slots, rows.regimes, rows.sampling
+        # As arrays: a call of torch lets another thread have the interpreter, and waits until it gives it back.
+        self._tokens, self._length = rows.tokens.numpy(), rows.length.numpy()
         self._outgrown = instance.layout.regimes.outgrown
         self._most = len(buffers.row)
         self._row, self._bound, self._counts, self._shift = (each.numpy() for each in buffers[:4])
         self._computed: dict[int, Computed] = {}  # by number of tokens
 
     def forward(self, spans: Sequence[Span]) -> list[Reading] | None:
-        """Compute a step; None if it has too many tokens, adapters, or an output other than sampled tokens."""
+        """Compute a step; None if it has too many tokens, adapters, or an output other than sampled tokens.
+
+        A step that was issued before the ends of all its sequences were known has no output, and is not computed.
+        """
         if len(spans) > self._most:
             return None
+        if all(self._ended(span.row) for span in spans):
+            return []
         tokens = 0
         for i, span in enumerate(spans):
             row, count = span.row, span.count
@@ -77,6 +85,11 @@ class FusedSteps:
         computed = self._computed.get(tokens) or self._refer(tokens)
         samples = self._sampling.computed(computed, spans)
         return [samples] if loads is None else [samples, loads]
+
+    def _ended(self, row: int) -> bool:
+        """Return whether the last known token ends the row's sequence."""
+        params, length = self._params[row], self._length[row]
+        return length > params.floor and int(self._tokens[row, length - 1]) in params.ends
 
     def _refer(self, tokens: int) -> Computed:
         """Return the results of steps of that many tokens."""

@@ -86,6 +86,7 @@ class RowSampling(Struct, frozen=True):
     allowed: Array  # [ceil(vocab / 32)] int32 bitmask; empty: all tokens are allowed
     breakers: Breakers | None = None  # of the DRY penalty
     logprob_ids: Array = _NO_IDS  # [L] int64
+    ends: frozenset[int] = frozenset()  # the end ids
     logits: bool = False  # whether logits are reported as log-probabilities
 
 
@@ -379,6 +380,7 @@ def _row_sampling(join: Join, vocab_size: int) -> RowSampling:
         breakers=None if s.dry is None else s.dry.breakers,
         logprob_ids=logprob_ids,
         logits=s.logprobs_mode.endswith("logits"),
+        ends=generate.end_ids,
     )
 
 

@@ -279,6 +279,11 @@ class Scheduler:
         assert all(seq.finish is None and seq.in_flight >= 0 for seq in (*idle, *self.running))
         assert self.running == sorted(self.running, key=by_place), "the running sequences are out of order"
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether all running sequences decode, without drafts, which follow committed tokens, and none waits."""
+        return not (self.waiting or self.speculation.most or split_decoding(self.running)[1])
+
     # Planning and committing one step
 
     def _fill(

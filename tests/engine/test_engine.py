@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,6 +36,34 @@ if TYPE_CHECKING:
     from infd.scheduler.plan import StepPlan
 
 POISON = 499
+
+
+async def test_a_step_issued_ahead_is_not_counted_as_taking_the_time_of_the_step_before():
+    began = time.perf_counter()
+    async with serving(FakeExecutor(depth=2, step_s=0.02)) as engine:
+        await ask(engine, request([1, 2], 8))
+        took = engine.metrics.step
+    assert sum(took.counts) == 8
+    assert took.sum < time.perf_counter() - began
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+async def test_steps_are_issued_ahead_while_all_requests_decode_and_none_waits(rows: int):
+    flying: list[tuple[int, int]] = []
+
+    def begun(plan: StepPlan) -> None:
+        flying.append((plan.tokens, engine.core.loop.in_flight))
+
+    limits = capacity(pages=256, rows=rows, step_tokens=8, max_model_len=256)
+    async with serving(FakeExecutor(limits, decoding_depth=2, step_s=1e-3, fault=begun)) as engine:
+        asked = (ask(engine, request([1] * 20, 4)), ask(engine, request([2] * 20, 4)))
+        if rows == 1:
+            await asyncio.gather(*asked)  # the second waits for the first one's row
+            assert flying == [(8, 1), (8, 1), (4, 1), *[(1, 1)] * 3, (8, 1), (8, 1), (4, 2), *[(1, 2)] * 2, (1, 1)]
+        else:
+            await asked[0]
+            assert flying == [(8, 1), (8, 1), (4, 2), (1, 2), (1, 2), (1, 1)]
+            await asked[1]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

@@ -192,6 +192,20 @@ def test_steps_with_other_outputs_are_not_fused(stepped):
     assert fused.forward([Span(row, at, 1, 1)]) is None
 
 
+def test_a_step_whose_sequences_have_all_ended_is_not_computed(stepped):
+    model = stepped()
+    model.start(2)
+    sampling, ends = model.rows.sampling, frozenset(range(199))
+    sampling[0] = replace(sampling[0], ends=ends)
+    sampling[1] = replace(sampling[1], ends=ends, floor=len(PROMPTS[1]) + 2)  # min_tokens
+    for row, computed in ((0, 0), (1, 1), (1, 1), (1, 0)):
+        result = model.decode(row)
+        assert (result.accepted, len(result.tokens)) == ([computed], computed)
+    assert model.decode(0, 1).accepted == [0, 0]
+    sampling[1] = replace(sampling[1], ends=frozenset())
+    assert model.decode(0, 1).accepted == [1, 1]
+
+
 def test_steps_with_more_logits_than_are_kept_are_not_fused(stepped, monkeypatch):
     monkeypatch.setattr("infd.runner.fused.LOGITS_BYTES", 4 * 199 * 3)
     model = stepped()

@@ -29,6 +29,24 @@ def test_a_long_prompt_does_not_hold_up_a_decoding_sequence():
     assert granted(driver.issue()) == {decoding: 1, waiting: 7}
 
 
+def test_whether_only_decoding_remains_is_known_once_the_last_chunk_is_planned():
+    driver = Driver(capacity(step_tokens=8, rows=1))
+    scheduler = driver.scheduler
+    driver.add(sequence(12, max_tokens=4))
+    found = [scheduler.only_decodes]
+    for _ in range(3):
+        driver.step()
+        found.append(scheduler.only_decodes)
+    assert found == [False, False, True, True]
+    driver.add(sequence(3))
+    assert not scheduler.only_decodes
+
+    drafting = Driver(capacity(), drafts=4)
+    drafting.add(sequence(3))
+    drafting.step()
+    assert not drafting.scheduler.only_decodes
+
+
 def test_beside_streams_a_prompt_is_computed_in_smaller_chunks_than_alone():
     driver = Driver(capacity(step_tokens=16, mixed_tokens=8, pages=64))
     driver.add(sequence(40, max_tokens=1))

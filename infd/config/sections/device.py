@@ -26,7 +26,8 @@ class DeviceConfig(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=1024)] | None, about("compute threads on a CPU (default: cores)")
     ] = None
     depth: Annotated[
-        Annotated[int, Meta(ge=1, le=8)] | None, about("steps in flight (default: 1 on a CPU, 2 on a GPU)")
+        Annotated[int, Meta(ge=1, le=8)] | None,
+        about("steps in flight (default: 2 on a GPU; 1 on a CPU, 2 while all requests decode)"),
     ] = None
     memory_utilization: Annotated[
         float,

@@ -54,7 +54,7 @@ class Issued(Struct):
 
 
 class StepLoop:
-    """Plans, issues and commits steps, with up to `executor.depth` steps in flight.
+    """Plans, issues and commits steps, with up to `executor.depth` or `executor.decoding_depth` steps in flight.
 
     constraints  the matchers of the constrained choices in flight
     on_plan      called with each step when it is issued
@@ -161,9 +161,14 @@ class StepLoop:
         while self._committed:
             self._on_commit(*self._committed.popleft())
 
+    @property
+    def _depth(self) -> int:
+        """Steps to keep in flight. A prompt waits for the steps issued before it: steps that only decode are short."""
+        return self._executor.decoding_depth if self._scheduler.only_decodes else self._executor.depth
+
     def _issue(self) -> None:
-        """Issue steps until `executor.depth` are in flight; while sequences are suspected, only one at a time."""
-        while not self._held and len(self._in_flight) < self._executor.depth:
+        """Issue steps until enough are in flight; while sequences are suspected, only one at a time."""
+        while not self._held and len(self._in_flight) < self._depth:
             suspects = self._suspects.current_group
             if suspects is not None and self._in_flight:
                 return

@@ -43,11 +43,13 @@ class StepRecord:
         prompt count in the step that samples the choice's first token.
         """
         now = self._now()
+        # A step that was issued while another was computed began when that one ended.
+        took = now - (issued.at if self._last is None else max(issued.at, self._last))
         self.steps += 1
         self._last, self.last_time = now, time.time()
-        self._watchdog.record_duration(now - issued.at)
+        self._watchdog.record_duration(took)
         metrics, scheduler = self._metrics, self._scheduler
-        metrics.step.observe(now - issued.at)
+        metrics.step.observe(took)
         metrics.step_tokens.observe(issued.step.plan.tokens)
         if outcomes:
             metrics.iteration_tokens.observe(sum(outcome.prompt_computed + len(outcome.tokens) for outcome in outcomes))

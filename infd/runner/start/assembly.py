@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("infd.runner")
 
 DEPTH = {"cpu": 1, "cuda": 2}
+DECODING_DEPTH = 2
 # What is logged of Calibration.step_tokens, by whether the model generates.
 _SIZES = {
     True: "step_tokens: %d, %d in steps that also decode, %d if many prompts wait%s",
@@ -51,15 +52,16 @@ _SIZES = {
 class Loaded(Struct, frozen=True):
     """A runner ready to serve.
 
-    depth      most steps in flight
-    residence  the memory of weights and cache
-    reader     reads adapters for this model, on any thread
-    facts      for operators, see Executor.describe
+    depth, decoding_depth  see Executor
+    residence              the memory of weights and cache
+    reader                 reads adapters for this model, on any thread
+    facts                  for operators, see Executor.describe
     """
 
     runner: Runner
     capacity: Capacity
     depth: int
+    decoding_depth: int
     residence: Residence
     reader: AdapterReader
     facts: dict[str, Any]
@@ -123,6 +125,7 @@ def assemble(runners: Runners, bank: Bank, weights: Arena, source: WeightsSource
             experts=setup.model.experts,
         ),
         depth=config.device.depth or DEPTH[kind],
+        decoding_depth=config.device.depth or DECODING_DEPTH,
         residence=Residence(setup.model, bank, arenas, source, runners.pulse.beat),
         reader=AdapterReader(setup.model.targets, setup.dtype, lambda size: Arena(size, CPU, "an adapter")),
         facts={
