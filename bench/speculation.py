@@ -307,7 +307,7 @@ def main() -> None:
     taken = [each for kind in kinds.values() for each in kind[:: max(1, len(kind) // arguments.take)][: arguments.take]]
     if arguments.replay:
         infd.runner.runner.Sampler = Replaying  # type: ignore[misc]
-        source = Way("smollm2", "off", 1, settings | {"kv_cache_bytes": "64MiB"})
+        source = Way("source", "smollm2", "off", 1, settings | {"kv_cache_bytes": "64MiB"})
         bodies = replayed(source.encode, taken, arguments.tokens)
         source.close()
     else:
