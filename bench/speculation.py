@@ -67,7 +67,10 @@ class Replaying(Sampler):
         self._at = None
         rows = self._rows.integers[at.rows]
         places = zip(rows[:, Integer.SEED_LOW].tolist(), (at.ends - rows[:, Integer.PROMPT]).tolist(), strict=True)
-        tokens = [reply[min(place, len(reply) - 1)] for reply, place in ((self.replies[seed], p) for seed, p in places)]
+        tokens = found.tokens.tolist()
+        for row, (seed, place) in enumerate(places):
+            if seed < len(self.replies):  # the steps that are measured at start have other seeds
+                tokens[row] = self.replies[seed][min(place, len(self.replies[seed]) - 1)]
         return found._replace(tokens=torch.tensor(tokens))
 
 
