@@ -134,6 +134,31 @@ def test_how_a_prompt_is_cut_changes_rounding_only(attention):
         )
 
 
+@BOTH
+@pytest.mark.parametrize("start", [0, 40, 256])
+def test_a_query_alone_has_nearly_always_the_bits_of_one_in_a_prompt(attention, dtype, start):
+    """Otherwise answers would change with what of a prompt is found in the cache."""
+    count = 40
+    case = Case([(start, count)], dtype=dtype, head=64, page_tokens=16, shared=2)
+    together, one = case.compute(attention), []
+    for query in range(count):
+        batch = type(case.batch)(
+            page_tokens=case.batch.page_tokens,
+            window=None,
+            starts=[start + query],
+            counts=[1],
+            offsets=[0, 1],
+            start=case.batch.start + query,
+            table=case.batch.table,
+            slots=case.batch.slots[query : query + 1],
+        )
+        one.append(attention.prepare(batch).run(case.q[query : query + 1], case.pages, scale=case.scale))
+    differ = (torch.cat(one) != together).float().mean().item()
+    if dtype is torch.bfloat16:
+        assert differ < 0.005
+    torch.testing.assert_close(torch.cat(one), together, rtol=2**-7, atol=1e-3)
+
+
 def test_queries_may_be_a_view_of_a_fused_product(attention):
     case = Case([(100, 1), (3, 20)], head=16, page_tokens=16)
     expected = case.compute(attention)

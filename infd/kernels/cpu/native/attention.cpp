@@ -85,6 +85,11 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
     v_scales.read(block.v, padded);
     for (int64_t row = 0; row < rows; row++) {
       const auto [self, first, last] = sight.of(row / shared, begin, block.count);
+      if (RowOfTile<Number, Cached, Form>::EXISTS && plain) {
+        RowOfTile<Number, Cached, Form>::weigh(workspace.scores.row(row), first, last, scores.factor, workspace.seen[row],
+                                               workspace.weights.row(row), workspace.sums.row(row), width);
+        continue;
+      }
       const float* bias = biases.read(layer, head * shared + row % shared, self, padded);
       auto* weights = reinterpret_cast<typename Form::Number*>(workspace.weights.row(row));
       if (plain && first == 0 && last == BLOCK)
@@ -117,13 +122,6 @@ struct Partials {
     return memory + ((piece.partial * kv_heads + head * piece.queries) * shared + row) * pitch();
   }
 };
-
-template <class Number>
-void divide(const float* sums, float total, Number* out, int64_t size) {
-  int64_t d = 0;
-  for (; d + WIDTH <= size; d += WIDTH) store(out + d, load(sums + d) / set(total));
-  for (; d < size; d++) set(out + d, sums[d] / total);
-}
 
 // Merge the results of all pieces with equal queries into the output. `piece` is the first of these pieces; its sums
 // are overwritten.

@@ -74,6 +74,14 @@ Number* result(const AttentionStep& step, const AttentionLayer& layer, const Pie
   return static_cast<Number*>(layer.out) + (token * layer.heads + head * shared + row % shared) * layer.size;
 }
 
+// A row's result: its weighted sums, by the total of its weights.
+template <class Number>
+void divide(const float* sums, float total, Number* out, int64_t size) {
+  int64_t d = 0;
+  for (; d + WIDTH <= size; d += WIDTH) store(out + d, load(sums + d) / set(total));
+  for (; d < size; d++) set(out + d, sums[d] / total);
+}
+
 // Which keys of a block the queries of a piece see.
 struct Sight {
   int64_t position;     // of the piece's first query, in its sequence or, without a cache, in its span

@@ -26,6 +26,13 @@ class Tiles {
   void attend(const AttentionStep&, const AttentionLayer&, Task, Task) {}
 };
 
+template <class Number, class Cached, class Form>
+struct RowOfTile {
+  static constexpr bool EXISTS = false;
+
+  static void weigh(float*, int64_t, int64_t, float, SoftmaxState&, uint32_t*, float*, int64_t) {}
+};
+
 #if defined(__AVX512BF16__)
 
 constexpr int TILE = 6;         // rows of a tile, whose scores of a block fit the vector registers
@@ -135,6 +142,42 @@ struct Tile {
   }
 };
 
+// The weights of a row that is in no tile, as in one: relative to the same base, by the same exponential, rounded before
+// they are summed. So a query has nearly the same result alone and beside others.
+template <>
+struct RowOfTile<bf16, bf16, Pairs> {
+  static constexpr bool EXISTS = true;
+
+  // Convert a row's products q·k with a block to weights; keys outside [first, last) are masked. Rescale the row's sums
+  // [width] if its base, `seen.largest`, is raised.
+  static void weigh(float* products, int64_t first, int64_t last, float factor, SoftmaxState& seen, uint32_t* weights,
+                    float* sums, int64_t width) {
+    for (int64_t i = 0; i < first; i++) products[i] = -INFINITY;
+    for (int64_t i = last; i < BLOCK; i++) products[i] = -INFINITY;
+    Vec x[VECTORS];
+    for (int v = 0; v < VECTORS; v++) x[v] = load(products + v * WIDTH);
+    if (seen.largest == -INFINITY) seen.largest = largest_of(x, factor);
+    const float base = seen.largest > -INFINITY ? seen.largest : 0;
+    const float total = seen.total + sum(Tile::weigh(x, factor, base, set(0), weights));
+    if (total < MOST_TOTAL) {
+      seen.total = total;
+      return;
+    }
+    const float largest_now = largest_of(x, factor), least = base + LEAST_RAISE;
+    seen.largest = largest_now > least ? largest_now : least;
+    const Vec shrink = power_of_two(set(base - seen.largest));
+    for (int64_t d = 0; d < width; d += WIDTH) store(sums + d, load(sums + d) * shrink);
+    seen.total = seen.total * first_of(shrink) + sum(Tile::weigh(x, factor, seen.largest, set(0), weights));
+  }
+
+ private:
+  static float largest_of(const Vec* products, float factor) {
+    Vec most = set(-INFINITY);
+    for (int v = 0; v < VECTORS; v++) most = max(products[v] * set(factor), most);
+    return largest(most);
+  }
+};
+
 // Adds to the sums of a few rows a block's values, from unit `from` to `to`, by their weights.
 struct Weighing {
   const uint32_t* weights;  // [rows, UNITS]
@@ -204,11 +247,7 @@ class Tiles<bf16, bf16, Pairs> {
       }
     });
     for (int64_t row = 0; row < rows; row++) {
-      const Vec share = set(1 / sum(load(totals_.row(row))));
-      bf16* out = result<bf16>(step, layer, piece, task.head, row);
-      int64_t d = 0;
-      for (; d + WIDTH <= size; d += WIDTH) store(out + d, load(sums_.row(row) + d) * share);
-      for (; d < size; d++) set(out + d, sums_.row(row)[d] * first_of(share));
+      divide(sums_.row(row), sum(load(totals_.row(row))), result<bf16>(step, layer, piece, task.head, row), size);
     }
   }
 
