@@ -10,7 +10,7 @@
 #include "lora.h"
 #include "product.h"
 
-// See Router in recipe.py.
+// See Router in kernels/router.py.
 struct Router {
   const float *weight, *bias, *correction;  // [experts, hidden]; [experts] or null
   int64_t hidden, experts, chosen;
@@ -31,7 +31,7 @@ struct Experts {
   int64_t number;  // of the layer, among those with experts
   Router router;
   ExpertProducts gate_up, down;
-  int64_t gelu;  // see Gating in recipe.py
+  int64_t gelu;  // see Gating in kernels/router.py
   float alpha, limit, offset;
 };
 
