@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 from operator import add
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.attention import AttentionPlan
     from infd.runner.instance import Instance
     from infd.runner.readouts.readout import Readout
-    from infd.scheduler.plan import Span
+    from infd.scheduler.plan import Span, StepPlan
 
 
 class Gathered(Struct):
@@ -36,6 +36,29 @@ class Gathered(Struct):
 
     batch: Batch
     selections: list[Selection | None]
+
+
+class Batches(Protocol):
+    """Makes the batches of a model's steps."""
+
+    def stage(self, plan: StepPlan) -> None:
+        """Keep what a plan brings. Called for each plan, before `gather`. Raises ValueError or OverflowError."""
+
+    def gather(self, spans: Sequence[Span], readouts: Sequence[Readout]) -> Gathered:
+        """Build the batch of `spans`, in their order. There must be at least one span."""
+
+
+class RowBatches:
+    """Batches of sequences in the persistent batch. Implements Batches."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+
+    def stage(self, plan: StepPlan) -> None:
+        self._instance.rows.stage(plan.joins, plan.grants, plan.drafts)
+
+    def gather(self, spans: Sequence[Span], readouts: Sequence[Readout]) -> Gathered:
+        return gather(spans, self._instance, readouts)
 
 
 class Placed(Struct):
@@ -107,7 +130,6 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
     alone = reading[0] if reading else -1
     narrowed = (
         model.skips_unsampled
-        and bool(layout.groups)
         and (not reading or (len(reading) == 1 and readouts[alone].narrows))
         and len(indices[alone]) < tokens + padding
     )
@@ -133,7 +155,6 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         cache=instance.cache,
         adapters=adapted,
         prompts=prompts,
-        offsets=offsets,
     )
     selections = [
         Selection(

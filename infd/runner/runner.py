@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from msgspec import Struct
 
-from infd.runner.batch import gather
+from infd.runner.batch import RowBatches
 from infd.runner.cuda_graphs.decoding import decoding
 from infd.runner.expert_loads import LoadSampler
 from infd.runner.faults import diagnose
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from infd.runner.batch import Batches
     from infd.runner.cuda_graphs.capture import Graphs
     from infd.runner.fused import FusedSteps
     from infd.runner.instance import Instance
     from infd.runner.readouts.readout import Reading, Readout
     from infd.runner.staging import StagingBuffer
-    from infd.scheduler.plan import StepPlan
+    from infd.scheduler.plan import Span, StepPlan
 
     Array = npt.NDArray[Any]
 
@@ -75,7 +76,7 @@ class Runner:
         self.adapters = instance.adapters
         self._model = instance.model
         self._rows = instance.rows
-        self._texts = None if instance.layout.groups else Texts(instance)
+        self._batches: Batches = RowBatches(instance) if instance.layout.groups else Texts(instance)
         self._staging = instance.rows.staging
         self._pulse = instance.pulse
         sampler = Sampler(instance.rows, instance.ops.draw)
@@ -99,18 +100,12 @@ class Runner:
         """Load the plan's adapters, write its rows, and issue its forward pass."""
         self._staging.begin()
         self.adapters.fill(plan.loads)
-        if self._texts is None:
-            self._rows.stage(plan.joins, plan.grants, plan.drafts)
-        else:
-            self._texts.stage(plan.joins)
+        self._batches.stage(plan)
         for readout in self._readouts:
             readout.stage(plan.joins)
-        if self.decoding is not None and (computed := self.decoding.forward(plan.spans)) is not None:
-            readings: list[Reading] = [self._sampling.computed(computed, plan.spans)]
-        elif self.fused is None or (fused := self.fused.forward(plan.spans)) is None:
+        readings = self._compute_at_once(plan.spans)
+        if readings is None:
             readings = self._compute(plan)
-        else:
-            readings = fused
         self._pulse.beat()
         return Forwarded(plan, readings)
 
@@ -119,12 +114,16 @@ class Runner:
         """Made by the first step, because it needs loaded weights."""
         return fused_steps(self.instance, self._sampling, self._loads)
 
+    def _compute_at_once(self, spans: Sequence[Span]) -> list[Reading] | None:
+        """Issue a step of which every token is sampled, by a graph or one native call; None if neither computes it."""
+        if self.decoding is None:
+            return None if self.fused is None else self.fused.forward(spans)
+        computed = self.decoding.forward(spans)
+        return None if computed is None else [self._sampling.computed(computed, spans)]
+
     def _compute(self, plan: StepPlan) -> list[Reading]:
-        """Issue an uncaptured forward pass, and its readouts."""
-        if self._texts is None:
-            gathered = gather(plan.spans, self.instance, self._readouts)
-        else:
-            gathered = self._texts.gather(plan.spans, self._readouts)
+        """Issue a step's batch, and its readouts."""
+        gathered = self._batches.gather(plan.spans, self._readouts)
         gathered.batch.beat = self._pulse.beat
         reading = [
             (readout, selection)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infd.runner.adapters import AdaptedRows
     from infd.runner.instance import Instance
     from infd.runner.readouts.readout import Readout
-    from infd.scheduler.plan import Join, Span
+    from infd.scheduler.plan import Span, StepPlan
 
     Array = npt.NDArray[Any]
 
@@ -49,7 +49,7 @@ class Text(Struct, frozen=True):
 
 
 class Texts:
-    """The texts of running sequences, by row."""
+    """The texts of running sequences, by row. Implements batch.Batches."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
@@ -57,10 +57,9 @@ class Texts:
         self._places = np.arange(instance.rows.max_len)
         self._texts: dict[int, Text] = {}
 
-    def stage(self, joins: Sequence[Join]) -> None:
-        """Keep the texts of a plan's joins. Raises ValueError or OverflowError for an invalid join."""
+    def stage(self, plan: StepPlan) -> None:
         rows = self._instance.rows
-        for join in joins:
+        for join in plan.joins:
             pool = pick(Pool, join.wants)
             second = None if pool is None else pool.second
             tokens = rows.checked(join, np.int64)
@@ -68,7 +67,6 @@ class Texts:
             rows.slots[join.row] = join.slot
 
     def gather(self, spans: Sequence[Span], readouts: Sequence[Readout]) -> Gathered:
-        """Build the batch of `spans`, in their order. There must be at least one span."""
         instance = self._instance
         model = instance.model
         texts = [self._texts[span.row] for span in spans]

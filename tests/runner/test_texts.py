@@ -15,7 +15,7 @@ from infd.request import Pool
 from infd.runner.readouts.pooling import TextPooling, TokenPooling
 from infd.runner.texts import Texts
 from infd.scheduler.layout import CacheLayout, Regimes
-from infd.scheduler.plan import Join, Span
+from infd.scheduler.plan import Join, Span, StepPlan
 from tests.runner.driving import make_rows
 
 
@@ -38,7 +38,7 @@ class Encoder:
 
     def join(self, row: int, tokens: list[int], pool: Pool, **fields: Any) -> None:
         joins = [Join(row, tokens, len(tokens), (pool,), [], 0, **fields)]
-        self.texts.stage(joins)
+        self.texts.stage(StepPlan(0, joins, [], []))
         for readout in self.readouts:
             readout.stage(joins)
 
