@@ -53,8 +53,7 @@ async def _receive(request: web.Request, data: bytearray, service: Service) -> N
     await expectations.send_continue(request)
 
     def add(chunk: bytes) -> None:
-        nonlocal data
-        data += chunk
+        data.extend(chunk)
         service.bodies_bytes += len(chunk)
         if len(data) > most:
             raise BodyTooLarge(f"the body is larger than {most} bytes")

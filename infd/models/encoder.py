@@ -169,14 +169,12 @@ class Encoder:
         tokens, positions, adapters = batch.tokens, batch.positions, batch.adapters
         spans = SpanBatch(tokens=tokens.shape[0], offsets=batch.offsets, device=tokens.device)
         plan = self._attention.prepare(spans)
-        stacked = self.stacked if adapters is None else None
-        x = None
-        if stacked is None or self._recipe is None:
-            x = self._embedding(tokens, positions, batch.types, adapters)
-        if stacked is not None:
-            x = stacked(EncoderInputs(tokens, positions, batch.types), x, plan, batch.beat)
+        if adapters is None and self.stacked is not None:
+            # The call computes the embeddings too, if it was built with their recipe.
+            given = None if self._recipe else self._embedding(tokens, positions, batch.types, None)
+            x = self.stacked(EncoderInputs(tokens, positions, batch.types), given, plan, batch.beat)
         else:
-            assert x is not None
+            x = self._embedding(tokens, positions, batch.types, adapters)
             step = EncoderPass(plan, positions, adapters)
             for block in self._blocks:
                 batch.beat()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class EncoderInputs(Struct, frozen=True):
-    """The tokens of a step, or their embeddings.
+    """The tokens of a step.
 
     tokens     [T] int64
     positions  [T] int64: rows of tables of positions, and of rotary tables
