@@ -170,6 +170,13 @@ def test_models_that_one_call_cannot_compute_are_computed_by_several(stepped, va
     assert model.runner.fused is None
 
 
+@pytest.mark.parametrize(("depth", "expected"), [(None, (1, 2)), (1, (1, 1)), (3, (3, 3))])
+def test_device_depth_is_also_that_of_decoding_steps(built, tiny, depth, expected):
+    config = settings(str(tiny("qwen3")), "cpu")
+    loaded = loading.build(replace(config, device=replace(config.device, depth=depth)), Pulse())
+    assert (loaded.depth, loaded.decoding_depth) == expected
+
+
 def test_weights_in_a_form_of_torch_are_not_fused(stepped):
     assert stepped("qwen3", dtype="float32").runner.fused is None
 
