@@ -11,9 +11,10 @@ Only decoding is timed, from the first token to the last. Models draft nothing t
     python bench/speculation.py smollm2 --streams 8           eight requests at once
     python bench/speculation.py smollm2 --way off             the noise: a second model without drafts beside the first
     python bench/speculation.py smollm2 --peer 'NAME=COMMAND' a server of the same file answers the same requests, with
-                                                              its own drafts; $port in COMMAND is its port. llama.cpp's
-                                                              servers report when tokens were computed; of others the
-                                                              times count at which tokens arrive
+                                                              its own drafts, and is stopped (SIGSTOP) meanwhile; $port
+                                                              in COMMAND is its port. llama.cpp's servers report when
+                                                              tokens were computed; of others the times count at which
+                                                              tokens arrive
 
 The corpus's texts are tokens of SmolLM2 (`make test-data`), whichever model is measured.
 """
@@ -21,12 +22,13 @@ The corpus's texts are tokens of SmolLM2 (`make test-data`), whichever model is 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import shlex
-import subprocess
 import tempfile
 import time
 from collections import defaultdict
+from contextlib import AsyncExitStack
 from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
@@ -35,7 +37,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from msgspec.structs import replace
 from native_kernels import require_native_kernels
-from server_process import free_port
+from server_process import ServerProcess, free_port
 
 import infd.runner.runner
 import infd.runner.start.assembly
@@ -49,9 +51,12 @@ WAYS = ("off", "ngram", "suffix")
 
 
 class Replaying(Sampler):
-    """Samples as ever, then replaces each greedy token by the token of a reply. A row's seed is the reply's number."""
+    """Samples as ever, then replaces each greedy token by the token of a reply.
 
-    replies: ClassVar[list[list[int]]] = []
+    replies  by the seed of the request; not 0, which is the seed of the steps that are measured at start
+    """
+
+    replies: ClassVar[dict[int, list[int]]] = {}
     _at: SampledPositions | None = None
 
     def __call__(
@@ -69,8 +74,8 @@ class Replaying(Sampler):
         places = zip(rows[:, Integer.SEED_LOW].tolist(), (at.ends - rows[:, Integer.PROMPT]).tolist(), strict=True)
         tokens = found.tokens.tolist()
         for row, (seed, place) in enumerate(places):
-            if seed < len(self.replies):  # the steps that are measured at start have other seeds
-                tokens[row] = self.replies[seed][min(place, len(self.replies[seed]) - 1)]
+            if (reply := self.replies.get(seed)) is not None:
+                tokens[row] = reply[min(place, len(reply) - 1)]
         return found._replace(tokens=torch.tensor(tokens))
 
 
@@ -158,58 +163,55 @@ class Way:
 
 
 class Peer:
-    """A server of OpenAI's API. Its drafts are set by its command."""
+    """A running server of OpenAI's API, which answers one request at a time. Its drafts are set by its command."""
 
-    def __init__(self, described: str) -> None:
-        self.name, command = described.split("=", 1)
-        self._port = free_port()
-        words = [word.replace("$port", str(self._port)) for word in shlex.split(command)]
-        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + 120
-        while self._read("/health") is None:
-            if self._process.poll() is not None or time.monotonic() > until:
-                raise SystemExit(f"{self.name} did not start")
-            time.sleep(0.1)
-        self._model = json.loads(self._read("/v1/models") or b"")["data"][0]["id"]
-
-    def _read(self, path: str) -> bytes | None:
-        """Return the body of a page; None if the server is not ready."""
-        connection = HTTPConnection("127.0.0.1", self._port)
-        try:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.read() if answer.status == 200 else None
-        except OSError:
-            return None
-        finally:
-            connection.close()
+    def __init__(self, server: ServerProcess) -> None:
+        self.name = server.name
+        self._server = server
+        self._connection = HTTPConnection(server.url.removeprefix("http://"))
+        self._connection.request("GET", "/v1/models")
+        self._model = json.loads(self._connection.getresponse().read())["data"][0]["id"]
+        server.freeze()
 
     def close(self) -> None:
-        self._process.terminate()
-        self._process.wait()
+        self._connection.close()
 
     def answer(self, requests: list[dict[str, Any]]) -> Answered:
+        """Answer a request. The tokens are empty if the server does not report them."""
         (body,) = requests
         streamed = {"stream": True, "stream_options": {"include_usage": True}, "cache_prompt": False}
-        connection = HTTPConnection("127.0.0.1", self._port)
-        sent = {**body, **streamed, "model": self._model}
-        del sent["return_token_ids"]
-        connection.request("POST", "/v1/chat/completions", json.dumps(sent), {"Content-Type": "application/json"})
-        arrived, told = [], {}
-        for line in connection.getresponse():
+        sent = json.dumps({**body, **streamed, "model": self._model})
+        self._server.thaw()
+        self._connection.request("POST", "/v1/chat/completions", sent, {"Content-Type": "application/json"})
+        response = self._connection.getresponse()
+        if response.status != 200:
+            raise SystemExit(f"{self.name}: {response.status} {response.read().decode()}")
+        arrived, tokens, told = [], [], {}
+        for line in response:
             if not line.startswith(b"data: {"):
                 continue
             event = json.loads(line.removeprefix(b"data: "))
             told |= {name: event[name] for name in ("usage", "timings") if event.get(name)}
-            if event["choices"] and event["choices"][0]["delta"].get("content"):
-                arrived.append(time.perf_counter())
-        connection.close()
-        tokens, took, drafts = told["usage"]["completion_tokens"], arrived[-1] - arrived[0], (0, 0)
+            for choice in event["choices"]:
+                tokens += choice.get("token_ids") or []
+                # The end's token has no text.
+                if choice["delta"].get("content") or choice.get("finish_reason"):
+                    arrived.append(time.perf_counter())
+        self._server.freeze()
+        generated, took, drafts = told["usage"]["completion_tokens"], arrived[-1] - arrived[0], (0, 0)
         if (timings := told.get("timings")) is not None:
-            tokens, took = timings["predicted_n"], timings["predicted_ms"] / 1000
+            generated, took = timings["predicted_n"], timings["predicted_ms"] / 1000
             drafts = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
         # Spans with drafts are not reported.
-        return Answered(Count(tokens - 1, took, 0, *drafts), [])
+        return Answered(Count(generated - 1 if took else 0, took, 0, *drafts), [tokens] if tokens else [])
+
+
+def described_server(described: str, logs: Path) -> ServerProcess:
+    """Return the server of NAME=COMMAND, not started."""
+    name, command = described.split("=", 1)
+    port = free_port()
+    words = [word.replace("$port", str(port)) for word in shlex.split(command)]
+    return ServerProcess(name, words, port, ready="/health", start_s=300, log=logs / f"{name}.log")
 
 
 def asked(entry: dict[str, Any], tokens: int) -> dict[str, Any]:
@@ -225,16 +227,16 @@ def asked(entry: dict[str, Any], tokens: int) -> dict[str, Any]:
 def replayed(encode: Any, entries: list[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
     """Return requests whose answers are the corpus's replies."""
     bodies = []
-    for number, entry in enumerate(entries):
+    for seed, entry in enumerate(entries, 1):
         prompt = encode(f"<|im_start|>user\n{entry['prompt']}<|im_end|>\n<|im_start|>assistant\n")
         reply = encode(entry["reply"])[:tokens]
-        Replaying.replies.append(reply)
+        Replaying.replies[seed] = reply
         bodies.append(
             {
                 "prompt": prompt,
                 "max_tokens": len(reply),
                 "temperature": 0,
-                "seed": number,
+                "seed": seed,
                 "ignore_eos": True,
                 "return_token_ids": True,
             }
@@ -243,10 +245,11 @@ def replayed(encode: Any, entries: list[dict[str, Any]], tokens: int) -> list[di
 
 
 class Compared:
-    """The answers of all ways to the requests of one kind."""
+    """The answers of all ways and peers to the requests of one kind."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, peers: list[str]) -> None:
         self._kind = kind
+        self._peers = peers
         self._counts: dict[str, Count] = defaultdict(Count)
         self._ratios: dict[str, list[float]] = defaultdict(list)
         self._equal: dict[str, list[bool]] = defaultdict(list)
@@ -264,14 +267,25 @@ class Compared:
         for way, count in self._counts.items():
             line = f"{self._kind:12} {way:7} {count.tokens:6} tokens {count.rate:7.1f} tok/s"
             if way != "off":
-                line += f"  {self._against_plain(way)}, {_drafts(count)}"
+                equal = self._equal[way]
+                line += f"  ratio {_spread(self._ratios[way])}"
+                line += f", {sum(equal)} of {len(equal)} answers equal" if equal else ""
+                line += f", {_drafts(count)}"
             print(line, flush=True)
+        for peer in self._peers:
+            told = [
+                f"{way} {_spread([a / b for a, b in zip(ratios, self._ratios[peer], strict=True)])}"
+                for way, ratios in self._ratios.items()
+                if way not in self._peers
+            ]
+            print(f"{self._kind:12} over {peer}: {', '.join(told)}", flush=True)
 
-    def _against_plain(self, way: str) -> str:
-        ratios, equal = sorted(self._ratios[way]), self._equal[way]
-        tenth = len(ratios) // 10
-        told = f"ratio {median(ratios):.3f} ({ratios[tenth]:.2f} to {ratios[-1 - tenth]:.2f}; {len(ratios)})"
-        return f"{told}, {sum(equal)} of {len(equal)} answers equal" if equal else told
+
+def _spread(ratios: list[float]) -> str:
+    """Return the median; tenth and ninetieth percentile; the number."""
+    ratios = sorted(ratios)
+    tenth = len(ratios) // 10
+    return f"{median(ratios):.3f} ({ratios[tenth]:.2f} to {ratios[-1 - tenth]:.2f}; {len(ratios)})"
 
 
 def _drafts(count: Count) -> str:
@@ -298,7 +312,24 @@ def main() -> None:
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
+    if arguments.peer and arguments.streams > 1:
+        parser.error("peers answer one request at a time")
     require_native_kernels()
+    asyncio.run(started(arguments))
+
+
+async def started(arguments: argparse.Namespace) -> None:
+    """Measure beside running servers."""
+    logs = Path(tempfile.mkdtemp())
+    async with AsyncExitStack() as stack:
+        servers = [described_server(each, logs) for each in arguments.peer]
+        await asyncio.gather(*map(stack.enter_async_context, servers))
+        if servers:
+            print(f"{', '.join(server.name for server in servers)} started, logs are in {logs}", flush=True)
+        measure(arguments, [Peer(server) for server in servers])
+
+
+def measure(arguments: argparse.Namespace, peers: list[Peer]) -> None:
     settings = {"device": "cpu", "device__threads": arguments.threads, "max_model_len": 1024}
     settings["device__kernel_cache"] = tempfile.mkdtemp()  # steps are measured now, not read from a busier hour
     entries = [json.loads(line) for line in CORPUS.read_text(encoding="utf-8").splitlines()]
@@ -321,11 +352,11 @@ def main() -> None:
     ways: list[Way | Peer] = [
         Way(name, arguments.model, way, arguments.streams, settings) for name, way in chosen.items()
     ]
-    ways += map(Peer, arguments.peer)
+    ways += peers
     turn = 0
     for kind in kinds:
         of_kind = [body for entry, body in zip(taken, bodies, strict=True) if entry["kind"] == kind]
-        began, compared = time.monotonic(), Compared(kind)
+        began, compared = time.monotonic(), Compared(kind, [peer.name for peer in peers])
         for at in range(0, len(of_kind), arguments.streams):
             if time.monotonic() - began > arguments.seconds:
                 break

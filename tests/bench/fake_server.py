@@ -55,6 +55,7 @@ class FakeOpenAI:
     @asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[FakeOpenAI]:
         app = web.Application()
+        app.router.add_get("/health", self.models)
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/completions", self.completions)
