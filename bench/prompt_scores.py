@@ -75,7 +75,7 @@ async def _probe(session: aiohttp.ClientSession) -> list[float]:
 
 
 def _resident(server: ServerProcess, field: str) -> int:
-    found = re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{server._pid}/status").read_text(), re.MULTILINE)
+    found = re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{server.pid}/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) * 1024
 

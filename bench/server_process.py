@@ -91,11 +91,11 @@ class ServerProcess:
         """CPU time of the process so far, user and kernel, in seconds."""
         # /proc counts ticks of 10 ms, which some sandboxes charge to another process. The id of a clock
         # contains the process: clock_getcpuclockid(3).
-        return time.clock_gettime(~self._pid << 3 | _CPUCLOCK_SCHED)
+        return time.clock_gettime(~self.pid << 3 | _CPUCLOCK_SCHED)
 
     def loop_cpu_s(self) -> float:
         """CPU time of the main thread, which runs the event loop, in seconds."""
-        return _cpu_s(f"/proc/{self._pid}/task/{self._pid}/stat")
+        return _cpu_s(f"/proc/{self.pid}/task/{self.pid}/stat")
 
     def resident_bytes(self) -> int:
         """Return the proportional set size of the process and its children, in bytes."""
@@ -103,13 +103,13 @@ class ServerProcess:
 
     def freeze(self) -> None:
         """Stop all its processes until `thaw`."""
-        os.killpg(self._pid, signal.SIGSTOP)
+        os.killpg(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        os.killpg(self._pid, signal.SIGCONT)
+        os.killpg(self.pid, signal.SIGCONT)
 
     @property
-    def _pid(self) -> int:
+    def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
 
@@ -119,7 +119,7 @@ class ServerProcess:
                 fields = (process / "stat").read_text().rpartition(")")[2].split()
             except OSError:  # it has ended
                 continue
-            if int(fields[3]) == self._pid:
+            if int(fields[3]) == self.pid:
                 yield process
 
     async def _until_ready(self, deadline: float) -> None:
@@ -153,7 +153,7 @@ class ServerProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
         with suppress(ProcessLookupError):  # the process or its orphans
-            os.killpg(self._pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
 

@@ -28,7 +28,7 @@ import shlex
 import tempfile
 import time
 from collections import defaultdict
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
@@ -48,6 +48,7 @@ from infd.runner.start.calibration import Calibration, calibrate
 
 CORPUS = Path(__file__).with_name("speculation.jsonl")
 WAYS = ("off", "ngram", "suffix")
+WARMING = 4  # answers of a peer that are not measured: vLLM's first ones are slow
 
 
 class Replaying(Sampler):
@@ -168,13 +169,18 @@ class Peer:
     def __init__(self, server: ServerProcess) -> None:
         self.name = server.name
         self._server = server
-        self._connection = HTTPConnection(server.url.removeprefix("http://"))
-        self._connection.request("GET", "/v1/models")
-        self._model = json.loads(self._connection.getresponse().read())["data"][0]["id"]
-        server.freeze()
+        with closing(self._connection()) as connection:
+            connection.request("GET", "/v1/models")
+            self._model = json.loads(connection.getresponse().read())["data"][0]["id"]
+        for _ in range(WARMING):
+            self.answer([asked({"prompt": "Count from one to a hundred."}, 64)])
 
     def close(self) -> None:
-        self._connection.close()
+        self._server.thaw()
+
+    def _connection(self) -> HTTPConnection:
+        # A server closes idle connections while it is stopped, so each request has its own.
+        return HTTPConnection(self._server.url.removeprefix("http://"))
 
     def answer(self, requests: list[dict[str, Any]]) -> Answered:
         """Answer a request. The tokens are empty if the server does not report them."""
@@ -182,21 +188,22 @@ class Peer:
         streamed = {"stream": True, "stream_options": {"include_usage": True}, "cache_prompt": False}
         sent = json.dumps({**body, **streamed, "model": self._model})
         self._server.thaw()
-        self._connection.request("POST", "/v1/chat/completions", sent, {"Content-Type": "application/json"})
-        response = self._connection.getresponse()
-        if response.status != 200:
-            raise SystemExit(f"{self.name}: {response.status} {response.read().decode()}")
         arrived, tokens, told = [], [], {}
-        for line in response:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line.removeprefix(b"data: "))
-            told |= {name: event[name] for name in ("usage", "timings") if event.get(name)}
-            for choice in event["choices"]:
-                tokens += choice.get("token_ids") or []
-                # The end's token has no text.
-                if choice["delta"].get("content") or choice.get("finish_reason"):
-                    arrived.append(time.perf_counter())
+        with closing(self._connection()) as connection:
+            connection.request("POST", "/v1/chat/completions", sent, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status != 200:
+                raise SystemExit(f"{self.name}: {response.status} {response.read().decode()}")
+            for line in response:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line.removeprefix(b"data: "))
+                told |= {name: event[name] for name in ("usage", "timings") if event.get(name)}
+                for choice in event["choices"]:
+                    tokens += choice.get("token_ids") or []
+                    # The end's token has no text.
+                    if choice["delta"].get("content") or choice.get("finish_reason"):
+                        arrived.append(time.perf_counter())
         self._server.freeze()
         generated, took, drafts = told["usage"]["completion_tokens"], arrived[-1] - arrived[0], (0, 0)
         if (timings := told.get("timings")) is not None:
@@ -324,9 +331,10 @@ async def started(arguments: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
         servers = [described_server(each, logs) for each in arguments.peer]
         await asyncio.gather(*map(stack.enter_async_context, servers))
-        if servers:
-            print(f"{', '.join(server.name for server in servers)} started, logs are in {logs}", flush=True)
-        measure(arguments, [Peer(server) for server in servers])
+        peers = [Peer(server) for server in servers]
+        if peers:
+            print(f"{', '.join(peer.name for peer in peers)} started, logs are in {logs}", flush=True)
+        measure(arguments, peers)
 
 
 def measure(arguments: argparse.Namespace, peers: list[Peer]) -> None:

@@ -57,7 +57,7 @@ async def test_a_peer_is_stopped_but_while_it_answers(tmp_path: Path) -> None:
     server = described_server(f"fake={sys.executable} -m tests.bench.fake_server $port", tmp_path)
 
     def state() -> str:
-        return Path(f"/proc/{server._pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     async def stopped() -> None:
         async with asyncio.timeout(10):
