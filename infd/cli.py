@@ -342,15 +342,18 @@ def check(loaded: Loaded) -> int:
     """Check the settings and the files that they name, without starting the daemon.
 
     Among the checks are the model's architecture, tokenizer and context length, and the completeness of its files.
-    Conditions that only `infd start` can check are listed as not checked.
+    Conditions that only `infd start` can check are listed as not checked. Native kernels that are missing, or that
+    were built from other sources, are a warning.
     """
-    from infd.daemon.check import check
+    from infd.daemon.check import check, slow
 
     unchecked = check(loaded.config, _environment())
     changed = sum(origin != "built-in" for origin in loaded.origins.values())
     click.echo(f"the configuration is valid; {changed} of {len(SETTINGS)} settings differ from the built-in ones")
     for condition in unchecked:
         click.echo(f"not checked: {condition}")
+    if (reason := slow(loaded.config)) is not None:
+        click.echo(f"warning: without native kernels answers take many times as long: {reason}")
     return os.EX_OK
 
 

@@ -17,6 +17,8 @@ from infd.admin.ctl import cli as infdctl
 from infd.cli import cli, main
 from infd.commandline import Group
 from infd.config import SETTINGS
+from infd.daemon import check
+from infd.kernels.cpu.built import STALE
 from infd.version import __version__
 
 pytestmark = pytest.mark.usefixtures("restored_logging")  # a start configures the log before it fails
@@ -139,6 +141,16 @@ def test_check_looks_at_every_file_that_the_settings_name(capsys: pytest.Capture
     assert "server.trusted_proxies" in capsys.readouterr().err
     assert run("config", "check", "--model", str(tmp_path)) == 78
     assert capsys.readouterr().err == f"infd: {tmp_path}/config.json: No such file or directory\n"
+
+
+@pytest.mark.parametrize(("device", "warned"), [("cpu", True), ("null", False)])
+def test_check_warns_of_missing_native_kernels_where_a_cpu_would_compute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, device: str, warned: bool
+) -> None:
+    monkeypatch.setattr(check, "why_not_built", lambda: STALE)
+    assert run("config", "check", "--device", device) == 0
+    line = f"warning: without native kernels answers take many times as long: {STALE}"
+    assert (capsys.readouterr().out.splitlines()[-1] == line) == warned
 
 
 def test_check_fetches_nothing(capsys: pytest.CaptureFixture[str]) -> None:

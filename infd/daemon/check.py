@@ -15,7 +15,9 @@ from infd.http.proxies import networks
 from infd.http.rates import tenants
 from infd.hub.cached import cached
 from infd.hub.fetch import find_gguf, split
+from infd.kernels.cpu.built import why_not_built
 from infd.mcp.servers import Servers
+from infd.runner.arenas.host import kind
 from infd.sockets import tls
 from infd.text import apart, renderers
 from infd.text.chat import ChatTemplate
@@ -81,6 +83,11 @@ def check(config: Config, environment: Environment) -> list[str]:
     if found.faults:
         raise ConfigError("\n".join(found.faults))
     return found.unchecked
+
+
+def slow(config: Config) -> str | None:
+    """Return the reason why a CPU would compute without native kernels, or None."""
+    return why_not_built() if kind(config) == "cpu" else None
 
 
 def _fetched(config: Config, environment: Environment) -> Path | None:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch  # noqa: F401  # loads the OpenMP runtime that native.so must share
 
+from infd.kernels.cpu.built import HERE, NOT_BUILT, STALE, digest
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-HERE: Final = Path(__file__).parent
 BEST_FIRST: Final = ("avx512_bf16", "avx512", "avx2")
 REFINED: Final = {"avx512_vbmi": "avx512_bf16"}  # sets of few kernels, better than those of another set
 
@@ -96,7 +95,7 @@ def built_from() -> str | None:
 def _open(directory: Path) -> ctypes.CDLL:
     path = directory / "native.so"
     if not path.exists():
-        raise NativeMissing("not built: infd was installed where there was no C++ compiler that it could use")
+        raise NativeMissing(NOT_BUILT)
     try:
         ctypes.CDLL("libgomp.so.1", os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
@@ -110,14 +109,6 @@ def _open(directory: Path) -> ctypes.CDLL:
     sources = directory / "native"
     if sources.is_dir():  # absent from an installed package
         library.infd_sources.restype = ctypes.c_char_p
-        if library.infd_sources().decode() != _digest(sources):
-            raise NativeMissing("built from other sources than the present ones: `make native` rebuilds it")
+        if library.infd_sources().decode() != digest(sources):
+            raise NativeMissing(STALE)
     return library
-
-
-@cache  # each kernel class opens the library at startup, but the sources are hashed only once
-def _digest(sources: Path) -> str:
-    """Return the digest of `sources`, as CMakeLists.txt computes it."""
-    files = sorted((*sources.glob("*.cpp"), *sources.glob("*.h"), sources / "CMakeLists.txt"))
-    digests = (sha256(path.read_bytes()).hexdigest() for path in files)
-    return sha256("".join(digests).encode()).hexdigest()
