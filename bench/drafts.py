@@ -6,6 +6,9 @@ choose drafts, and say nothing of a model's speed. What grammars force is left o
     python bench/drafts.py FILE.gguf                                  one and eight streams, with each drafter
     python bench/drafts.py FILE.gguf --overhead 0.15 --noise 0.3      steps with drafts last longer than was measured at
                                                                       start, and durations scatter
+    python bench/drafts.py FILE.gguf --late 0                         as on a GPU, where all steps are issued ahead
+
+Plain decoding is timed with all steps issued ahead. Behind each gain is the share of steps issued ahead.
 """
 
 from __future__ import annotations
@@ -65,20 +68,29 @@ class Replay:
 
 
 class Replays:
-    """Replies that are decoded with one choice of drafts, so many at once. The estimates of costs go on."""
+    """Replies that are decoded with one choice of drafts, so many at once. The estimates of costs go on.
 
-    def __init__(self, drafting: Drafting, streams: int, overhead: float, noise: float) -> None:
+    steps  number of steps
+    ahead  of these, steps that were issued while the step before was computed
+    """
+
+    def __init__(self, drafting: Drafting, streams: int, overhead: float, noise: float, late: float) -> None:
         layout = CacheLayout((PageGroup(layers=(0,), page_tokens=16),))
         capacity = Capacity(layout=layout, pages=64, rows=streams, step_tokens=1024, max_model_len=4096, vocab_size=1)
-        self._speculation = Speculation(Cache(capacity, prefix_caching=False), MOST, COSTS)
-        self._costs = StepCosts(COSTS)
+        costs = [(rows, ms / 1000) for rows, ms in COSTS]
+        self._speculation = Speculation(Cache(capacity, prefix_caching=False), MOST, costs)
+        self._costs = StepCosts(costs)
+        self._late, self._ahead = late / 1000, False
+        self.steps = self.ahead = 0
         self._drafting, self._streams, self._overhead, self._noise = drafting, streams, 1 + overhead, noise
         self._random = random.Random(1)  # noqa: S311 - durations are no secrets
 
     def gain(self, replies: list[tuple[list[int], list[int]]]) -> float:
         """Return how many times as fast the replies (prompt, reply) are decoded as without drafts."""
         with_drafts = without = 0.0
+        self.steps = self.ahead = 0
         for at in range(0, len(replies), self._streams):
+            self._ahead = False
             together = replies[at : at + self._streams]
             running = [Replay(*reply, self._drafting, row) for row, reply in enumerate(together)]
             for place in range(1, max(len(reply) for _, reply in together)):
@@ -89,16 +101,23 @@ class Replays:
 
     def _step(self, running: list[Replay]) -> float:
         """Compute a step; return its duration."""
-        self._speculation.choose([replay.seq for replay in running], 1024)
+        decoding, ahead = [replay.seq for replay in running], self._ahead
+        self._speculation.committed()
+        self._speculation.choose([] if ahead else decoding, 1024)
         plan = StepPlan(0, [], [], [])
         for replay in running:
             seq = replay.seq
             drafts = self._speculation.draft(plan, seq, len(seq.tokens), MOST)
             plan.spans.append(Span(seq.row or 0, len(seq.tokens) - 1, 1 + drafts, 1 + drafts))
+        self._ahead = self._late > 0 and not self._speculation.awaits(decoding)  # decided while the step is computed
+        for replay, span in zip(running, plan.spans, strict=True):
+            seq, drafts = replay.seq, span.drafts
             replay.step(seq.drafts[:drafts])
             if replay.complete:
                 seq.drafter.finish(seq.tokens)
+        self.steps, self.ahead = self.steps + 1, self.ahead + ahead
         seconds = self._costs.of(plan.tokens) * (self._overhead if plan.drafts else 1.0)
+        seconds += 0.0 if ahead else self._late
         self._speculation.took(plan, seconds * self._random.lognormvariate(0.0, self._noise), masked=False)
         return seconds
 
@@ -109,6 +128,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96, help="most tokens of a reply")
     parser.add_argument("--overhead", type=float, default=0.0, help="share by which steps with drafts last longer")
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of the durations' logarithm")
+    parser.add_argument("--late", type=float, default=0.3, help="milliseconds that a step not issued ahead begins late")
     arguments = parser.parse_args()
     tokenizer = Tokenizer.load(arguments.model)
     kinds: dict[str, list[tuple[list[int], list[int]]]] = defaultdict(list)
@@ -117,9 +137,11 @@ def main() -> None:
         kinds[entry["kind"]].append((prompt, reply[: arguments.tokens]))
     for streams in (1, 8):
         for name, drafting in (("ngram", NgramDrafting(MOST)), ("suffix", SuffixDrafting(MOST, 2**26))):
-            replays = Replays(drafting, streams, arguments.overhead, arguments.noise)
-            gains = ", ".join(f"{kind} {replays.gain(replies):.2f}" for kind, replies in kinds.items())
-            print(f"{streams} at once, {name}: {gains}")
+            replays = Replays(drafting, streams, arguments.overhead, arguments.noise, arguments.late)
+            gains = []
+            for kind, replies in kinds.items():
+                gains.append(f"{kind} {replays.gain(replies):.2f} ({replays.ahead / replays.steps:.2f})")
+            print(f"{streams} at once, {name}: {', '.join(gains)}")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class Executor(Protocol):
     """Computes plans: on a device thread, in another process, or on a null device."""
 
     depth: int  # steps to keep in flight
-    decoding_depth: int  # steps to keep in flight while all running sequences decode, and none waits; at least `depth`
+    decoding_depth: int  # steps to keep in flight while Scheduler.may_plan_ahead; at least `depth`
 
     @property
     def memory(self) -> Memory:

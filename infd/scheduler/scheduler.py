@@ -153,10 +153,11 @@ class Scheduler:
             self._held.remove(seq)
             self.waiting.add(seq)
 
-    def plan(self, only: Container[Sequence] | None = None) -> Scheduled | None:
+    def plan(self, only: Container[Sequence] | None = None, *, ahead: bool = False) -> Scheduled | None:
         """Fill the next step; return None if no sequence can be computed now.
 
-        only  the sequences that may be planned; None: all
+        only   the sequences that may be planned; None: all
+        ahead  whether it is issued because of `may_plan_ahead`; then it has no drafts
         """
         if not self.running and not self.waiting:
             return None
@@ -166,7 +167,7 @@ class Scheduler:
         decoding, others = split_decoding(self.running)
         starting = self._starting(others)
         if self.speculation.most:
-            self.speculation.choose(decoding, budget.limit)
+            self.speculation.choose([] if ahead else decoding, budget.limit)
         remaining = self._fill(step, decoding, budget.limit, only)
         remaining = min(remaining, budget.mixed(step.plan.tokens, starting))
         kept = self.waiting.kept(others, remaining)
@@ -214,6 +215,7 @@ class Scheduler:
                 outcomes.append(outcome)
         for resource in self.resources:
             resource.settle(plan)
+        self.speculation.committed()
         if result.expert_loads:
             self.expert_loads.add(result.expert_loads)
         return outcomes
@@ -280,9 +282,16 @@ class Scheduler:
         assert self.running == sorted(self.running, key=by_place), "the running sequences are out of order"
 
     @property
-    def only_decodes(self) -> bool:
-        """Whether all running sequences decode, without drafts, which follow committed tokens, and none waits."""
-        return not (self.waiting or self.speculation.most or split_decoding(self.running)[1])
+    def may_plan_ahead(self) -> bool:
+        """Whether the next step may be planned while more steps are in flight than a prompt should wait for.
+
+        That is so while there are running sequences, all of them decode, none waits, and drafts are not worth waiting
+        for.
+        """
+        if self.waiting or not self.running:
+            return False
+        decoding, others = split_decoding(self.running)
+        return not others and not (self.speculation.most and self.speculation.awaits(decoding))
 
     # Planning and committing one step
 

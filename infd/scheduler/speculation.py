@@ -8,6 +8,10 @@ of the sequences' expected speeds, in tokens per second. So a sequence with many
 only a little, and sequences that began together end together: a sequence left over would decode alone, at a higher
 cost per token. The share of guesses that came true is observed, even of guesses that no step verifies; the durations of
 steps are estimated by `StepCosts`.
+
+Drafts follow known tokens. So a step with drafts is planned once the step before is committed, while the device has
+nothing to do, if `Executor.depth` is 1. Where drafts gain less than the next step issued ahead, that step is issued
+ahead, without drafts.
 """
 
 from __future__ import annotations
@@ -48,6 +52,9 @@ MANY: Final = 4  # sequences of a step from which on guesses are skipped, becaus
 MISSES: Final = 4  # guesses in a row that failed, or were none, for each step without a guess that follows
 MOST_SKIPPED: Final = 3  # steps: an answer that begins to repeat itself soon has drafts
 RECONSIDERED: Final = 64  # steps after which it is decided anew whether any drafts could pay
+AHEAD_S: Final = 0.3e-3  # seconds that a step saves by being issued while the one before is computed
+GAIN_RATE: Final = 1 / 16  # weight of one step in the mean gain of drafts
+DELAYED: Final = 0.6  # share of the gain of drafts that is lost if they begin one token later
 
 
 class Speculation:
@@ -74,6 +81,9 @@ class Speculation:
         self._agreement = [FIRST] * (CLASSES - 1) + [FIRST_LIKELY]  # with which sequences begin
         self._chosen: dict[Sequence, int] = {}  # number of drafts of the step being planned, without those in flight
         self._drafting = False  # whether drafts paid the last time that there were guesses
+        self._considered = False  # whether drafts behind the tokens known now were considered
+        self._gain = 0.0  # of these: logarithm of the speed with them over that without, mean of the step's sequences
+        self._mean_gain = 0.0  # of the latest steps
         self._masked = False  # whether the last step waited for a mask
         self._hopeless: dict[int, bool] = {}  # by number of sequences: whether drafts do not pay, be they all right
         self._alone: dict[int, bool] = {}  # by number of sequences: see `pays_alone`
@@ -93,42 +103,75 @@ class Speculation:
         room = min(budget - count, self.most * count)
         if room <= 0:
             return
+        chosen = self._chosen
+        for _, seq in self._consider(decoding, room):
+            chosen[seq] = chosen.get(seq, 0) + 1
+
+    def awaits(self, decoding: list[Sequence]) -> bool:
+        """Return whether the next step should wait for the tokens in flight, because drafts may pay behind them.
+
+        Otherwise it is issued ahead, without drafts. Drafts that would pay behind the tokens known now probably go on
+        behind those in flight; others may begin there, as often as they did.
+
+        decoding  all running sequences
+        """
+        if not self._considered:
+            self._consider(decoding, self.most * len(decoding), known=True)
+        return max(self._gain, DELAYED * self._mean_gain) > AHEAD_S / self._costs.of(len(decoding))
+
+    def committed(self) -> None:
+        """Called when a step is committed: more tokens are known."""
+        self._considered = False
+
+    def _consider(self, decoding: list[Sequence], room: int, *, known: bool = False) -> Many[tuple[float, Sequence]]:
+        """Guess the next tokens of each sequence, and return the drafts that the step should verify, see `_offers`.
+
+        room   most drafts of the step
+        known  whether the step is imagined to follow the known tokens, without those in flight
+        """
+        count = len(decoding)
+        self._considered, self._gain = True, 0.0
+        found: Many[tuple[float, Sequence]] = []
         if self._is_hopeless(count):
             self._costs.forget(count + 1, (True, self._masked))
-            return
+        elif offers := self._offered(decoding, known=known):
+            found = self._worthwhile(count, offers, room)
+        self._mean_gain += GAIN_RATE * (self._gain - self._mean_gain)
+        return found
+
+    def _offered(self, decoding: list[Sequence], *, known: bool) -> list[tuple[float, Sequence]]:
+        """Guess the next tokens of each sequence, and return all drafts, see `_offers`."""
+        count = len(decoding)
         offers: list[tuple[float, Sequence]] = []
         for seq in decoding:
             if seq.skips and count >= MANY:
                 seq.skips -= 1
                 seq.drafts = []
                 continue
-            unknown = seq.in_flight
+            unknown = 0 if known else seq.in_flight
             end = len(seq.tokens) + unknown
             most = min(self.most, seq.limit - end - 1, seq.regime_limit - end)
             self._observe(seq)
             seq.skips = min(MOST_SKIPPED, seq.misses // MISSES)
             guess = seq.drafter.draft(seq.tokens, unknown + max(most, 1))
             seq.drafts = guess
-            offers += self._offers(seq, guess, most)
-        if offers:
-            chosen = self._chosen
-            for _, seq in self._worthwhile(count, offers, room):
-                chosen[seq] = chosen.get(seq, 0) + 1
+            offers += self._offers(seq, guess, unknown, most)
+        return offers
 
-    def _offers(self, seq: Sequence, guess: list[int], most: int) -> Iterator[tuple[float, Sequence]]:
-        """Iterate over the first `most` drafts of a guess behind the tokens in flight: by how much each raises the
-        logarithm of the sequence's expected tokens, and the sequence.
+    def _offers(self, seq: Sequence, guess: list[int], unknown: int, most: int) -> Iterator[tuple[float, Sequence]]:
+        """Iterate over the first `most` drafts of a guess behind its first `unknown` tokens: by how much each raises
+        the logarithm of the sequence's expected tokens, and the sequence.
         """
         run = seq.drafter.run
         # A sure guess says nothing of other guesses, so it is not compared with the tokens that follow.
         seq.guess = (0, [], 0) if seq.drafter.sure else (len(seq.tokens), guess, run)
         chance, expected, agreement, kinds = 1.0, 1.0, seq.agreement, CLASS[run]
-        for place in range(min(len(guess), seq.in_flight + most)):
+        for place in range(min(len(guess), unknown + most)):
             if not seq.drafter.sure:
                 chance *= agreement[kinds[place]]
             if not place and chance < LEAST:
                 return
-            if place >= seq.in_flight:
+            if place >= unknown:
                 yield log(1.0 + chance / expected), seq
                 expected += chance
 
@@ -221,7 +264,9 @@ class Speculation:
             if net > most + TIE:
                 best, most = drafts, net
         self._drafting = best > 0
-        if not best:
+        if best:
+            self._gain = most / count
+        else:
             costs.forget(count + 1, kind)
         return offers[:best]
 

@@ -58,13 +58,18 @@ def sequence(
 
 
 class Driver:
-    """`issue` plans and starts a step, `complete` commits the oldest one; all invariants are checked after each."""
+    """`issue` plans and starts a step, `complete` commits the oldest one; all invariants are checked after each.
+
+    depth  steps to keep in flight
+    ahead  further steps, while the scheduler permits them
+    """
 
     def __init__(
         self,
         limits: Capacity | None = None,
         *,
         depth: int = 1,
+        ahead: int = 0,
         patience: int = 4,
         caching: bool = True,
         slots: int = 4,
@@ -83,12 +88,14 @@ class Driver:
         self.per_step = per_step
         self.device = FakeDevice(self.capacity)
         self.depth = depth
+        self.ahead = ahead
         self.epoch = 0  # of the prefix cache
         self.in_flight: deque[Scheduled] = deque()
         self.everybody: list[Sequence] = []
         self.scored: dict[Sequence, list[TokenLogprobs]] = {}
         self.pooled: dict[Sequence, Pooled] = {}
         self.steps: list[Scheduled] = []  # all of them
+        self.issued_ahead: list[Scheduled] = []  # of these
 
     @property
     def plans(self) -> list[StepPlan]:
@@ -101,10 +108,21 @@ class Driver:
         self.everybody.append(seq)
         return seq
 
+    @property
+    def may_issue(self) -> bool:
+        """Whether the step loop would issue a step now, if one can be planned."""
+        flying = len(self.in_flight)
+        return flying < self.depth or (flying < self.depth + self.ahead and self.scheduler.may_plan_ahead)
+
     def issue(self) -> Scheduled | None:
-        step = self.scheduler.plan()
+        ahead = self.ahead > 0 and len(self.in_flight) >= self.depth
+        step = self.scheduler.plan(ahead=ahead)
         if step is not None:
             self.steps.append(step)
+            if ahead:
+                self.issued_ahead.append(step)
+                assert not step.plan.drafts
+                assert not step.plan.joins
             self.in_flight.append(step)
             assert [span.row for span in step.plan.spans] == [seq.row for seq in step.sequences]
             assert len({seq.adapter for seq in step.sequences} - {None}) <= self.per_step
@@ -182,9 +200,9 @@ class Driver:
                     assert table[position // group.page_tokens], f"{seq} lost a page that its next token sees"
 
     def step(self) -> Scheduled | None:
-        """Keep `depth` steps in flight, then commit one."""
+        """Keep as many steps in flight as the step loop would, then commit one."""
         step = None
-        while len(self.in_flight) < self.depth and (step := self.issue()):
+        while self.may_issue and (step := self.issue()):
             pass
         if self.in_flight:
             self.complete()

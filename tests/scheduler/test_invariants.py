@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from infd.drafting.drafter import NO_DRAFTS
 from infd.request import Adapter, FinishReason, Pool
@@ -41,6 +42,7 @@ class Histories(RuleBasedStateMachine):
     @initialize(
         layout=st.sampled_from(sorted(LAYOUTS)),
         depth=st.integers(1, 3),
+        ahead=st.integers(0, 2),
         rows=st.integers(1, 5) | st.integers(MANY_STARTING + 2, MANY_STARTING + 4),
         spare=st.integers(0, 12),
         step_tokens=st.integers(2, 12),
@@ -51,12 +53,14 @@ class Histories(RuleBasedStateMachine):
         slots=st.integers(1, 3),
         per_step=st.integers(1, 3),
         drafts=st.integers(0, 4),
+        step_s=st.sampled_from([1.0, 2e-3, 1e-3]),  # of short steps less is lost without drafts than by waiting
         pools_last=st.booleans(),
     )
     def start(
         self,
         layout: str,
         depth: int,
+        ahead: int,
         rows: int,
         spare: int,
         step_tokens: int,
@@ -67,6 +71,7 @@ class Histories(RuleBasedStateMachine):
         slots: int,
         per_step: int,
         drafts: int,
+        step_s: float,
         pools_last: bool,
     ) -> None:
         chosen = LAYOUTS[layout]
@@ -84,7 +89,14 @@ class Histories(RuleBasedStateMachine):
             pools_last=pools_last,
         )
         self.driver = Driver(
-            limits, depth=depth, patience=3, caching=caching, slots=slots, per_step=per_step, drafts=drafts
+            replace(limits, row_costs=((1, step_s), (8, step_s))),
+            depth=depth,
+            ahead=ahead,
+            patience=3,
+            caching=caching,
+            slots=slots,
+            per_step=per_step,
+            drafts=drafts,
         )
         self.adapters = [Adapter("a", n) for n in range(1, 6)]
         self.ended: list[object] = []
@@ -152,7 +164,7 @@ class Histories(RuleBasedStateMachine):
             )
             first = first or seq
             self.driver.add(seq)
-            if steps_apart and len(self.driver.in_flight) < self.driver.depth:
+            if steps_apart and self.driver.may_issue:
                 self.driver.issue()
 
     @rule(
@@ -202,7 +214,7 @@ class Histories(RuleBasedStateMachine):
                 self.driver.device.adapters.discard(adapter)
             self.adapters[which] = Adapter("a", adapter.generation + 5)
 
-    @precondition(lambda self: len(self.driver.in_flight) < self.driver.depth)
+    @precondition(lambda self: self.driver.may_issue)
     @rule()
     def issue(self) -> None:
         self.driver.issue()
@@ -225,7 +237,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.driver.in_flight)
     @rule(full=st.booleans())
     def fail(self, full: bool) -> None:
-        while full and len(self.driver.in_flight) < self.driver.depth and self.driver.issue():
+        while full and self.driver.may_issue and self.driver.issue():
             pass
         self.driver.fail()
 

@@ -29,22 +29,17 @@ def test_a_long_prompt_does_not_hold_up_a_decoding_sequence():
     assert granted(driver.issue()) == {decoding: 1, waiting: 7}
 
 
-def test_whether_only_decoding_remains_is_known_once_the_last_chunk_is_planned():
+def test_steps_may_be_planned_ahead_once_the_last_chunk_is_planned_and_until_a_prompt_arrives():
     driver = Driver(capacity(step_tokens=8, rows=1))
     scheduler = driver.scheduler
     driver.add(sequence(12, max_tokens=4))
-    found = [scheduler.only_decodes]
+    found = [scheduler.may_plan_ahead]
     for _ in range(3):
         driver.step()
-        found.append(scheduler.only_decodes)
+        found.append(scheduler.may_plan_ahead)
     assert found == [False, False, True, True]
     driver.add(sequence(3))
-    assert not scheduler.only_decodes
-
-    drafting = Driver(capacity(), drafts=4)
-    drafting.add(sequence(3))
-    drafting.step()
-    assert not drafting.scheduler.only_decodes
+    assert not scheduler.may_plan_ahead
 
 
 def test_beside_streams_a_prompt_is_computed_in_smaller_chunks_than_alone():

@@ -293,6 +293,80 @@ def test_accepted_tokens_are_found_in_the_cache_and_no_others():
     driver.check_answers()
 
 
+class Between(Oracle):
+    """Is right from token `first` to token `last` of the choice, and guesses nothing else."""
+
+    first, last = 0, 0
+
+    def draft(self, tokens, most):
+        known = len(tokens)
+        return super().draft(tokens, min(most, self.last - known)) if self.first <= known < self.last else []
+
+
+def ahead_of(first: int, last: int, *, costs=((1, 5e-3), (8, 5e-3), (64, 0.1)), rows: int = 1) -> Driver:
+    """Generate 120 tokens with right guesses between two tokens, with a step issued ahead where that is permitted."""
+    driver = Driver(replace(capacity(rows=rows, pages=400, max_model_len=256), row_costs=costs), ahead=1, drafts=7)
+    for row in range(rows):
+        drafter = Between.of([row, 1, 2], 130)
+        drafter.first, drafter.last = first, last
+        driver.add(sequence([row, 1, 2], max_tokens=120, drafter=drafter))
+        driver.step()
+    driver.finish()
+    driver.check_answers()
+    return driver
+
+
+def starts(steps, *, drafts: bool = False) -> list[int]:
+    return [step.plan.spans[0].start for step in steps if step.plan.drafts or not drafts]
+
+
+def test_without_guesses_every_decoding_step_is_issued_ahead():
+    driver = ahead_of(0, 0)
+    assert starts(driver.issued_ahead) == list(range(3, 122))
+    assert ahead_of(0, 0, rows=3).issued_ahead[10:]
+
+
+def test_no_step_is_issued_ahead_of_tokens_behind_which_drafts_pay():
+    driver = ahead_of(0, 123)
+    assert not driver.issued_ahead
+    assert len(driver.steps) < 1 + 120 / 7
+    assert len(ahead_of(0, 123, costs=((1, 5e-3), (64, 0.32))).issued_ahead) == 119, "right drafts cost what they gain"
+
+
+def test_drafts_begin_one_token_late_behind_steps_that_were_issued_ahead_and_steps_are_issued_ahead_again():
+    driver = ahead_of(40, 60)
+    drafted, ahead = starts(driver.steps, drafts=True), starts(driver.issued_ahead)
+    assert ahead[:37] == list(range(3, 40))
+    assert drafted == [40, 48, 56]
+    assert ahead[37] > 60, "drafts were common"
+    assert ahead[37:] == list(range(ahead[37], 122))
+    assert len(ahead) > 70
+
+
+def test_drafts_that_are_rare_and_gain_little_are_not_waited_for():
+    speculation = control(((1, 5e-3), (8, 5e-3)))
+    seq = sequence([1, 2, 3], max_tokens=40, drafter=Oracle.of([1, 2, 3], 0))
+    seq.row, seq.covered = 0, 100
+    speculation.choose([seq], 1000)
+    assert not speculation.awaits([seq])
+    seq.drafter = Oracle.of([1, 2, 3], 40)
+    assert not speculation.awaits([seq]), "nothing is guessed anew before a token more is known"
+    speculation.committed()
+    assert speculation.awaits([seq])
+    seq.agreement = [0.03] * CLASSES
+    speculation.committed()
+    assert not speculation.awaits([seq])
+
+
+def test_a_sequence_that_was_waited_for_is_guessed_for_as_if_its_last_token_were_known():
+    speculation = control(((1, 5e-3), (8, 5e-3)))
+    seq = sequence([1, 2, 3], max_tokens=40, drafter=Oracle.of([1, 2, 3], 40))
+    seq.row, seq.covered, seq.in_flight = 0, 100, 1
+    assert speculation.awaits([seq])
+    assert speculation.draft(StepPlan(0, [], [], []), seq, 4, 1000) == 0, "a step issued ahead has no drafts"
+    assert seq.guess == (3, continuation([1, 2, 3], 7), 0)
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_drafts_and_kept_drafts_are_counted(depth: int):
     driver = Driver(drafts=3, depth=depth)

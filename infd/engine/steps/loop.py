@@ -161,19 +161,20 @@ class StepLoop:
         while self._committed:
             self._on_commit(*self._committed.popleft())
 
-    @property
-    def _depth(self) -> int:
-        """Steps to keep in flight. A prompt waits for the steps issued before it: steps that only decode are short."""
-        return self._executor.decoding_depth if self._scheduler.only_decodes else self._executor.depth
-
     def _issue(self) -> None:
-        """Issue steps until enough are in flight; while sequences are suspected, only one at a time."""
-        while not self._held and len(self._in_flight) < self._depth:
+        """Issue steps until enough are in flight; while sequences are suspected, only one at a time.
+
+        A prompt waits for the steps issued before it, so only short steps are issued ahead of `executor.depth`.
+        """
+        while not self._held and (flying := len(self._in_flight)) < self._executor.decoding_depth:
+            ahead = flying >= self._executor.depth
+            if ahead and not self._scheduler.may_plan_ahead:
+                return
             suspects = self._suspects.current_group
             if suspects is not None and self._in_flight:
                 return
             at = self._clock()
-            step = self._scheduler.plan(suspects)
+            step = self._scheduler.plan(suspects, ahead=ahead)
             if step is None and suspects is not None:
                 self._suspects.clear_group()  # no suspect can run before a sequence outside of the group
                 continue
