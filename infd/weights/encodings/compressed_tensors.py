@@ -217,6 +217,9 @@ def _packed(module: Module, weights: Weights) -> Scaled:
         if points.dtype == "I32":
             zeros = Numbers(stored=points, type="uint", bits=bits, offset=1 << bits - 1, across=True)
         else:
+            most = 1 << bits - 1  # products subtract zero points from weights in eight bits
+            if bits < 8 and any(most <= point < 256 - most for point in set(points.content())):
+                module.refuse(points, f"these zero points are no integers of {bits} bits")
             zeros = Numbers(stored=points, type="int")
     numbers = Numbers(stored=words, type="uint", bits=bits, offset=1 << bits - 1)
     return _scaled(module, weights, numbers, (outputs, inputs), scales, zeros, (".weight_shape",))

@@ -144,6 +144,26 @@ def test_zero_points_of_a_symmetric_scheme_must_be_0(tmp_path: Path, point: int,
         encodings(tmp_path, tensors, table)
 
 
+@pytest.mark.parametrize(
+    ("point", "reason"), [(-8, ""), (7, ""), (8, "no integers of 4 bits"), (-9, "no integers of 4 bits")]
+)
+def test_zero_points_have_as_many_bits_as_weights(tmp_path: Path, point: int, reason: str) -> None:
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}
+    table = grouped({"targets": ["Linear"], "weights": weights})
+    table["format"] = "pack-quantized"
+    tensors = {
+        "m.a.weight_packed": torch.zeros(8, 8, dtype=torch.int32),
+        "m.a.weight_shape": torch.tensor([8, 64]),
+        "m.a.weight_scale": torch.ones(8, 2),
+        "m.a.weight_zero_point": torch.full((8, 2), point, dtype=torch.int8),
+    }
+    if not reason:
+        assert encodings(tmp_path, tensors, table) == {"m.a.weight": "int4, groups of 32, zero points"}
+        return
+    with pytest.raises(CheckpointError, match=f"m.a.weight_zero_point: these zero points are {reason}"):
+        encodings(tmp_path, tensors, table)
+
+
 def test_gptq_models_may_have_other_bits_and_groups_in_some_modules(tmp_path: Path) -> None:
     table = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
     table["dynamic"] = {"-:.*plain": {}, "+:.*b": {"bits": 8, "group_size": 64}}

@@ -5,7 +5,8 @@
 // as rounding to bfloat16. Sums over a group are exact integers; the groups' sums are accumulated in float32. Weights
 // are multiplied as unsigned numbers: with 8, 32 or 128 added, or, if they are entries of a table, with the least entry
 // subtracted. To compensate, each integer sum starts at the least weight, minus the zero point, times the sum of the
-// group's inputs. A minimum is multiplied by that sum too, and added in float32.
+// group's inputs; or zero points are subtracted from weights before they are multiplied (Grouped::lift). A minimum is
+// multiplied by that sum too, and added in float32.
 
 #pragma once
 
@@ -38,6 +39,12 @@ inline Ints pairs_of_bytes(Ints a, Ints b) { return _mm512_maddubs_epi16(a, b); 
 inline Ints plus_pairs(Ints a, Ints b) { return _mm512_add_epi16(a, b); }
 inline Ints pairs_of_words(Ints a, Ints b) { return _mm512_madd_epi16(a, b); }
 inline Ints ones() { return _mm512_set1_epi16(1); }
+inline Ints plus_bytes(Ints a, Ints b) { return _mm512_add_epi8(a, b); }
+// Minus each word, as four bytes.
+inline Ints repeated(Ints negated) {
+  const __m512i first = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
+  return _mm512_shuffle_epi8(_mm512_sub_epi32(_mm512_setzero_si512(), negated), first);
+}
 // The integers of a group as bytes, in order.
 inline __m256i bytes_of(const Ints (&whole)[GROUP / WIDTH]) {
   return _mm256_set_m128i(_mm512_cvtepi32_epi8(whole[1]), _mm512_cvtepi32_epi8(whole[0]));
@@ -211,6 +218,7 @@ struct Grouped {
   static constexpr bool ONE_LINE = false, TILES = false, OPENS = opens(STORED), WIDE = is_wide(STORED);
   static constexpr int TURN = quads_of_a_turn(STORED);
   static constexpr bool FIRST_OPENS = false;
+  static constexpr bool LIFTABLE = STORED == NIBBLES && !SPLITS;
   using Opened = Grouped<opened_as(STORED), PARTS>;
   using Weights = typename Choose<WIDE>::Weights;
   using GroupInputs = Inputs<WIDE, PARTS>;
@@ -262,6 +270,11 @@ struct Grouped {
   Ints zeros(const uint32_t* step, int64_t group, int64_t part, int64_t column) const {
     if constexpr (is_open(STORED)) return words_at(set_at(step, group, PARTS * (1 + layout.minima) + part) + column);
     return plus(widened(layout.zero_points(step, layout.set_of(group, part)) + column), ints(-layout.least()));
+  }
+  // Lifted, weights of four bits are unsigned bytes after the zero point was subtracted: with LIFTED added.
+  static constexpr int LIFTED = 128;
+  Ints lift(const uint32_t* step, int64_t group, int64_t part, int64_t column) const {
+    return repeated(plus(zeros(step, group, part, column), ints(-LIFTED)));
   }
   // The lines of a group, and the weights of a quad of the turn that begins with a pair.
   const uint32_t* lines(const uint32_t* step, int64_t group) const {
@@ -330,11 +343,14 @@ template <int PARTS>
 constexpr int64_t OPENS_FROM<Grouped<SIXES, PARTS>> = 6;
 #endif
 
-// Start the sums of a part of a group, for VECTORS vectors of outputs from `column` on.
-template <int ROWS, int VECTORS, class Kind>
-void start(const Kind& x, const uint32_t* step, int64_t group, int64_t part, int64_t column, const typename Kind::GroupInputs* inputs,
+// Sums are in registers only where a function is inlined, and GCC does not inline the large ones by itself.
+#define INLINE inline __attribute__((always_inline))
+
+// Start the sums of a part of a group, for VECTORS vectors of outputs from `column` on; LIFTS: of lifted weights.
+template <bool LIFTS, int ROWS, int VECTORS, class Kind>
+INLINE void start(const Kind& x, const uint32_t* step, int64_t group, int64_t part, int64_t column, const typename Kind::GroupInputs* inputs,
            Ints (&sum)[ROWS][VECTORS]) {
-  if (x.layout.zeros) {
+  if (!LIFTS && x.layout.zeros) {
 #pragma GCC unroll 8
     for (int j = 0; j < VECTORS; j++) {
       const Ints zero = x.zeros(step, group, part, column + j * WIDTH);
@@ -344,17 +360,17 @@ void start(const Kind& x, const uint32_t* step, int64_t group, int64_t part, int
   } else {
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++) {
-      const Ints start = ints(x.layout.least() * inputs[i].totals[part]);
+      const Ints start = ints((LIFTS ? -Kind::LIFTED : x.layout.least()) * inputs[i].totals[part]);
 #pragma GCC unroll 8
       for (int j = 0; j < VECTORS; j++) sum[i][j] = start;
     }
   }
 }
 
-// Add the products of a quad of the turn that begins with a pair.
-template <int NUMBER, int ROWS, int VECTORS, class Kind>
-void add_quad(const Kind& x, const uint32_t* lines, int64_t pair, int64_t column, const typename Kind::GroupInputs* inputs,
-              Ints (&in)[ROWS][VECTORS]) {
+// Add the products of a quad of the turn that begins with a pair; LIFTS: `lift` is added to its weights.
+template <int NUMBER, bool LIFTS, int ROWS, int VECTORS, class Kind>
+INLINE void add_quad(const Kind& x, const uint32_t* lines, int64_t pair, int64_t column, const typename Kind::GroupInputs* inputs,
+              const Ints (&lift)[VECTORS], Ints (&in)[ROWS][VECTORS]) {
   const int64_t quad = 2 * pair + NUMBER;
   if constexpr (ROWS == 1) {
     const auto input = inputs[0].quad(quad);
@@ -364,7 +380,10 @@ void add_quad(const Kind& x, const uint32_t* lines, int64_t pair, int64_t column
   } else {
     typename Kind::Weights w[VECTORS];
 #pragma GCC unroll 8
-    for (int j = 0; j < VECTORS; j++) w[j] = x.template weights<NUMBER>(lines, pair, column + j * WIDTH);
+    for (int j = 0; j < VECTORS; j++) {
+      w[j] = x.template weights<NUMBER>(lines, pair, column + j * WIDTH);
+      if constexpr (LIFTS) w[j] = plus_bytes(w[j], lift[j]);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++) {
       const auto input = inputs[i].quad(quad);
@@ -374,9 +393,16 @@ void add_quad(const Kind& x, const uint32_t* lines, int64_t pair, int64_t column
   }
 }
 
+template <int NUMBER, int ROWS, int VECTORS, class Kind>
+INLINE void add_quad(const Kind& x, const uint32_t* lines, int64_t pair, int64_t column, const typename Kind::GroupInputs* inputs,
+              Ints (&in)[ROWS][VECTORS]) {
+  const Ints none[VECTORS] = {};
+  add_quad<NUMBER, false>(x, lines, pair, column, inputs, none, in);
+}
+
 // Compute the sums before what follows: else products and loads of later quads move ahead, and sums are spilled.
 template <int ROWS, int VECTORS>
-void settle(Ints (&in)[ROWS][VECTORS]) {
+INLINE void settle(Ints (&in)[ROWS][VECTORS]) {
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 8

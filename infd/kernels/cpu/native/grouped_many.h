@@ -47,11 +47,11 @@ struct ManyRows<Grouped<STORED, PARTS>, ROWS> {
   }
 
  private:
-  static void add_part(const Kind& x, const uint32_t* step, int64_t group, int64_t part, int64_t column,
-                       const typename Kind::GroupInputs* inputs, Vec (&own)[ROWS][VECTORS]) {
+  INLINE static void add_part(const Kind& x, const uint32_t* step, int64_t group, int64_t part, int64_t column,
+                              const typename Kind::GroupInputs* inputs, Vec (&own)[ROWS][VECTORS]) {
     const uint32_t* lines = x.lines(step, group);
     Ints sum[ROWS][VECTORS];
-    start(x, step, group, part, column, inputs, sum);
+    start<false>(x, step, group, part, column, inputs, sum);
 #pragma GCC unroll 4
     for (int64_t pair = PAIRS * part; pair < PAIRS * (part + 1); pair += Kind::TURN / 2) {
       add_quad<0>(x, lines, pair, column, inputs, sum);

@@ -64,6 +64,8 @@ struct Layout {
   // Scales of an output in a step; the number of the scale of 32 inputs, or of a half of them.
   int64_t sets() const { return scales == INT8 ? groups * parts : parts; }
   int64_t set_of(int64_t group, int64_t part) const { return scales == INT8 ? group * parts + part : part; }
+  // Whether several groups of 32 inputs share a scale.
+  bool shares() const { return scales != INT8 && groups > 1; }
   // Words of one set of scales or minima; of one set of zero points.
   int64_t set() const { return scales == FLOAT32 ? PANEL : scales == INT8 ? PANEL / 4 : PANEL / 2; }
   static constexpr int64_t ZEROS = PANEL / 4;

@@ -1,6 +1,7 @@
 // Products with a matrix of weights in groups, in panels; algorithm in products.h, layout in groups.h.
 
 #include "grouped_many.h"
+#include "grouped_shared.h"
 #include "scratch.h"
 
 namespace {
@@ -10,6 +11,12 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
   using Kind = Grouped<STORED, PARTS>;
 
   static void multiply(const Kind& x, const Stretch& stretch, float* sums, Prefetch ahead) {
+    if constexpr (!SPLITS && PARTS == 1) {
+      if (x.layout.shares()) {
+        if (ROWS > 4 && x.rows > MOST_ROWS) return SharedScales<Kind, ROWS, 2>::multiply(x, stretch, sums, ahead);
+        return SharedScales<Kind, ROWS, 4>::multiply(x, stretch, sums, ahead);
+      }
+    }
     if constexpr (SUMS_STAY<ROWS>) {
       // A single group of rows reads the lines in order, which the hardware prefetcher predicts. With two parts it prefetches.
       if (x.rows > MOST_ROWS || PARTS == 2) return ManyRows<Kind, ROWS>::multiply(x, stretch, sums, ahead);
@@ -36,7 +43,7 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
         for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
           for (int64_t part = 0; part < PARTS; part++) {
             Ints sum[ROWS][VECTORS];
-            start(x, step, group, part, first, inputs, sum);
+            start<false>(x, step, group, part, first, inputs, sum);
 #pragma GCC unroll 2
             for (int64_t begin = QUADS * part; begin < QUADS * (part + 1); begin += TURNS) {
               Ints pairs[ROWS][VECTORS];
