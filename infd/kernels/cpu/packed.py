@@ -9,12 +9,14 @@ from torch.nn import functional as F
 
 from infd.groups import Groups
 from infd.kernels.cpu.groups import Kept
-from infd.kernels.cpu.library import Library
+from infd.kernels.cpu.library import INT, POINTER, Library
 from infd.kernels.cpu.linear import HALF, PANEL, Int8, Kernels, Panels, columns
 from infd.kernels.reference import float8
 from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from infd.groups import GroupedRows
@@ -23,8 +25,20 @@ if TYPE_CHECKING:
 class Float8Panels(Panels):
     """A matrix of fp8 in panels: bytes, and float32 scales of `groups.inputs` inputs; layout in `native/float8.h`."""
 
-    def __init__(self, kernels: Kernels, outputs: int, inputs: int, groups: Groups, activations: torch.dtype) -> None:
-        self.groups, self.layout = groups, groups.inputs
+    def __init__(
+        self,
+        kernels: Kernels,
+        outputs: int,
+        inputs: int,
+        groups: Groups,
+        activations: torch.dtype,
+        encode: Callable[[int, int, int, int], None],
+    ) -> None:
+        """Describe the panels.
+
+        encode  function that makes bytes of E4M3 and scales, by address and count, what panels store
+        """
+        self.groups, self.layout, self._encode = groups, groups.inputs, encode
         self._steps = ceil_div(inputs, groups.inputs)
         panel = (self._steps, 1 + groups.inputs // 4, PANEL)
         super().__init__(kernels, outputs, inputs, panel, activations=activations)
@@ -38,11 +52,12 @@ class Float8Panels(Panels):
 
     def place_groups(self, storage: Tensor, first: int, rows: GroupedRows) -> None:
         count, size = len(rows.integers), self.groups.inputs
-        codes = F.pad(rows.integers ^ -128, (0, self._steps * size - self._inputs))  # indices start at -128
+        codes = F.pad(rows.integers, (0, self._steps * size - self._inputs), value=-128) ^ -128  # indices start at -128
         panel, column = columns(first, count)
         spoilt = (codes & 127 == 127).view(count, self._steps, size).any(2)  # kernels treat NaN as a finite number
-        scales = rows.scales.masked_fill(spoilt, torch.nan)
-        storage[panel, :, 0, column] = scales.contiguous().view(torch.int32)
+        scales = rows.scales.masked_fill(spoilt, torch.nan).contiguous()
+        self._encode(codes.data_ptr(), codes.numel(), scales.data_ptr(), scales.numel())
+        storage[panel, :, 0, column] = scales.view(torch.int32)
         storage[panel, :, 1:, column] = codes.view(torch.int32).view(count, self._steps, size // 4)
 
 
@@ -54,6 +69,7 @@ class Float8:
     def __init__(self, library: Library | None = None) -> None:
         library = library or Library()
         self._kernels = Kernels("float8", HALF, library, packs=False)
+        self._encode = library.kernel("encode_float8", POINTER, INT, POINTER, INT)
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype, groups: Groups) -> Float8Panels | str:
         """Return the form of a matrix of `groups`, or the reason that there is none."""
@@ -63,7 +79,7 @@ class Float8:
         size = next((each for each in self.SIZES if shared % each == 0), 0)
         if groups.table != "e4m3" or groups.scales != "F32" or groups.zeros or groups.order or not size:
             return "the form of fp8 has E4M3, and float32 scales of 32 inputs"
-        return Float8Panels(self._kernels, outputs, inputs, groups._replace(inputs=size), dtype)
+        return Float8Panels(self._kernels, outputs, inputs, groups._replace(inputs=size), dtype, self._encode)
 
 
 class QuantizedFloat8:

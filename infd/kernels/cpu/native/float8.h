@@ -2,7 +2,8 @@
 // multiple of 4 consecutive inputs share.
 //
 // A step of a panel stores the weights for the inputs of one scale: the 64 outputs' scales, then a line for each four
-// inputs. A word stores an output's weights for four inputs. A panel of zero bytes is a matrix of zeros.
+// inputs. A word stores an output's weights for four inputs: bytes of E4M3, or with some instructions other codes for them (Code
+// in linear_float8.cpp). A panel of zero bytes is a matrix of zeros.
 
 #pragma once
 

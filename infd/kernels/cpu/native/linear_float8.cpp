@@ -9,6 +9,47 @@
 
 namespace {
 
+// What panels store for bytes of E4M3, and for their scales.
+#if defined(__AVX512VBMI__)
+// Codes of which two tables of 64 bytes, indexed by the lower six bits, and the other two bits make a bfloat16 of 2^RAISED times
+// the number. Bit 7 is the sign. Bit 6 inverts the upper bit of the bfloat16's fraction; the lower six bits are the exponent and
+// the rest of the fraction. The numbers below the exponent 1 are pairs that differ by no more than that bit,
+//
+//   0, 1    2, 3    4, 6    5, 7    times SUBNORMAL
+//
+// except the first one. All numbers above 0 have the upper bit of the bfloat16's exponent, which bit 6 sets: it tells 1 from 0, a
+// subnormal bfloat16, which products take for 0.
+struct Code {
+  static constexpr int RAISED = 10;             // exponents become 128 and more
+  static constexpr float LOWERED = 0x1p-10f;  // by which scales are multiplied
+  static constexpr uint8_t SMALL[8] = {0x00, 0x40, 0x01, 0x41, 0x02, 0x03, 0x42, 0x43};
+
+  static constexpr uint8_t of(uint8_t byte) {
+    const uint8_t sign = byte & 0x80, number = byte & 0x7f;
+    return sign | (number < 8 ? SMALL[number] : (number >> 3 << 2 | (number & 3) | (number & 4) << 4));
+  }
+  static constexpr uint8_t byte_of(uint8_t code) {
+    const uint8_t sign = code & 0x80, number = code & 0x7f;
+    for (uint8_t small = 0; small < 8; small++)
+      if (SMALL[small] == number) return sign | small;
+    return sign | (number >> 2 & 15) << 3 | (number & 3) | (number >> 4 & 4);
+  }
+  // The bfloat16 of a code without its sign.
+  static constexpr int bits_of(int code) {
+    constexpr int small[4] = {0x0040, 0x4080, 0x4100, 0x4120};
+    const int index = code & 63;
+    const int bits = index < 4 ? small[index] : ((index >> 2) + BIAS + RAISED) << 7 | (index & 3) << 4;
+    return code < 64 ? bits : (bits ^ 0x40) | 0x4000;
+  }
+};
+#else
+struct Code {
+  static constexpr float LOWERED = 1;
+  static uint8_t of(uint8_t byte) { return byte; }
+  static uint8_t byte_of(uint8_t code) { return code; }
+};
+#endif
+
 // A Decoder turns words of four weights into PARTS vectors. NaN becomes 480: placing sets its row's scales to NaN.
 #if defined(__AVX512BF16__)
 // A part is pairs of bfloat16: of inputs 0 and 2, and of inputs 1 and 3.
@@ -17,41 +58,56 @@ using Part = __m512i;
 using Input = uint32_t;
 
 #if defined(__AVX512VBMI__)
-// bfloat16 of bytes without their signs: the upper and the lower bytes.
+// By code without its sign: the upper and the lower bytes of the bfloat16. By byte of E4M3: the codes.
 struct Tables {
-  uint8_t upper[128] = {}, lower[128] = {};
+  uint8_t upper[128] = {}, lower[128] = {}, codes[128] = {};
 
   constexpr Tables() {
-    for (int byte = 1; byte < 128; byte++) {
-      int exponent = byte >> 3, fraction = byte & 7;
-      if (exponent == 0)
-        for (exponent = 1; fraction < 8; fraction *= 2) exponent--;
-      const int bits = (exponent + BIAS) << 7 | (fraction & 7) << 4;
-      upper[byte] = bits >> 8, lower[byte] = bits & 255;
-    }
+    for (int i = 0; i < 128; i++) upper[i] = Code::bits_of(i) >> 8, lower[i] = Code::bits_of(i) & 255, codes[i] = Code::of(i);
   }
 };
 alignas(64) constexpr Tables TABLES;
 
+inline __m512i entries(const uint8_t* table) {
+  __m512i entries = _mm512_load_si512(table);
+  asm("" : "+v"(entries));  // stay in a register, else each word would read them again
+  return entries;
+}
+
+// Parts of words whose lower and upper bytes are known.
+inline void combine(__m512i lower, __m512i upper, Part* parts) {
+  constexpr __mmask64 ODD = 0xaaaaaaaaaaaaaaaa;
+  parts[0] = _mm512_mask_blend_epi8(ODD, lower, _mm512_slli_epi16(upper, 8));
+  parts[1] = _mm512_mask_blend_epi8(ODD, _mm512_srli_epi16(lower, 8), upper);
+}
+
+// MANY: beside products of so many rows that products bound the time. Instructions of three operands (vpermi2b, vpternlog)
+// compete with them, others hardly do, so GCC is kept from merging two into one. Beside fewer rows the fewest are best.
+template <bool MANY>
 class Decoder {
  public:
-  Decoder() {
-    for (int i = 0; i < 2; i++) {
-      lower_[i] = _mm512_load_si512(TABLES.lower + 64 * i), upper_[i] = _mm512_load_si512(TABLES.upper + 64 * i);
-      asm("" : "+v"(lower_[i]), "+v"(upper_[i]));  // stay in registers, else each word would read them again
-    }
-  }
   void split(const uint32_t* words, Part* parts) const {
     const __m512i four = _mm512_loadu_si512(words), sign = _mm512_set1_epi8(static_cast<char>(0x80));
     const __m512i lower = _mm512_permutex2var_epi8(lower_[0], four, lower_[1]);
-    const __m512i upper = _mm512_permutex2var_epi8(upper_[0], four, upper_[1]) | (four & sign);
-    constexpr __mmask64 ODD = 0xaaaaaaaaaaaaaaaa;
-    parts[0] = _mm512_mask_blend_epi8(ODD, lower, _mm512_slli_epi16(upper, 8));
-    parts[1] = _mm512_mask_blend_epi8(ODD, _mm512_srli_epi16(lower, 8), upper);
+    combine(lower, _mm512_permutex2var_epi8(upper_[0], four, upper_[1]) | (four & sign), parts);
   }
 
  private:
-  __m512i lower_[2], upper_[2];
+  __m512i lower_[2] = {entries(TABLES.lower), entries(TABLES.lower + 64)}, upper_[2] = {entries(TABLES.upper), entries(TABLES.upper + 64)};
+};
+template <>
+class Decoder<true> {
+ public:
+  void split(const uint32_t* words, Part* parts) const {
+    __m512i four = _mm512_loadu_si512(words);
+    asm("" : "+v"(four));
+    __m512i above = four & _mm512_set1_epi8(static_cast<char>(0xc0)), middle = four & _mm512_set1_epi8(0x40);
+    asm("" : "+v"(above), "+v"(middle));
+    combine(_mm512_permutexvar_epi8(four, lower_) ^ middle, _mm512_permutexvar_epi8(four, upper_) | above, parts);
+  }
+
+ private:
+  __m512i lower_ = entries(TABLES.lower), upper_ = entries(TABLES.upper);
 };
 #else
 // bfloat16 of bytes in the lower halves of 16-bit lanes, whatever the upper halves are.
@@ -66,6 +122,7 @@ inline __m512i widened(__m512i bytes) {
   // number | (bytes << 8 & 0x8000)
   return _mm512_ternarylogic_epi32(number, _mm512_slli_epi16(bytes, 8), _mm512_set1_epi16(static_cast<int16_t>(0x8000)), 0xf8);
 }
+template <bool>
 struct Decoder {
   static void split(const uint32_t* words, Part* parts) {
     const __m512i four = _mm512_loadu_si512(words);
@@ -86,6 +143,7 @@ using Input = float;
 
 // A byte's exponent and fraction become a float's, whose exponent has another bias: the float is subnormal where the
 // byte is. Multiplication by 2^BIAS corrects it.
+template <bool>
 struct Decoder {
   static void split(const uint32_t* words, Part* parts) {
     const Vec power = set(0x1p120f);
@@ -167,7 +225,7 @@ struct Group<Bytes<STAGE>, ROWS> {
     constexpr int SPLIT = INPUTS_IN_MEMORY && ROWS <= 4 ? VECTORS : 1;  // vectors of words that are parts at a time
     constexpr int64_t LINES = LOOK / PANEL;                             // between two prefetches
     const int64_t lines = x.layout.lines(), length = x.step(), opened_length = x.opened().step();
-    const Decoder decoder;
+    const Decoder<(ROWS > 5)> decoder;
     for (int64_t at = 0; at < stretch.steps; at++) {
       const uint32_t* step = stretch.words + at * length;
       const Four* inputs = x.inputs + at * lines;
@@ -333,6 +391,21 @@ INFD_KERNEL(multiply_float8_bf16)
   }
 }
 
+// Replace bytes of E4M3 by the codes that panels store, and the scales by theirs.
+INFD_KERNEL(encode_float8)(uint8_t* bytes, int64_t count, float* scales, int64_t scale_count) {
+#if defined(__AVX512VBMI__)
+  const __m512i first = entries(TABLES.codes), second = entries(TABLES.codes + 64), sign = _mm512_set1_epi8(static_cast<char>(0x80));
+  for (int64_t i = 0; i < count; i += 64) {
+    const __mmask64 some = count - i >= 64 ? ~uint64_t{0} : (uint64_t{1} << (count - i)) - 1;
+    const __m512i numbers = _mm512_maskz_loadu_epi8(some, bytes + i);
+    _mm512_mask_storeu_epi8(bytes + i, some, _mm512_permutex2var_epi8(first, numbers, second) | (numbers & sign));
+  }
+  for (int64_t i = 0; i < scale_count; i++) scales[i] *= Code::LOWERED;
+#else
+  (void)bytes, (void)count, (void)scales, (void)scale_count;
+#endif
+}
+
 // out [count, inputs] = the matrix's rows with indices `rows` [count]; NaN for an index out of range.
 INFD_KERNEL(unpack_float8_bf16)
 (bf16* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count, int64_t number) {
@@ -351,7 +424,7 @@ INFD_KERNEL(unpack_float8_bf16)
       float scale;
       memcpy(&scale, step, sizeof scale);
       const uint32_t word = step[PANEL + k % layout.inputs / 4 * PANEL];
-      set(row + k, value_of(static_cast<uint8_t>(word >> k % 4 * 8)) * scale);
+      set(row + k, value_of(Code::byte_of(static_cast<uint8_t>(word >> k % 4 * 8))) * (scale / Code::LOWERED));
     }
   }
 }
