@@ -1,7 +1,8 @@
 """Find the tokens that a grammar forces, from its masks: all allowed tokens begin with the same bytes.
 
 Where white space is optional, as between the members of a JSON object, the answer is assumed to go on as it was written
-so far: with the white space that followed the same characters before. Tokens found so are likely, not forced.
+so far: with the white space that followed the same characters before, or that its indentation calls for. An array or
+object that may be empty is assumed not to be, and an array of objects to go on. Tokens found so are likely, not forced.
 
 The tokens become drafts. A model writes a text in the tokens in which its tokenizer encodes it, so the forced text is
 encoded as a whole. If its last token may merge with the text that follows, that token is left to the model.
@@ -32,6 +33,8 @@ CLOSING: Final = ('",', '"', ",")
 WRITTEN: Final = 256  # latest tokens of an answer in which the white space is sought
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _WORD: Final = re.compile(rb"[A-Za-z0-9_]+")
+_INDENTED: Final = re.compile(rb"^\s*[\[{]\n([ \t]+)\S")
+_BRACKETS: Final = re.compile(rb"[\[\]{}]")
 _NUMBERS: Final = re.compile(rb"[-+.0-9eE]*[0-9]")
 
 
@@ -151,6 +154,7 @@ class _Walk:
         tokens, choices = self._vocabulary.tokens, listed(self._rows[0])
         visible = [each for each in choices if not tokens[each][:1].isspace()]
         optional = bool(visible) and len(visible) < len(choices)  # white space
+        visible = self._without_ends(visible)
         if len(visible if optional else choices) > MOST_ALLOWED:
             return False
         if optional and not self._spaced and (gap := self._gap(visible)):
@@ -159,7 +163,7 @@ class _Walk:
                 self._allowed[len(self.text)] = choices
                 self._spaced, self._sure = True, False
                 return self._read(filling, gap)
-        choices, self._spaced = visible if optional else choices, False
+        choices, self._spaced = visible or choices, False
         if any(each in self._vocabulary.end_ids or each in self._vocabulary.special for each in choices):
             if len(choices) == 1 and not self.text and choices[0] not in self._vocabulary.end_ids:
                 self._special = choices[0]
@@ -190,12 +194,32 @@ class _Walk:
             del found[-1]
         return Forced(found[:most], self._sure)
 
-    def _gap(self, visible: list[int]) -> bytes:
-        """Return the white space that probably follows, before one of the tokens `visible`."""
+    def _without_ends(self, visible: list[int]) -> list[int]:
+        """Return the tokens `visible` without those that end an array or object with nothing in it, or behind an object
+        an array that may go on.
+        """
+        tokens = self._vocabulary.tokens
+        within = [each for each in visible if tokens[each][:1] not in (b"]", b"}")]
+        if not within or len(within) == len(visible):
+            return visible
+        last = self._whole.rstrip()[-1:]
+        goes_on = last == b"}" and all(tokens[each][:1] == b"," for each in within)
+        if last not in (b"[", b"{") and not goes_on:
+            return visible
+        self._sure = False
+        return within
+
+    @property
+    def _whole(self) -> bytes:
+        """The answer's last tokens, and the text behind them."""
         if self._written is None:
             self._written = _joined(self._vocabulary, self._known)
+        return self._written + self.text
+
+    def _gap(self, visible: list[int]) -> bytes:
+        """Return the white space that probably follows, before one of the tokens `visible`."""
         first = {self._vocabulary.tokens[each][:1] for each in visible}
-        return blank(self._written + self.text, first.pop() if len(first) == 1 else b"")
+        return blank(self._whole, first.pop() if len(first) == 1 else b"")
 
     def _read(self, tokens: list[int], text: bytes) -> bool:
         """Append a text, of these tokens; return whether a mask follows."""
@@ -207,7 +231,8 @@ class _Walk:
 
 
 def blank(written: bytes, follows: bytes) -> bytes:
-    """Return the white space that the answer probably has between its end and `follows`: what it had there before.
+    """Return the white space that the answer probably has between its end and `follows`: what it had there before, or
+    behind a first bracket and before a first closing one a new line, indented as the answer's lines are.
 
     written  a JSON text so far; it may end within the white space
     follows  the next character; empty: not known
@@ -224,7 +249,32 @@ def blank(written: bytes, follows: bytes) -> bytes:
         if found := re.findall(re.escape(context) + behind, text):
             gap = found[-1]
             break
+    else:
+        gap = b"\n" if last in (b"[", b"{") or follows in (b"]", b"}") else gap
+    if b"\n" in gap and (last in (b"[", b"{") or follows in (b"]", b"}")):
+        gap = _new_line(text, gap, ends=follows in (b"]", b"}"))
     return gap[len(begun) :] if gap.startswith(begun) else b""
+
+
+def _new_line(text: bytes, otherwise: bytes, *, ends: bool) -> bytes:
+    """Return a line break and the indentation of the next line of a JSON text.
+
+    text       without strings, which may contain brackets
+    otherwise  returned if the text has lines whose indentation is not known; empty: it has one line so far
+    ends       whether the line begins with a closing bracket; then it is indented as the line of the opening one
+    """
+    first = _INDENTED.match(text)
+    opened: list[int] = []  # places behind brackets that are open
+    for bracket in _BRACKETS.finditer(text):
+        if bracket[0] in b"[{":
+            opened.append(bracket.end())
+        elif opened:
+            opened.pop()
+    if first is None or not opened:
+        return otherwise if len(otherwise) > 1 else b""
+    if ends and not text.startswith(b"\n", opened[-1]):
+        return b""
+    return b"\n" + first[1] * (len(opened) - ends)
 
 
 def _joined(vocabulary: Vocabulary, known: Sequence[int]) -> bytes:

@@ -100,6 +100,38 @@ def test_optional_white_space_is_assumed_to_be_as_before(text: str, expected: st
     assert not sure
 
 
+ORDERS = """{"type": "object", "properties": {"orders": {"type": "array", "items": {"type": "object",
+"properties": {"name": {"type": "string"}}, "required": ["name"], "additionalProperties": false}}},
+"required": ["orders"], "additionalProperties": false}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{\n  "', 'orders": [\n    {\n      "name": "'),
+        ('{\n  "orders": [\n    {\n      "name": "Ann"', '\n    },\n    {\n      "name": "'),
+        ('{\n  "orders": [\n    {\n      "name": "Ann"\n    }', ',\n    {\n      "name": "'),
+        ('{"orders": [', '{"name": "'),
+        ('{"orders": [{"name": "Ann"}', ',{"name": "'),
+    ],
+)
+def test_arrays_are_assumed_to_have_elements_and_lines_to_be_indented(text: str, expected: str):
+    tokens, sure = found(at(JsonSchema(ORDERS), text), 64, text)
+    assert TOKENIZER.decode(tokens) == expected
+    assert not sure
+
+
+def test_elements_that_need_not_follow_are_likely_where_no_white_space_is_allowed():
+    tokens, sure = found(at(JsonSchema(ORDERS, whitespace=False), '{"orders":['), 64, '{"orders":[')
+    assert TOKENIZER.decode(tokens) == '{"name":"'
+    assert not sure
+
+
+def test_an_array_whose_end_is_forced_ends():
+    one = ORDERS.replace('"type": "array"', '"type": "array", "maxItems": 1')
+    assert TOKENIZER.decode(forced(at(JsonSchema(one, whitespace=False), '{"orders":[{"name":"Ann"}'))) == "]}"
+
+
 @pytest.mark.parametrize(
     ("written", "expected", "exact"),
     [('{\n  "surname": "Ann",', '\n  "place_of_birth": "', True), ('{"', 'surname": "', False)],
@@ -132,6 +164,14 @@ def test_a_longer_token_is_no_likelier_where_others_follow_that_no_token_joins()
         (b'{"a"', b":", b""),
         (b'{"a":', b"", b" "),
         (b"", b"{", b""),
+        (b'{\n  "a": [', b"{", b"\n    "),
+        (b'{\n  "a": [\n    {', b'"', b"\n      "),
+        (b'{\n  "a [": [\n    {"b": 1', b"}", b""),
+        (b'{\n  "a": [\n    {\n      "b": 1', b"}", b"\n    "),
+        (b'{\n  "a": [\n    {\n      "b": 1\n    }', b"]", b"\n  "),
+        (b'[\n\t{"a": 1}', b"]", b"\n"),
+        (b'{"a": [', b"{", b""),
+        (b'"a": [\n  1, {', b'"', b""),  # the beginning is not known
     ],
 )
 def test_white_space_is_what_it_was_between_the_same_characters(written: bytes, follows: bytes, expected: bytes):
