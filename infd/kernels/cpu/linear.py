@@ -18,7 +18,7 @@ from infd.groups import Groups
 from infd.input_scheme import INT8_BY_TOKEN
 from infd.kernels.cpu.inputs import InputRounding, Inputs
 from infd.kernels.cpu.library import INT, POINTER, Library, address
-from infd.kernels.cpu.product import Product, Table, product
+from infd.kernels.cpu.product import DecoderTable, Product, product
 from infd.kernels.families.matrices import Packing
 from infd.rounding import ceil_div
 
@@ -160,9 +160,9 @@ class Panels:
             self._kernels.describe_steps(found, self._activations)
         return found
 
-    def table(self, storage: Tensor, scale: float) -> Table:
+    def table(self, storage: Tensor, scale: float) -> DecoderTable:
         look_up = address(self._kernels.unpack[self._activations])
-        return Table(look_up, storage.data_ptr(), self._outputs, self._inputs, self.layout, scale)
+        return DecoderTable(look_up, storage.data_ptr(), self._outputs, self._inputs, self.layout, scale)
 
     def look_up(self, tokens: Tensor, storage: Tensor) -> Tensor:
         tokens = tokens.contiguous()

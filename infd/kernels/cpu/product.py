@@ -33,7 +33,7 @@ class Product(ctypes.Structure):
     )
 
 
-class Table(ctypes.Structure):
+class DecoderTable(ctypes.Structure):
     """The C structure DecoderTable of `native/decoder.h`."""
 
     _fields_ = (
@@ -59,7 +59,7 @@ class Addressable(Protocol):
     def product(self, storage: Tensor, bias: Tensor | None) -> Product:
         """Describe the product with the matrix in `storage`; `storage` and `bias` must outlive the structure."""
 
-    def table(self, storage: Tensor, scale: float) -> Table:
+    def table(self, storage: Tensor, scale: float) -> DecoderTable:
         """Describe the rows of the matrix in `storage`, multiplied by `scale`; `storage` must outlive the structure."""
 
 

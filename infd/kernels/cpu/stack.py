@@ -14,7 +14,7 @@ import torch
 from infd.kernels.cpu import experts
 from infd.kernels.cpu.attention import Plan, Step
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
-from infd.kernels.cpu.product import Addressable, Product, Table, Unaddressable, described
+from infd.kernels.cpu.product import Addressable, DecoderTable, Product, Unaddressable, described
 from infd.kernels.recipe import ExpertsRecipe, LayerNormRecipe, NormRecipe
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Decoder(ctypes.Structure):
     """The C structure Decoder of `native/decoder.h`."""
 
     _fields_ = (
-        ("embedding", Table),
+        ("embedding", DecoderTable),
         ("layers", ctypes.POINTER(Layer)),
         ("count", INT),
         ("norm", Norm),
