@@ -39,6 +39,15 @@ inline Ints pairs_of_bytes(Ints a, Ints b) { return _mm512_maddubs_epi16(a, b); 
 inline Ints plus_pairs(Ints a, Ints b) { return _mm512_add_epi16(a, b); }
 inline Ints pairs_of_words(Ints a, Ints b) { return _mm512_madd_epi16(a, b); }
 inline Ints ones() { return _mm512_set1_epi16(1); }
+// Of vectors of floats, what is largest as integers.
+inline Vec largest_bits(Vec a, Vec b) { return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b))); }
+inline float largest_of_bits(Vec a) {
+  const __m512i bits = _mm512_castps_si512(a);
+  const __m256i eight = _mm256_max_epi32(_mm512_castsi512_si256(bits), _mm512_extracti64x4_epi64(bits, 1));
+  __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1))));
+}
 inline Ints plus_bytes(Ints a, Ints b) { return _mm512_add_epi8(a, b); }
 // Minus each word, as four bytes.
 inline Ints repeated(Ints negated) {
@@ -72,6 +81,13 @@ inline Ints pairs_of_bytes(Ints a, Ints b) { return _mm256_maddubs_epi16(a, b); 
 inline Ints plus_pairs(Ints a, Ints b) { return _mm256_add_epi16(a, b); }
 inline Ints pairs_of_words(Ints a, Ints b) { return _mm256_madd_epi16(a, b); }
 inline Ints ones() { return _mm256_set1_epi16(1); }
+inline Vec largest_bits(Vec a, Vec b) { return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b))); }
+inline float largest_of_bits(Vec a) {
+  const __m256i eight = _mm256_castps_si256(a);
+  __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1))));
+}
 // The integers of a group as bytes, in order.
 inline __m256i bytes_of(const Ints (&whole)[GROUP / WIDTH]) {
   const Ints first = _mm256_packs_epi32(whole[0], whole[1]), second = _mm256_packs_epi32(whole[2], whole[3]);
@@ -143,6 +159,16 @@ struct Choose<true> {
   static Weights weights(Ints bytes) { return {even_bytes(bytes), odd_bytes(bytes)}; }
 };
 
+// scale_of GROUP numbers, with one reduction: magnitudes are in the order of their bits, and the largest of these are not finite.
+template <class Number>
+float scale_of_group(const Number* x) {
+  Vec most = absolute(load(x));
+#pragma GCC unroll 4
+  for (int i = WIDTH; i < GROUP; i += WIDTH) most = largest_bits(most, absolute(load(x + i)));
+  const float largest_one = largest_of_bits(most);
+  return largest_one < LEAST ? 0 : largest_one / 127 + 0 * largest_one;
+}
+
 // A group of a row's inputs, quantized, with the totals of each part's numbers. WIDE: numbers are Halves of 16 bits. If
 // HOLDS_WEIGHTS, a word is stored for each lane, so that products read it as an operand in memory.
 template <bool WIDE, int PARTS>
@@ -171,7 +197,7 @@ struct alignas(HOLDS_WEIGHTS ? 32 : 4) Inputs {
   // waits for them.
   template <class Number>
   void fill(const Number* x) {
-    scale = scale_of(x, GROUP);
+    scale = scale_of_group(x);
     const Vec inverse = inverse_of(scale);
     Ints whole[GROUP / WIDTH];
 #pragma GCC unroll 4
@@ -343,8 +369,10 @@ template <int PARTS>
 constexpr int64_t OPENS_FROM<Grouped<SIXES, PARTS>> = 6;
 #endif
 
-// Sums are in registers only where a function is inlined, and GCC does not inline the large ones by itself.
+// A function that is not inlined has its caller's sums in memory, and GCC does not inline large ones by itself. Where it inlines
+// several loops into one function, each loop is slower.
 #define INLINE inline __attribute__((always_inline))
+#define APART __attribute__((noinline))
 
 // Start the sums of a part of a group, for VECTORS vectors of outputs from `column` on; LIFTS: of lifted weights.
 template <bool LIFTS, int ROWS, int VECTORS, class Kind>

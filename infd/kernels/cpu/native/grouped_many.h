@@ -22,6 +22,15 @@ struct ManyRows<Grouped<STORED, PARTS>, ROWS> {
   static constexpr int64_t PAIRS = GROUP / 8 / PARTS;
 
   static void multiply(const Kind& x, const Stretch& stretch, float* sums, Prefetch ahead) {
+    if constexpr (Kind::LIFTABLE) {
+      if (x.layout.zeros) return run<true>(x, stretch, sums, ahead);
+    }
+    run<false>(x, stretch, sums, ahead);
+  }
+
+ private:
+  template <bool LIFTS>
+  APART static void run(const Kind& x, const Stretch& stretch, float* sums, Prefetch ahead) {
     const Layout layout = x.layout;
     const int64_t length = x.step();
     for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
@@ -37,7 +46,7 @@ struct ManyRows<Grouped<STORED, PARTS>, ROWS> {
         for (int64_t group = 0; group < layout.groups; group++, inputs += x.rows) {
           if (first == 0) ahead.fetch();
 #pragma GCC unroll 2
-          for (int part = 0; part < PARTS; part++) add_part(x, step, group, part, first, inputs, own);
+          for (int part = 0; part < PARTS; part++) add_part<LIFTS>(x, step, group, part, first, inputs, own);
         }
 #pragma GCC unroll 8
       for (int i = 0; i < ROWS; i++)
@@ -46,22 +55,25 @@ struct ManyRows<Grouped<STORED, PARTS>, ROWS> {
     }
   }
 
- private:
+  template <bool LIFTS>
   INLINE static void add_part(const Kind& x, const uint32_t* step, int64_t group, int64_t part, int64_t column,
                               const typename Kind::GroupInputs* inputs, Vec (&own)[ROWS][VECTORS]) {
     const uint32_t* lines = x.lines(step, group);
     Ints sum[ROWS][VECTORS];
-    start<false>(x, step, group, part, column, inputs, sum);
+    Ints lift[VECTORS];
+#pragma GCC unroll 8
+    for (int j = 0; j < VECTORS; j++) lift[j] = LIFTS ? x.lift(step, group, part, column + j * WIDTH) : no_ints();
+    start<LIFTS>(x, step, group, part, column, inputs, sum);
 #pragma GCC unroll 4
     for (int64_t pair = PAIRS * part; pair < PAIRS * (part + 1); pair += Kind::TURN / 2) {
-      add_quad<0>(x, lines, pair, column, inputs, sum);
+      add_quad<0, LIFTS>(x, lines, pair, column, inputs, lift, sum);
       settle(sum);
-      add_quad<1>(x, lines, pair, column, inputs, sum);
+      add_quad<1, LIFTS>(x, lines, pair, column, inputs, lift, sum);
       if constexpr (Kind::TURN == 4) {
         settle(sum);
-        add_quad<2>(x, lines, pair, column, inputs, sum);
+        add_quad<2, LIFTS>(x, lines, pair, column, inputs, lift, sum);
         settle(sum);
-        add_quad<3>(x, lines, pair, column, inputs, sum);
+        add_quad<3, LIFTS>(x, lines, pair, column, inputs, lift, sum);
       }
     }
 #pragma GCC unroll 8

@@ -25,7 +25,7 @@ struct SharedScales {
 
  private:
   template <bool LIFTS>
-  static void run(const Kind& x, const Stretch& stretch, float* sums, Prefetch ahead) {
+  APART static void run(const Kind& x, const Stretch& stretch, float* sums, Prefetch ahead) {
     const Layout layout = x.layout;
     const int64_t length = x.step();
     alignas(64) float kept[STAYS ? 1 : ROWS * VECTORS][WIDTH];
