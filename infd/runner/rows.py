@@ -8,7 +8,8 @@ may assign a row to another sequence before a step's results are read, so result
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -138,6 +139,23 @@ _NOTHING = RowSampling(
 )
 
 
+class HostRows(NamedTuple):
+    """The known tokens of rows on a CPU, read and appended without torch."""
+
+    tokens: Array  # see Rows
+    length: Array
+
+    def last_known(self, row: Array, end: Array) -> list[int]:
+        """Return the token before position `end` of each row."""
+        known: list[int] = self.tokens[row, end - 1].tolist()
+        return known
+
+    def append(self, row: Array, end: Array, token: Sequence[int]) -> None:
+        """Do what Rows.append does."""
+        self.tokens[row, end] = token
+        self.length[row] = end + 1
+
+
 class Rows:
     """One row per sequence, and a last row, `scratch`, for padding. The page tables of `scratch` contain page 0 only.
 
@@ -211,6 +229,11 @@ class Rows:
             self.tables.index_put_((row, group, index), page.to(torch.int32))
         if drafts:
             self._draft(drafts)
+
+    @cached_property
+    def on_host(self) -> HostRows:
+        """The known tokens as arrays, on a CPU."""
+        return HostRows(self.tokens.numpy(), self.length.numpy())
 
     def append(self, row: Tensor, end: Tensor, token: Tensor) -> None:
         """Append a sampled token to each row, at position `end`. row, end, token: [N] int64."""

@@ -180,6 +180,13 @@ class Sampler:
         """
         appended = likeliest is not None
         stages = self._stages(at)
+        if (
+            likeliest is not None
+            and self._host_reads
+            and not stages.any()
+            and not (allowed is None and samples is None)
+        ):
+            return self._greedy_on_host(logits, at, allowed, likeliest, samples)
         if allowed is None and not stages.any():  # no row requests more than its likeliest token
             _, tokens, verdict = likeliest or self.likeliest(logits)
             kept = self._append(at, tokens, verdict, samples, appended=appended)
@@ -223,6 +230,39 @@ class Sampler:
         if raw is not None:
             scored, values = self._score(raw, tokens, at, scoring)
         return Sampled(tokens, verdict, kept, scored, values, adapted)
+
+    def _greedy_on_host(
+        self, logits: Tensor, at: SampledPositions, allowed: Array | None, likeliest: Likeliest, samples: Array | None
+    ) -> Sampled:
+        """Return what `__call__` returns if no row has a stage and the host knows all arguments.
+
+        Samples behind the last one that is kept of a span are not masked. Few calls of torch are made: each lets
+        another thread have the interpreter, and waits for it.
+        """
+        tokens, verdicts, ends = _list(likeliest.tokens), _list(likeliest.verdict), at.ends.numpy()
+        known, counts, lasts = self._rows.on_host.last_known(at.row_ids, ends), [], []
+        changed, first = False, 0
+        for most in [1] * len(tokens) if samples is None else _list(samples):
+            count = 0
+            for i in range(first, first + most):
+                if i > first and tokens[i - 1] != known[i]:
+                    break
+                if allowed is not None and _may_change(tokens[i], verdicts[i], allowed[i]):
+                    masked = self._likeliest_allowed(logits[i : i + 1], np.zeros(1, dtype=np.int64), allowed[i : i + 1])
+                    (tokens[i],), (verdicts[i],), changed = _list(masked.tokens), _list(masked.verdict), True
+                if verdicts[i] != SOUND:
+                    break
+                count += 1
+            counts.append(count)
+            lasts.append(first + max(count, 1) - 1)
+            first += most
+        if samples is not None or changed:
+            self._rows.on_host.append(at.row_ids[lasts], ends[lasts], [tokens[i] for i in lasts])
+        self._rows.least[at.row_ids] += 1
+        kept = None if samples is None else torch.tensor(counts)
+        if changed:
+            return Sampled(torch.tensor(tokens), torch.tensor(verdicts), kept, [], None)
+        return Sampled(likeliest.tokens, likeliest.verdict, kept, [], None)
 
     def _append(
         self, at: SampledPositions, tokens: Tensor, verdict: Tensor, samples: Array | None, *, appended: bool
@@ -528,6 +568,13 @@ def _surely_allowed(likeliest: Likeliest, masked: Array, allowed: Array, stages:
     fits = allowed[masked, tokens >> 5] >> (tokens & 31) & 1 != 0
     sure: Array = fits & (verdict == SOUND) & (stages[masked] & Stage.RANDOM == 0)
     return sure
+
+
+def _may_change(token: int, verdict: int, allowed: Array) -> bool:
+    """Return whether a mask [ceil(vocab / 32)] int32 may change a row's likeliest token."""
+    if verdict == SOUND:
+        return not allowed[token >> 5] >> (token & 31) & 1
+    return bool((allowed != -1).any())
 
 
 def _limited(allowed: Array) -> Array:
