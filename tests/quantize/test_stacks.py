@@ -117,6 +117,36 @@ def test_compressed_tensors_decompresses_the_same_experts(
             assert (ours - rows.float()).norm() < 0.13 * rows.float().norm(), module
 
 
+@pytest.mark.parametrize("scheme", ["int4", "fp8"])  # of other schemes transformers 5.24 finds no experts' weights
+def test_transformers_joins_divided_experts_to_the_same_stacks(scheme: str, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+
+    directory = make("qwen3-moe", tmp_path / "plain", **SIZES, **ONE_LAYER["qwen3-moe"])
+    convert(directory, tmp_path / "out", scheme)
+    with pytest.warns(UserWarning, match="already has a `quantization_config`"):
+        model, problems = AutoModelForCausalLM.from_pretrained(
+            tmp_path / "out",
+            dtype=torch.float32,
+            quantization_config=CompressedTensorsConfig(dequantize=True),
+            output_loading_info=True,
+        )
+    assert not any(problems.values())
+    joined = model.state_dict()
+    with Checkpoint(tmp_path / "out") as checkpoint:
+        for expert in range(8):
+            parts = []
+            for projection in PROJECTIONS:
+                encoded = checkpoint.tensors[f"{LAYER}mlp.experts.{expert}.{projection}.weight"]
+                assert isinstance(encoded, EncodedTensor)
+                parts.append(matrix(encoded.encoding).float())
+            gate, up, down = parts
+            for name, ours in (("gate_up_proj", torch.cat([gate, up])), ("down_proj", down)):
+                # compressed-tensors computes int4's in the scales' type.
+                expected = ours.bfloat16().float() if scheme == "int4" else ours
+                assert joined[f"{LAYER}mlp.experts.{name}"][expert].float().equal(expected), (expert, name)
+
+
 def test_biases_of_divided_experts_are_theirs(tmp_path: Path) -> None:
     directory = make("gpt-oss", tmp_path / "plain", **SIZES)
     convert(directory, tmp_path / "out", "int4")
