@@ -10,8 +10,23 @@ namespace {
 template <int ROWS>
 constexpr bool SUMS_STAY = !SPLITS && ROWS > 4;
 
-// Multiplies ROWS rows, two vectors of outputs after the other two. Half of each line is read a stretch later than the
-// other half, which the hardware prefetcher does not predict.
+// A prefetch stream into L1 for a single group of rows: the lines of the next block of a panel. Each half of the outputs fetches
+// half of them. Of integers of eight bits, two blocks would be too large for L1.
+struct Near {
+  const uint32_t* next = nullptr;
+  int64_t lines;  // a group of inputs; 0: several groups of rows read the panel
+
+  template <Stored STORED, int PARTS>
+  explicit Near(const Grouped<STORED, PARTS>& x)
+      : lines(x.rows > MOST_ROWS || STORED == BYTES ? 0 : x.step() / (2 * CACHE_LINE * x.layout.groups) + 1) {}
+  void fetch() {
+    for (int64_t line = 0; line < lines; line++, next += CACHE_LINE) _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
+  }
+};
+
+constexpr int64_t BLOCK_GROUPS = 4;  // groups of inputs that a single group of rows multiplies with half the outputs at a time
+
+// Multiplies ROWS rows, two vectors of outputs after the other two.
 template <class Kind, int ROWS>
 struct ManyRows;
 
@@ -33,25 +48,32 @@ struct ManyRows<Grouped<STORED, PARTS>, ROWS> {
   APART static void run(const Kind& x, const Stretch& stretch, float* sums, Prefetch ahead) {
     const Layout layout = x.layout;
     const int64_t length = x.step();
-    for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
-      Vec own[ROWS][VECTORS];
+    Near near(x);
+    const int64_t block = near.lines ? (BLOCK_GROUPS + layout.groups - 1) / layout.groups : stretch.steps;
+    for (int64_t begin = 0; begin < stretch.steps; begin += block) {
+      const int64_t end = begin + block < stretch.steps ? begin + block : stretch.steps;
+      near.next = stretch.words + end * length;
+      for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
+        Vec own[ROWS][VECTORS];
 #pragma GCC unroll 8
-      for (int i = 0; i < ROWS; i++)
+        for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 8
-        for (int j = 0; j < VECTORS; j++)
-          own[i][j] = stretch.header != nullptr ? set(0.0f) : load(sums + i * PANEL + first + j * WIDTH);
-      const typename Kind::GroupInputs* inputs = x.inputs;
-      const uint32_t* step = stretch.words;
-      for (int64_t at = 0; at < stretch.steps; at++, step += length)
-        for (int64_t group = 0; group < layout.groups; group++, inputs += x.rows) {
-          if (first == 0) ahead.fetch();
+          for (int j = 0; j < VECTORS; j++)
+            own[i][j] = begin == 0 && stretch.header != nullptr ? set(0.0f) : load(sums + i * PANEL + first + j * WIDTH);
+        const typename Kind::GroupInputs* inputs = x.inputs + begin * layout.groups * x.rows;
+        const uint32_t* step = stretch.words + begin * length;
+        for (int64_t at = begin; at < end; at++, step += length)
+          for (int64_t group = 0; group < layout.groups; group++, inputs += x.rows) {
+            if (first == 0) ahead.fetch();
+            near.fetch();
 #pragma GCC unroll 2
-          for (int part = 0; part < PARTS; part++) add_part<LIFTS>(x, step, group, part, first, inputs, own);
-        }
+            for (int part = 0; part < PARTS; part++) add_part<LIFTS>(x, step, group, part, first, inputs, own);
+          }
 #pragma GCC unroll 8
-      for (int i = 0; i < ROWS; i++)
+        for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 8
-        for (int j = 0; j < VECTORS; j++) store(sums + i * PANEL + first + j * WIDTH, own[i][j]);
+          for (int j = 0; j < VECTORS; j++) store(sums + i * PANEL + first + j * WIDTH, own[i][j]);
+      }
     }
   }
 

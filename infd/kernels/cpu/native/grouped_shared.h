@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "grouped.h"
+#include "grouped_many.h"
 
 namespace {
 
@@ -30,10 +30,12 @@ struct SharedScales {
     const int64_t length = x.step();
     alignas(64) float kept[STAYS ? 1 : ROWS * VECTORS][WIDTH];
     if (stretch.header != nullptr) memset(sums, 0, ROWS * PANEL * sizeof *sums);
-    for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
-      const Inputs* inputs = x.inputs;
-      const uint32_t* step = stretch.words;
-      for (int64_t at = 0; at < stretch.steps; at++, step += length, inputs += layout.groups * x.rows) {
+    const Inputs* inputs = x.inputs;
+    const uint32_t* step = stretch.words;
+    Near near(x);
+    for (int64_t at = 0; at < stretch.steps; at++, step += length, inputs += layout.groups * x.rows) {
+      near.next = step + length;
+      for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
         Ints lift[VECTORS];
         Vec own[STAYS ? ROWS : 1][VECTORS];
 #pragma GCC unroll 8
@@ -46,6 +48,7 @@ struct SharedScales {
         const Inputs* of_group = inputs;
         for (int64_t group = 0; group < layout.groups; group++, of_group += x.rows) {
           if (first == 0) ahead.fetch();
+          if constexpr (VECTORS == 2) near.fetch();
           Ints sum[ROWS][VECTORS];
           add_group<LIFTS>(x, step, group, first, of_group, lift, sum);
 #pragma GCC unroll 8

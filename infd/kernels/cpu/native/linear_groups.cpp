@@ -13,13 +13,12 @@ struct Group<Grouped<STORED, PARTS>, ROWS> {
   static void multiply(const Kind& x, const Stretch& stretch, float* sums, Prefetch ahead) {
     if constexpr (!SPLITS && PARTS == 1) {
       if (x.layout.shares()) {
-        if (ROWS > 4 && x.rows > MOST_ROWS) return SharedScales<Kind, ROWS, 2>::multiply(x, stretch, sums, ahead);
-        return SharedScales<Kind, ROWS, 4>::multiply(x, stretch, sums, ahead);
+        return SharedScales<Kind, ROWS, (ROWS > 4 ? 2 : 4)>::multiply(x, stretch, sums, ahead);
       }
     }
     if constexpr (SUMS_STAY<ROWS>) {
-      // A single group of rows reads the lines in order, which the hardware prefetcher predicts. With two parts it prefetches.
-      if (x.rows > MOST_ROWS || PARTS == 2) return ManyRows<Kind, ROWS>::multiply(x, stretch, sums, ahead);
+      // A single group of rows reads lines of bytes in order, which the hardware prefetcher predicts. With two parts it prefetches.
+      if (x.rows > MOST_ROWS || PARTS == 2 || STORED != BYTES) return ManyRows<Kind, ROWS>::multiply(x, stretch, sums, ahead);
     }
     constexpr bool WHOLE = ROWS > 4 && !SPLITS;  // the sums of six rows and four vectors fill the registers
     constexpr int VECTORS = ROWS > 4 && !WHOLE ? 2 : WIDTH == 8 && ROWS == 1 ? 8 : 4;  // weights and sums together fit the vector registers
