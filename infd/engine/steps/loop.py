@@ -131,6 +131,7 @@ class StepLoop:
                 self._changed.clear()
                 self._issue()
                 self._deliver()
+                self._sample()  # begins masks, now that the device thread, which wants the interpreter too, has begun
                 if self._held and not self._in_flight:
                     self._settled.set()
                 await self._changed.wait()
@@ -182,7 +183,8 @@ class StepLoop:
                 return
             issued = Issued(step, self._executor.forward(step.plan), at, self._constraints.applies_to(step))
             self._in_flight.append(issued)
-            self._sample()
+            if not issued.constrained:
+                self._sample()
             self._on_plan(issued)
 
     def _sample(self) -> None:

@@ -532,6 +532,19 @@ async def test_forced_tokens_are_sought_only_where_drafts_pay(costs: tuple[tuple
     assert sought or grammars.filled == 22, "one call for each mask, and the one that finds the end"
 
 
+async def test_a_mask_is_begun_once_the_tokens_before_it_are_delivered():
+    class Watched(FakeGrammars):
+        def run(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+            begun.append((engine.core.record.steps, len(runs.issued)))
+            return super().run(work, *args)
+
+    begun: list[tuple[int, int]] = []
+    runs = FakeExecutor()
+    async with serving(runs, Watched()) as engine:
+        await ask(engine, request([3, 7], Counted(2, 21)))
+    assert begun == [(step, step + 1) for step in range(len(begun))]
+
+
 async def test_no_forced_token_is_sought_without_drafts():
     grammars = FakeGrammars()
     async with serving(FakeExecutor(), grammars) as engine:
