@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     import tokenizers
 
-    from infd.text.wordpiece import WordPieces
-
 Side = Literal["left", "right"]
 
 
@@ -49,29 +47,15 @@ class Encoded(Struct, frozen=True):
 
 
 def encode(
-    backend: tokenizers.Tokenizer,
-    words: WordPieces | None,
-    passages: Sequence[Passage],
-    cut: Cut,
-    *,
-    add_special_tokens: bool,
+    backend: tokenizers.Tokenizer, passages: Sequence[Passage], cut: Cut, *, add_special_tokens: bool
 ) -> list[Encoded]:
-    """Return the ids of each passage. Raises what the library raises.
-
-    words  encodes most short texts instead of `backend`, with equal ids; None: no text
-    """
-    return [_encode(backend, words, passage, cut, special=add_special_tokens) for passage in passages]
+    """Return the ids of each passage. Raises what the library raises."""
+    return [_encode(backend, passage, cut, special=add_special_tokens) for passage in passages]
 
 
-def _encode(
-    backend: tokenizers.Tokenizer, words: WordPieces | None, passage: Passage, cut: Cut, *, special: bool
-) -> Encoded:
+def _encode(backend: tokenizers.Tokenizer, passage: Passage, cut: Cut, *, special: bool) -> Encoded:
     texts = passage.texts
     if not any(passage.most):
-        if words is not None and len(texts) == 1:
-            ids = words.encode(texts[0], add_special_tokens=special)
-            if ids is not None and (cut.most is None or len(ids) <= cut.most):
-                return Encoded(ids)
         # Unlike `encode`, `encode_batch_fast` releases the GIL.
         whole = backend.encode_batch_fast([texts if len(texts) == 2 else texts[0]], add_special_tokens=special)[0]
         if cut.most is None or len(whole.ids) <= cut.most:

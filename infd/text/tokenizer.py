@@ -18,7 +18,7 @@ import tokenizers
 from infd.errors import CheckpointError, InvalidRequest, TextFailed
 from infd.gguf import is_gguf
 from infd.gguf import text as gguf
-from infd.text import bpe, cutting, detokenize, tekken, vetting, wordpiece
+from infd.text import bpe, cutting, detokenize, tekken, vetting
 from infd.text.apart import ApartTokenizer, Vocabulary, convert
 from infd.text.bound import bound
 from infd.text.checkpoint import TextFiles
@@ -78,7 +78,6 @@ class Library:
         largest = max(chain(by_token.values(), added), default=-1)
         if largest > LARGEST_ID:
             raise CheckpointError(f"a token has the id {largest}; at most {LARGEST_ID} is accepted")
-        self._words = wordpiece.recognise(backend, by_token)
         pieces = recognise(backend, by_token)
         self.vocabulary = Vocabulary(
             vocab_size=1 + largest,
@@ -119,7 +118,7 @@ class Library:
 
     def encode_passages(self, passages: Sequence[Passage], cut: Cut, *, add_special_tokens: bool) -> list[Encoded]:
         try:
-            return cutting.encode(self._backend, self._words, passages, cut, add_special_tokens=add_special_tokens)
+            return cutting.encode(self._backend, passages, cut, add_special_tokens=add_special_tokens)
         except TypeError as error:
             where = next(filter(None, (_where(text) for passage in passages for text in passage.texts)), "")
             raise InvalidRequest(f"a text is not valid Unicode{where}") from error
