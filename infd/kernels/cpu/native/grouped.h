@@ -274,20 +274,20 @@ struct Grouped {
   Vec value(Vec sums, int64_t, const uint32_t*) const { return sums; }
 
   // Of a part of a group of a step: the scales, and the minima, of WIDTH outputs from `column` on.
-  Vec load_scales(const uint32_t* step, int64_t group, int64_t part, int64_t column) const {
+  INLINE Vec load_scales(const uint32_t* step, int64_t group, int64_t part, int64_t column) const {
     if constexpr (is_open(STORED)) return load(reinterpret_cast<const float*>(set_at(step, group, part)) + column);
     return layout.load_scales(step, layout.set_of(group, part), column);
   }
-  Vec load_minima(const uint32_t* step, int64_t group, int64_t part, int64_t column) const {
+  INLINE Vec load_minima(const uint32_t* step, int64_t group, int64_t part, int64_t column) const {
     if constexpr (is_open(STORED)) return load(reinterpret_cast<const float*>(set_at(step, group, PARTS + part)) + column);
     return layout.load_minima(step, layout.set_of(group, part), column);
   }
   // Those of all outputs, stored in `room` unless they are floats in memory.
-  const float* scales(const uint32_t* step, int64_t group, int64_t part, float* room) const {
+  INLINE const float* scales(const uint32_t* step, int64_t group, int64_t part, float* room) const {
     if constexpr (is_open(STORED)) return reinterpret_cast<const float*>(set_at(step, group, part));
     return layout.scales_of(step, layout.set_of(group, part), room);
   }
-  const float* minima(const uint32_t* step, int64_t group, int64_t part, float* room) const {
+  INLINE const float* minima(const uint32_t* step, int64_t group, int64_t part, float* room) const {
     if constexpr (is_open(STORED)) return reinterpret_cast<const float*>(set_at(step, group, PARTS + part));
     return layout.minima_of(step, layout.set_of(group, part), room);
   }
@@ -368,11 +368,6 @@ struct Grouped {
 template <int PARTS>
 constexpr int64_t OPENS_FROM<Grouped<SIXES, PARTS>> = 6;
 #endif
-
-// A function that is not inlined has its caller's sums in memory, and GCC does not inline large ones by itself. Where it inlines
-// several loops into one function, each loop is slower.
-#define INLINE inline __attribute__((always_inline))
-#define APART __attribute__((noinline))
 
 // Start the sums of a part of a group, for VECTORS vectors of outputs from `column` on; LIFTS: of lifted weights.
 template <bool LIFTS, int ROWS, int VECTORS, class Kind>
