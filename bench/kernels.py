@@ -22,7 +22,7 @@ from torch.nn import functional
 from infd.groups import BLOCK, GroupedRows, Groups
 from infd.kernels.cpu.groups import Int4
 from infd.kernels.cpu.library import Library
-from infd.kernels.cpu.linear import PANEL, Int8, Matrices, Panels
+from infd.kernels.cpu.linear import PANEL, Compressed, Int8, Matrices, Panels
 from infd.kernels.cpu.packed import Packed
 from infd.kernels.families.matrices import SCALE_TYPES, Grouped
 from infd.runner.arenas.arena import Arena
@@ -56,7 +56,7 @@ PACKED = {
 
 
 Product = Callable[[Tensor, int], Tensor]
-FAMILIES = {"infd": Matrices, "small": Matrices, "int8": Int8, "int4": Int4}
+FAMILIES = {"infd": Matrices, "small": Matrices, "compressed": Compressed, "int8": Int8, "int4": Int4}
 
 
 def forms(shapes: list[tuple[int, int]], count: int, isa: str | None, only: Sequence[str]) -> dict[str, Product]:

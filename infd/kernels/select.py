@@ -84,11 +84,13 @@ _DEVICES: Mapping[tuple[str, ...], str] = MappingProxyType({_CPU: "a CPU", _GPU:
 _FLOATS = ("bfloat16", "float32")
 
 
-def _native(place: str, *dtypes: str, name: str = "native") -> Candidate:
+def _native(place: str, *dtypes: str, name: str = "native", isa: str | None = None) -> Candidate:
+    """isa: the only instruction set whose kernels compute the family; None: all have kernels."""
+
     def lacks(_: Facts) -> str | None:
         from infd.kernels.cpu.library import why_not
 
-        return why_not()
+        return why_not(isa)
 
     return Candidate(name=name, place=f"infd.kernels.cpu.{place}", kinds=_CPU, dtypes=dtypes, lacks=lacks)
 
@@ -134,6 +136,9 @@ def _reference(place: str, name: str = "reference", kinds: tuple[str, ...] = ())
 
 _PLAIN_ON_GPU = _reference("dense:Matrices", kinds=_GPU)
 _DECODED = _reference("dense:Decoded", "reference decoded")
+# Decoding reads fewer bytes. Steps of encoders wait for arithmetic, not for memory: they have plain matrices.
+COMPRESSED = _native("linear:Compressed", "bfloat16", name="native compressed", isa="avx512_bf16")
+_MATRICES = (COMPRESSED, _native("linear:Matrices", "bfloat16"), _reference("dense:Matrices"))
 
 # FlashInfer comes after Triton until both are measured on a GPU; `preferring` can reverse the order.
 CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
@@ -150,14 +155,14 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _triton("span_attention:SpanAttention", heads=True),
             _reference("span_attention:SpanAttention"),
         ),
-        "linear": (_native("linear:Matrices", "bfloat16"), _reference("dense:Matrices")),
+        "linear": _MATRICES,
         # Layers as one call need forms that native code addresses, also in float32.
         "encoder_linear": (
             _native("linear:Matrices", "bfloat16"),
             _native("linear:Floats", "float32", name="native float32"),
             _reference("dense:Matrices"),
         ),
-        "vocabulary": (_native("linear:Matrices", "bfloat16"), _reference("dense:Matrices")),
+        "vocabulary": _MATRICES,
         # A vocabulary that is only looked up: in panels, each pair of numbers of a row is on another line of the cache.
         "table": (_reference("dense:Matrices"),),
         "packed": (

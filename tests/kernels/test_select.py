@@ -13,7 +13,17 @@ from infd.errors import DeviceMissing
 from infd.kernels.ops import Selected
 from infd.kernels.reference.attention import PagedAttention
 from infd.kernels.reference.dense import Matrices
-from infd.kernels.select import CACHED, CANDIDATES, QUANTIZED, Candidate, Facts, insisting, quantized, select
+from infd.kernels.select import (
+    CACHED,
+    CANDIDATES,
+    COMPRESSED,
+    QUANTIZED,
+    Candidate,
+    Facts,
+    insisting,
+    quantized,
+    select,
+)
 from infd.kernels.triton import presence
 
 CPU = torch.device("cpu")
@@ -108,7 +118,8 @@ def forms(how, vocabulary):
     ops = select(CPU, torch.bfloat16, quantized(how, vocabulary))
     ops.request("linear", "vocabulary", "table")
     chosen = {row.family: row.chosen for row in ops.selection}
-    return {family: name.partition(" ")[2] or "none" for family, name in chosen.items()}
+    forms = {family: name.partition(" ")[2] or "none" for family, name in chosen.items()}
+    return {family: "none" if chosen[family] == COMPRESSED.name else form for family, form in forms.items()}
 
 
 def test_without_a_quantizing_form_the_reasons_are_listed(monkeypatch):

@@ -33,7 +33,7 @@ def references(dtype):
 def native(**replaced):
     ops = select(CPU, torch.bfloat16)
     ops.request("linear")
-    assert {row.family: row.chosen for row in ops.selection}["linear"] == "native"
+    assert {row.family: row.chosen for row in ops.selection}["linear"].startswith("native")
     return ops.replace(**replaced)
 
 
@@ -100,7 +100,8 @@ def test_a_model_is_as_near_to_float32_as_bfloat16_can_be(built, tiny, variant):
 def native_quantized(how, vocabulary="auto"):
     ops = select(CPU, torch.bfloat16, quantized(how, vocabulary))
     ops.request("linear")
-    assert {row.family: row.chosen for row in ops.selection}["linear"] == f"native {how}".removesuffix(" none")
+    chosen = {row.family: row.chosen for row in ops.selection}["linear"]
+    assert chosen.startswith("native" if how == "none" else f"native {how}")
     return ops
 
 

@@ -93,6 +93,14 @@ class ModelConfig(Section, frozen=True, kw_only=True):
             flag="--exact-activations",
         ),
     ] = False
+    compress: Annotated[
+        bool,
+        about(
+            "keep bfloat16 matrices in 12 bits a weight, without loss, where that speeds decoding up: on a CPU with"
+            " AVX512-BF16",
+            flag="--no-compress",
+        ),
+    ] = True
     weights_root: Annotated[
         str,
         about(

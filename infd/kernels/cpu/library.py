@@ -75,10 +75,10 @@ def address(kernel: Callable[..., Any]) -> int:
     return found
 
 
-def why_not() -> str | None:
-    """Return the reason why native kernels are unavailable, or None."""
+def why_not(isa: str | None = None) -> str | None:
+    """Return the reason why native kernels, or those of an instruction set, are unavailable, or None."""
     try:
-        Library()
+        Library(isa)
     except NativeMissing as missing:
         return str(missing)
     return None

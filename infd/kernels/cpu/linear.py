@@ -191,6 +191,20 @@ class Matrices:
         return Panels(self._kernels, outputs, inputs, (ceil_div(inputs, 2), PANEL, 2), torch.bfloat16, dtype)
 
 
+class Compressed:
+    """Forms of bfloat16 weights in 12 bits, without loss; see `native/compressed.h`."""
+
+    numbers = None
+    HEADER = 32  # numbers of a panel before the weights
+
+    def __init__(self, library: Library | None = None) -> None:
+        self._kernels = Kernels("compressed", HALF, library)
+
+    def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Panels:
+        panel = (self.HEADER + ceil_div(inputs, 2) * PANEL * 2,)
+        return Panels(self._kernels, outputs, inputs, panel, torch.bfloat16, dtype)
+
+
 class Floats:
     """Forms of float32 weights: a word is an output's weight for one input."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from infd.errors import CheckpointError, ConfigError
-from infd.kernels.select import CACHED, CANDIDATES, EXACT, preferring, quantized, why_none
+from infd.kernels.select import CACHED, CANDIDATES, COMPRESSED, EXACT, preferring, quantized, why_none
 from infd.models import registry
 from infd.models.config import (
     context_length,
@@ -94,6 +94,8 @@ def candidates(config: Config) -> Mapping[str, Sequence[Candidate]]:
         # FlashInfer plans with the host's lengths, which are upper bounds while drafts are in flight.
         attention = chosen.get("attention", CANDIDATES["attention"])
         chosen["attention"] = tuple(each for each in attention if not each.called("flashinfer"))
+    if not config.model.compress:
+        chosen = {family: tuple(each for each in some if each is not COMPRESSED) for family, some in chosen.items()}
     return preferring("flashinfer", chosen) if config.device.flashinfer else chosen
 
 

@@ -6,14 +6,16 @@ import pytest
 import torch
 
 from infd.kernels.cpu.groups import Int4
-from infd.kernels.cpu.linear import Int8, Matrices
+from infd.kernels.cpu.linear import Compressed, Int8, Matrices
 from tests.kernels.cpu.placed import Placed, draw
 
 ROWS = [1, 2, 3, 4, 5, 6, 7, 12, 13, 31, 260]
 
 
-@pytest.fixture(params=[Matrices, Int8, Int4])
+@pytest.fixture(params=[Matrices, Compressed, Int8, Int4])
 def matrices(request, library):
+    if request.param is Compressed and library.isa != "avx512_bf16":
+        pytest.skip("compressed matrices need AVX512-BF16")
     return request.param(library)
 
 
@@ -89,7 +91,7 @@ def test_a_value_that_is_not_finite_affects_only_its_own_row(matrices, place, ba
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_bias_is_added_before_rounding(matrices, dtype):
-    if dtype is torch.float32 and isinstance(matrices, Matrices):
+    if dtype is torch.float32 and isinstance(matrices, Matrices | Compressed):
         pytest.skip("bfloat16 weights are for bfloat16 activations")
     weight = Placed(matrices, draw(70, 66), dtype)
     x, bias = draw(9, 66, dtype=dtype), draw(70, seed=2, dtype=dtype)

@@ -243,7 +243,7 @@ struct Grouped {
   static constexpr int64_t HEADER = 0;
   static constexpr bool ONE_LINE = false, TILES = false, OPENS = opens(STORED), WIDE = is_wide(STORED);
   static constexpr int TURN = quads_of_a_turn(STORED);
-  static constexpr bool FIRST_OPENS = false;
+  static constexpr bool FIRST_OPENS = false, SOME_OPENED = false;
   static constexpr bool LIFTABLE = STORED == NIBBLES && !SPLITS;
   using Opened = Grouped<opened_as(STORED), PARTS>;
   using Weights = typename Choose<WIDE>::Weights;

@@ -191,7 +191,7 @@ enum Stage { CLOSED, OPENING, OPENED };
 template <Stage STAGE>
 struct Bytes {
   static constexpr int64_t HEADER = 0;
-  static constexpr bool ONE_LINE = false, TILES = false, OPENS = STAGE == CLOSED, FIRST_OPENS = true;
+  static constexpr bool ONE_LINE = false, TILES = false, OPENS = STAGE == CLOSED, FIRST_OPENS = true, SOME_OPENED = false;
   using Opening = Bytes<OPENING>;
   using Opened = Bytes<OPENED>;
 

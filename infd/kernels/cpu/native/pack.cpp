@@ -1,29 +1,12 @@
 // Packing bfloat16 matrices into panels, and unpacking rows.
 
-#include "panels.h"
-#include "vector.h"
+#include "pack_pairs.h"
 
 namespace {
 
 // The address of an output's first word.
 uint32_t* words_of(const uint32_t* weights, int64_t output, int64_t pairs) {
   return const_cast<uint32_t*>(weights) + output / PANEL * pairs * PANEL + output % PANEL;
-}
-
-// Store pairs [from, inputs / 2) of a row as an output's words, and the last input if `inputs` is odd.
-void place(uint32_t* words, const uint16_t* row, int64_t inputs, int64_t from) {
-  for (int64_t at = from; at < inputs / 2; at++) memcpy(words + at * PANEL, row + 2 * at, sizeof(uint32_t));
-  if (inputs % 2) words[inputs / 2 * PANEL] = row[inputs - 1];
-}
-
-// Store rows [PANEL, inputs] as a panel.
-void place_panel(uint32_t* words, const uint16_t* rows, int64_t inputs) {
-  const uint32_t* of[PANEL];
-  for (int64_t i = 0; i < PANEL; i++) of[i] = reinterpret_cast<const uint32_t*>(rows + i * inputs);
-  int64_t at = 0;
-  for (; at + WIDTH <= inputs / 2; at += WIDTH)
-    for (int64_t i = 0; i < PANEL; i += WIDTH) transpose(of + i, at, words + at * PANEL + i, PANEL);
-  for (int64_t i = 0; i < PANEL; i++) place(words + i, rows + i * inputs, inputs, at);
 }
 
 }  // namespace
@@ -36,7 +19,7 @@ INFD_KERNEL(pack_bf16_bf16)(uint32_t* weights, int64_t inputs, const uint16_t* r
     const int64_t from = panel * PANEL > first ? panel * PANEL : first;
     const int64_t to = (panel + 1) * PANEL < end ? (panel + 1) * PANEL : end;
     if (to - from == PANEL)
-      place_panel(words_of(weights, from, pairs), rows + (from - first) * inputs, inputs);
+      place_lines(words_of(weights, from, pairs), rows + (from - first) * inputs, inputs, 0, pairs);
     else
       for (int64_t i = from; i < to; i++) place(words_of(weights, i, pairs), rows + (i - first) * inputs, inputs, 0);
   }

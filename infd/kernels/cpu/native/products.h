@@ -37,6 +37,10 @@
 // rows and stores the weights prepared.
 //
 //   Opening, opening(to)     that Kind
+//
+// Of a Kind with SOME_OPENED, panels may be stored prepared.
+//
+//   opened(header)           whether a panel is
 
 #pragma once
 
@@ -280,13 +284,24 @@ void multiply_group(const Kind& x, bool opened, uint32_t* to, int64_t rows, cons
   }
 }
 
-// Steps of a stretch of prepared weights.
+// Words of a step of prepared weights.
 template <class Kind>
-int64_t opened_steps(const Kind& x) {
+int64_t opened_step(const Kind& x) {
   if constexpr (Kind::OPENS)
-    return OPENED_WORDS / x.opened().step();
+    return x.opened().step();
   else
-    return 1;
+    return x.step();
+}
+
+// Whether a panel is stored prepared.
+template <class Kind>
+bool stored_opened(const uint32_t* header) {
+  if constexpr (!Kind::OPENS)
+    return false;
+  else if constexpr (!Kind::SOME_OPENED)
+    return false;
+  else
+    return Kind::opened(header);
 }
 
 // Most words of a stretch for that many rows.
@@ -325,8 +340,9 @@ struct Product {
   void* out;  // [rows, outputs], float or bfloat16, `stride` elements between rows
   int64_t stride;
   bool wide;  // out is float
+  int64_t slot = Kind::HEADER + steps * x.step();  // words from the begin of a panel to that of the next one
 
-  const uint32_t* panel(int64_t number) const { return weights + number * (Kind::HEADER + steps * x.step()); }
+  const uint32_t* panel(int64_t number) const { return weights + number * slot; }
 
   // Convert sums [count, PANEL], for rows from `row` on and columns [begin, end) of a panel, add the bias, and store the
   // results.
@@ -361,8 +377,10 @@ template <class Kind>
 void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, int64_t row, int64_t count, bool more) {
   constexpr int64_t MOST = ROWS_OF_A_GROUP<Kind>;
   const int64_t groups = (count + MOST - 1) / MOST;
-  const bool opens = Kind::OPENS && groups >= OPENS_FROM<Kind>;
-  const int64_t step = p.x.step(), most = opens ? opened_steps(p.x) : stretch_words<Kind>(count) / step;
+  const uint32_t* header = p.panel(panel);
+  const bool opened_before = stored_opened<Kind>(header), opens = Kind::OPENS && !opened_before && groups >= OPENS_FROM<Kind>;
+  const int64_t step = opened_before ? opened_step(p.x) : p.x.step();
+  const int64_t most = opens ? OPENED_WORDS / opened_step(p.x) : stretch_words<Kind>(count) / step;
   const int64_t stretches = (p.steps + most - 1) / most;
   const int64_t look = look_of(p.x) / CACHE_LINE;
   const bool plain = count <= MOST + FEW_MORE<Kind>;
@@ -371,7 +389,7 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, 
     if (!plain) return count * group / groups;
     return group < groups ? group * MOST : count;
   };
-  const uint32_t *header = p.panel(panel), *words = header + Kind::HEADER;
+  const uint32_t* words = header + Kind::HEADER;
   alignas(64) float sums[MOST_TOGETHER * PANEL];
   alignas(64) uint32_t opened[Kind::OPENS ? OPENED_WORDS : 1];
 
@@ -379,7 +397,7 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, 
     const int64_t first = p.steps * stretch / stretches, last = p.steps * (stretch + 1) / stretches;
     const bool ends = stretch + 1 == stretches, half = ends && p.half;
     Stretch part = {words + first * step, last - first - half, half, stretch ? nullptr : header, begin, end};
-    bool prepared = false;
+    bool prepared = opened_before;
     if constexpr (Kind::OPENS) {
       if constexpr (!Kind::FIRST_OPENS) {
         if (opens) {
@@ -388,7 +406,7 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, 
         }
       }
     }
-    const char* next = reinterpret_cast<const char*>(words + last * step);  // the next stretch, or the next panel
+    const char* next = reinterpret_cast<const char*>(ends ? p.panel(panel + 1) : words + last * step);
     for (int64_t group = 0; group < groups; group++) {
       const int64_t from = bound(group), rows = bound(group + 1) - from;
       float* own = sums + (stretches > 1 ? from * PANEL : 0);

@@ -1,0 +1,124 @@
+"""Products with compressed bfloat16 weights have the bits of products with plain ones."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from infd.kernels.cpu.linear import PANEL, Compressed, Matrices
+from tests.kernels.cpu.placed import Placed, draw
+from tests.native import kernels
+
+SHAPES = [(64, 64), (1, 1), (63, 2), (65, 7), (200, 129), (64, 1023), (130, 2050)]
+ROWS = [*range(1, 41), 241]
+
+
+@pytest.fixture(scope="module", params=["avx512_bf16"])
+def library(request, built):
+    return kernels(request.param)
+
+
+def chance(shape, share):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(7)) < share
+
+
+def random_bits(shape):
+    numbers = torch.randint(-(2**15), 2**15, shape, generator=torch.Generator().manual_seed(5))
+    return numbers.to(torch.int16).view(torch.bfloat16)
+
+
+def with_last(weight, *numbers):
+    weight = weight.clone()
+    weight.view(-1)[-len(numbers) :] = torch.tensor(numbers[-weight.numel() :])
+    return weight
+
+
+CONTENTS = {
+    "Gaussian": lambda shape: draw(*shape),
+    "constant": lambda shape: torch.full(shape, -1.5).bfloat16(),
+    "zero": lambda shape: torch.zeros(shape).bfloat16(),
+    "sparse": lambda shape: draw(*shape) * chance(shape, 0.1),
+    "subnormal": lambda shape: (draw(*shape, dtype=torch.float64) * 2.0**-130).bfloat16(),
+    "largest": lambda shape: (draw(*shape).sign() * 3.3e38).bfloat16(),
+    "an outlier": lambda shape: with_last(draw(*shape), 3e38),
+    "not finite": lambda shape: with_last(draw(*shape), float("nan"), float("-inf"))[: shape[0]],
+    "some tiny": lambda shape: torch.where(chance(shape, 0.012), draw(*shape) * 2.0**-60, draw(*shape)),
+    "rows of several sizes": lambda shape: draw(*shape) * 2.0 ** (torch.arange(shape[0]) % 40).unsqueeze(1),
+    "random bits": random_bits,
+}
+
+
+def bits(numbers):
+    return numbers.view(torch.int32 if numbers.dtype is torch.float32 else torch.int16)
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_and_rows_have_the_bits_of_the_plain_form(library, content, shape):
+    weight = CONTENTS[content](shape).bfloat16()
+    plain, compressed = Placed(Matrices(library), weight), Placed(Compressed(library), weight)
+    tokens = torch.arange(len(weight)).flip(0)
+    assert bits(compressed.look_up(tokens)).equal(bits(weight[tokens]))
+    for rows in ROWS:
+        x = draw(rows, shape[1], seed=rows)
+        assert bits(compressed.multiply(x, wide=True)).equal(bits(plain.multiply(x, wide=True))), f"{rows} rows"
+
+
+def used(placed):
+    """Return the number of bytes of each panel that placing has changed, up to the last one."""
+    changed = placed.kept.view(torch.uint8) != 255
+    return (changed * torch.arange(1, changed.shape[1] + 1)).amax(1).tolist()
+
+
+def test_a_panel_takes_three_quarters_of_its_memory(library):
+    assert all(size < 0.76 * 128 * 1024 for size in used(Placed(Compressed(library), draw(200, 1024))))
+
+
+def test_a_panel_that_would_not_gain_is_kept_plain(library):
+    weight = draw(3 * PANEL, 1024)
+    weight[PANEL : 2 * PANEL] = random_bits((PANEL, 1024))
+    placed = Placed(Compressed(library), weight)
+    first, second, third = used(placed)
+    assert (second, first, third) == (64 + 128 * 1024, third, first)
+    assert first < 0.76 * second
+
+
+def test_rows_may_be_placed_anew(library):
+    weight, tokens = random_bits((200, 300)), torch.arange(200)
+    placed = Placed(Compressed(library), draw(200, 300))
+    for first, last in [(0, 64), (190, 200), (3, 70), (64, 128)]:
+        placed.form.place(placed.kept, first, weight[first:last])
+    expected = draw(200, 300)
+    for first, last in [(0, 70), (64, 128), (190, 200)]:
+        expected[first:last] = weight[first:last]
+    assert bits(placed.look_up(tokens)).equal(bits(expected))
+
+
+@pytest.mark.parametrize("panel", [(64, 512), (64, 640)])
+def test_memory_of_an_earlier_matrix_does_not_matter(library, panel):
+    """Its steps begin elsewhere, so what seem to be lists may end anywhere."""
+    earlier = Placed(Compressed(library), random_bits(panel) * chance(panel, 0.015))
+    form = Compressed(library).form(64, 384, torch.bfloat16)
+    kept = earlier.kept.view(-1)[: form.shape[1]].view(form.shape)
+    weight = draw(64, 384)
+    form.place(kept, 0, weight[:10])
+    form.place(kept, 10, weight[10:])
+    assert form.look_up(torch.arange(64), kept).equal(weight)
+
+
+def test_threads_place_parts_of_a_panel_at_once(library):
+    weight = draw(64, 256)
+    placed = Placed(Compressed(library), torch.zeros_like(weight))
+
+    def place(first):
+        for row in range(first, 64, 4):
+            placed.form.place(placed.kept, row, weight[row : row + 1])
+
+    threads = [threading.Thread(target=place, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert placed.look_up(torch.arange(64)).equal(weight)
