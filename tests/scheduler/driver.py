@@ -119,11 +119,10 @@ class Driver:
         step = self.scheduler.plan(ahead=ahead)
         if step is not None:
             self.steps.append(step)
+            self.in_flight.append(step)
             if ahead:
                 self.issued_ahead.append(step)
                 assert not step.plan.drafts
-                assert not step.plan.joins
-            self.in_flight.append(step)
             assert [span.row for span in step.plan.spans] == [seq.row for seq in step.sequences]
             assert len({seq.adapter for seq in step.sequences} - {None}) <= self.per_step
         self.check()
