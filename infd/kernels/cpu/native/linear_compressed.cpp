@@ -27,7 +27,7 @@ struct Compressed {
 
   static constexpr int64_t step() { return STAGE == OPENED ? LINES * PANEL : sizeof(Step) / sizeof(uint32_t); }
   static constexpr int64_t look() { return step() / (LINES / LINES_OF_A_LOOK); }
-  bool prefetches() const { return true; }
+  bool prefetches() const { return false; }
   Compressed from(int64_t row, int64_t at) const { return {x.from(row, at * LINES), inputs - at * 2 * LINES}; }
   Vec value(Vec sums, int64_t, const uint32_t*) const { return sums; }
 
