@@ -109,7 +109,7 @@ def test_memory_of_an_earlier_matrix_does_not_matter(library, panel):
 
 
 def test_threads_place_parts_of_a_panel_at_once(library):
-    weight = draw(64, 256)
+    weight = draw(64, 16384)  # a panel takes long enough to store that threads do meet
     placed = Placed(Compressed(library), torch.zeros_like(weight))
 
     def place(first):
