@@ -32,7 +32,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 def test_a_benchmark_ends_with_the_reason_and_the_remedy(built, monkeypatch: pytest.MonkeyPatch) -> None:
     require_native_kernels()
-    monkeypatch.setattr(library, "why_not", lambda: STALE)
+    monkeypatch.setattr(library, "why_not", lambda isa=None: STALE)
     with pytest.raises(SystemExit, match=r"nothing is measured.*`make native`"):
         require_native_kernels()
 
@@ -45,7 +45,7 @@ def test_a_daemon_logs_the_line_that_benchmarks_look_for(
     assert "native_missing" not in loaded.facts
     assert LOGGED not in caplog.text
 
-    monkeypatch.setattr(library, "why_not", lambda: STALE)
+    monkeypatch.setattr(library, "why_not", lambda isa=None: STALE)
     loaded = build(settings(tiny("qwen3")), Pulse())
     loaded.residence.close()
     assert loaded.facts["native_missing"] == STALE

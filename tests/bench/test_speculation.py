@@ -12,6 +12,7 @@ import speculation
 from speculation import Peer, Replaying, Way, described_server, replayed
 
 import infd.runner.runner
+import infd.scheduler.speculation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +27,8 @@ ENTRIES = [
 @pytest.fixture
 def replaying(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(infd.runner.runner, "Sampler", Replaying)
+    # Steps of so small a model take less time than steps issued ahead save, so that drafts would never pay.
+    monkeypatch.setattr(infd.scheduler.speculation, "AHEAD_S", 0.0)
     yield
     Replaying.replies.clear()
 

@@ -194,7 +194,9 @@ class Kept:
         if groups.table not in TABLES:
             return f"no form has the table {groups.table}"
         sizes = (GROUP, 16) if groups.scales == "I8" else (MOST, 2 * GROUP, GROUP, 16)
-        together = sizes[0] if groups.inputs >= inputs else groups.inputs
+        together = groups.inputs
+        if together >= inputs:  # one scale a row: it is repeated for each step
+            together = min((each for each in sizes if each >= max(inputs, GROUP)), default=sizes[0])
         size = next((each for each in sizes if together % each == 0), 0)
         if not size:
             return "no form has groups of fewer than 16 inputs, or of no multiple of 16"
