@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from infd.admin.ctl import terminal as terminal_of_ctl
 from tests.admin.test_ctl import ROOT
 
 if TYPE_CHECKING:
@@ -136,3 +137,18 @@ async def test_without_a_daemon_the_screen_stays_as_it_is(tmp_path: Path) -> Non
         assert await shown.ended() == 3
         assert b"no daemon" in shown.seen
         assert b"\x1b[?1049h" not in shown.seen
+
+
+def test_a_signal_ends_the_view_although_a_finalizer_was_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    dropped = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda each: dropped.append(each.exc_type))
+    with terminal_of_ctl.Terminal() as shown:
+        Finalized()
+        assert dropped == [SystemExit]
+        with pytest.raises(SystemExit) as ended:
+            shown.keys(0)
+    assert ended.value.code == 130

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _SEQUENCES = {b"\x1b[A": "up", b"\x1bOA": "up", b"\x1b[B": "down", b"\x1bOB": "down"}
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminal:
     """The terminal of standard output; keys come from standard input if that is a terminal.
 
-    Within a `with` block the other screen is shown. TERM and HUP end the program, Ctrl-Z suspends it; before, and at
-    the block's end, the terminal is restored.
+    Within a `with` block the other screen is shown. INT, TERM and HUP end the program, Ctrl-Z suspends it; before, and
+    at the block's end, the terminal is restored.
     """
 
     def __init__(self) -> None:
@@ -37,6 +37,7 @@ class Terminal:
         self._live: Live | None = None
         self._woken, self._waker = os.pipe()
         self._handlers: dict[signal.Signals, Any] = {}
+        self._ended: SystemExit | None = None
 
     def __enter__(self) -> Self:
         os.set_blocking(self._woken, False)
@@ -66,6 +67,8 @@ class Terminal:
 
     def keys(self, timeout_s: float) -> list[str]:
         """Wait until keys were pressed, `wake` was called or the time is over. Return the keys."""
+        if self._ended is not None:
+            raise self._ended
         waited = [self._woken, *([self._keyboard] if self._keyboard is not None else [])]
         ready, _, _ = select.select(waited, [], [], timeout_s)
         if self._woken in ready:
@@ -104,7 +107,8 @@ class Terminal:
         self._modes = None
 
     def _end(self, number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
+        self._ended = SystemExit(128 + number)
+        raise self._ended  # Python drops it if a finalizer is running; then `keys` raises it
 
     def _suspend(self, number: int, frame: object) -> None:
         self._restore()
