@@ -1,5 +1,6 @@
 // Products with a matrix of floats in panels, and packing; algorithm in products.h.
 
+#include "packing.h"
 #include "products.h"
 
 namespace {
@@ -49,10 +50,8 @@ INFD_KERNEL(pack_float_float)(uint32_t* weights, int64_t inputs, const uint32_t*
 // out [count, inputs] = the matrix's rows with indices `rows` [count]; NaN for an index out of range.
 INFD_KERNEL(unpack_float_float)
 (uint32_t* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count, int64_t) {
-#pragma omp parallel for if (count > 8)
-  for (int64_t i = 0; i < count; i++) {
-    const bool known = rows[i] >= 0 && rows[i] < outputs;
-    const uint32_t* words = weights + (known ? rows[i] / PANEL * inputs * PANEL + rows[i] % PANEL : 0);
-    for (int64_t at = 0; at < inputs; at++) out[i * inputs + at] = known ? words[at * PANEL] : 0xffffffffu;
-  }
+  each_row(out, inputs, outputs, rows, count, [&](int64_t output, uint32_t* row) {
+    const uint32_t* words = weights + output / PANEL * inputs * PANEL + output % PANEL;
+    for (int64_t at = 0; at < inputs; at++) row[at] = words[at * PANEL];
+  });
 }

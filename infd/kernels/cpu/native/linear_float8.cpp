@@ -4,6 +4,7 @@
 // inputs are accumulated in float32; their sum is multiplied by the scale and added to the row's sum.
 
 #include "float8.h"
+#include "packing.h"
 #include "products.h"
 #include "scratch.h"
 
@@ -411,14 +412,8 @@ INFD_KERNEL(unpack_float8_bf16)
 (bf16* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count, int64_t number) {
   const Float8Layout layout{number};
   const int64_t steps = layout.steps_of(inputs);
-#pragma omp parallel for if (count > 8)
-  for (int64_t i = 0; i < count; i++) {
-    bf16* row = out + i * inputs;
-    if (rows[i] < 0 || rows[i] >= outputs) {
-      memset(row, 0xff, inputs * sizeof(bf16));
-      continue;
-    }
-    const uint32_t* panel = weights + rows[i] / PANEL * steps * layout.step() + rows[i] % PANEL;
+  each_row(out, inputs, outputs, rows, count, [&](int64_t output, bf16* row) {
+    const uint32_t* panel = weights + output / PANEL * steps * layout.step() + output % PANEL;
     for (int64_t k = 0; k < inputs; k++) {
       const uint32_t* step = panel + k / layout.inputs * layout.step();
       float scale;
@@ -426,5 +421,5 @@ INFD_KERNEL(unpack_float8_bf16)
       const uint32_t word = step[PANEL + k % layout.inputs / 4 * PANEL];
       set(row + k, value_of(Code::byte_of(static_cast<uint8_t>(word >> k % 4 * 8))) * (scale / Code::LOWERED));
     }
-  }
+  });
 }

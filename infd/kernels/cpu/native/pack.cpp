@@ -13,31 +13,22 @@ uint32_t* words_of(const uint32_t* weights, int64_t output, int64_t pairs) {
 
 // Store rows [count, inputs] as the outputs from `first` on.
 INFD_KERNEL(pack_bf16_bf16)(uint32_t* weights, int64_t inputs, const uint16_t* rows, int64_t first, int64_t count) {
-  const int64_t pairs = pairs_of(inputs), end = first + count;
-#pragma omp parallel for schedule(dynamic)
-  for (int64_t panel = first / PANEL; panel < panels_of(end); panel++) {
-    const int64_t from = panel * PANEL > first ? panel * PANEL : first;
-    const int64_t to = (panel + 1) * PANEL < end ? (panel + 1) * PANEL : end;
+  const int64_t pairs = pairs_of(inputs);
+  each_panel(first, count, [&](int64_t from, int64_t to) {
     if (to - from == PANEL)
       place_lines(words_of(weights, from, pairs), rows + (from - first) * inputs, inputs, 0, pairs);
     else
       for (int64_t i = from; i < to; i++) place(words_of(weights, i, pairs), rows + (i - first) * inputs, inputs, 0);
-  }
+  });
 }
 
 // out [count, inputs] = the matrix's rows with indices `rows` [count]; NaN for an index out of range.
 INFD_KERNEL(unpack_bf16_bf16)
 (uint16_t* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count, int64_t) {
   const int64_t pairs = pairs_of(inputs);
-#pragma omp parallel for if (count > 8)
-  for (int64_t i = 0; i < count; i++) {
-    uint16_t* row = out + i * inputs;
-    if (rows[i] < 0 || rows[i] >= outputs) {
-      memset(row, 0xff, inputs * sizeof(uint16_t));
-      continue;
-    }
-    const uint32_t* words = words_of(weights, rows[i], pairs);
+  each_row(out, inputs, outputs, rows, count, [&](int64_t output, uint16_t* row) {
+    const uint32_t* words = words_of(weights, output, pairs);
     for (int64_t at = 0; at < inputs / 2; at++) memcpy(row + 2 * at, words + at * PANEL, sizeof(uint32_t));
     if (inputs % 2) row[inputs - 1] = static_cast<uint16_t>(words[inputs / 2 * PANEL]);
-  }
+  });
 }

@@ -172,19 +172,16 @@ class Slot {
 
 // Store rows [count, inputs] as the outputs from `first` on.
 INFD_KERNEL(pack_compressed_bf16)(uint32_t* weights, int64_t inputs, const uint16_t* rows, int64_t first, int64_t count) {
-  const int64_t pairs = pairs_of(inputs), end = first + count;
-#pragma omp parallel for schedule(dynamic)
-  for (int64_t panel = first / PANEL; panel < panels_of(end); panel++) {
-    const int64_t from = panel * PANEL > first ? panel * PANEL : first;
-    const int64_t to = (panel + 1) * PANEL < end ? (panel + 1) * PANEL : end;
-    Slot slot(weights, inputs, panel);
+  const int64_t pairs = pairs_of(inputs);
+  each_panel(first, count, [&](int64_t from, int64_t to) {
+    Slot slot(weights, inputs, from / PANEL);
     if (to - from == PANEL) {
       alignas(64) uint32_t lines[LINES * PANEL];
       slot.store([&](int64_t begin, int64_t end) {
         place_lines(lines, rows + (from - first) * inputs, inputs, begin, end);
         return lines;
       });
-      continue;
+      return;
     }
     uint32_t* lines = reinterpret_cast<uint32_t*>(scratch.at_least(pairs * PANEL * sizeof(uint32_t)));
     // Other rows of the panel may be stored by another thread.
@@ -199,26 +196,20 @@ INFD_KERNEL(pack_compressed_bf16)(uint32_t* weights, int64_t inputs, const uint1
       for (int64_t i = from; i < to; i++) place(lines + i % PANEL, rows + (i - first) * inputs, inputs, 0);
       slot.store([&](int64_t begin, int64_t) { return lines + begin * PANEL; });
     }
-  }
+  });
 }
 
 // out [count, inputs] = the matrix's rows with indices `rows` [count]; NaN for an index out of range.
 INFD_KERNEL(unpack_compressed_bf16)
 (uint16_t* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count, int64_t) {
-#pragma omp parallel for if (count > 8)
-  for (int64_t i = 0; i < count; i++) {
-    uint16_t* row = out + i * inputs;
-    if (rows[i] < 0 || rows[i] >= outputs) {
-      memset(row, 0xff, inputs * sizeof(uint16_t));
-      continue;
-    }
-    Slot(weights, inputs, rows[i] / PANEL).read([&](int64_t begin, int64_t end, const uint32_t* pairs) {
+  each_row(out, inputs, outputs, rows, count, [&](int64_t output, uint16_t* row) {
+    Slot(weights, inputs, output / PANEL).read([&](int64_t begin, int64_t end, const uint32_t* pairs) {
       for (int64_t at = begin; at < end; at++) {
         const int64_t left = inputs - 2 * at;
-        memcpy(row + 2 * at, pairs + (at - begin) * PANEL + rows[i] % PANEL, left > 1 ? 4 : 2);
+        memcpy(row + 2 * at, pairs + (at - begin) * PANEL + output % PANEL, left > 1 ? 4 : 2);
       }
     });
-  }
+  });
 }
 
 #endif

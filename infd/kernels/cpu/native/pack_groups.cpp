@@ -1,6 +1,7 @@
 // Packing matrices into panels of int4 in groups, and unpacking rows of all weights in groups.
 
 #include "groups.h"
+#include "packing.h"
 #include "quantized.h"
 
 namespace {
@@ -73,11 +74,8 @@ void put_group(const float* x, const Place& place) {
 
 template <class Number>
 void pack(uint32_t* weights, int64_t inputs, const Number* rows, int64_t first, int64_t count) {
-  const int64_t groups = groups_of(inputs), end = first + count;
-#pragma omp parallel for schedule(dynamic)
-  for (int64_t panel = first / PANEL; panel < panels_of(end); panel++) {
-    const int64_t from = panel * PANEL > first ? panel * PANEL : first;
-    const int64_t to = (panel + 1) * PANEL < end ? (panel + 1) * PANEL : end;
+  const int64_t groups = groups_of(inputs);
+  each_panel(first, count, [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i++)
       for (int64_t group = 0; group < groups; group++) {
         const int64_t left = inputs - group * GROUP;
@@ -85,7 +83,7 @@ void pack(uint32_t* weights, int64_t inputs, const Number* rows, int64_t first, 
         convert(rows + (i - first) * inputs + group * GROUP, x, left < GROUP ? left : GROUP);
         put_group(x, Place(PLAIN, weights, i, groups, group));
       }
-  }
+  });
 }
 
 template <class Number>
@@ -95,15 +93,9 @@ void unpack(Number* out, const uint32_t* weights, int64_t outputs, int64_t input
   const int32_t* order = layout.order(weights);
   const uint32_t* panels = layout.panels(weights, inputs);
   const int64_t groups = groups_of(inputs), steps = layout.steps_of(inputs);
-#pragma omp parallel for if (count > 8)
-  for (int64_t i = 0; i < count; i++) {
-    Number* row = out + i * inputs;
-    if (rows[i] < 0 || rows[i] >= outputs) {
-      memset(row, 0xff, inputs * sizeof(Number));
-      continue;
-    }
+  each_row(out, inputs, outputs, rows, count, [&](int64_t output, Number* row) {
     for (int64_t group = 0; group < groups; group++) {
-      const Place place(layout, panels, rows[i], steps, group);
+      const Place place(layout, panels, output, steps, group);
       float x[GROUP];
       for (int64_t part = 0; part < layout.parts; part++) {
         const int64_t set_of = layout.set_of(group % layout.groups, part), each = GROUP / layout.parts;
@@ -121,7 +113,7 @@ void unpack(Number* out, const uint32_t* weights, int64_t outputs, int64_t input
       else
         for (int64_t k = 0; k < filled; k++) set(row + order[group * GROUP + k], x[k]);
     }
-  }
+  });
 }
 
 }  // namespace

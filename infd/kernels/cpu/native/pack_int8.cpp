@@ -1,5 +1,6 @@
 // Packing matrices into panels of int8, and unpacking rows.
 
+#include "packing.h"
 #include "quantized.h"
 #include "scratch.h"
 
@@ -27,11 +28,8 @@ struct Output {
 
 template <class Number>
 void pack(uint32_t* weights, int64_t inputs, const Number* rows, int64_t first, int64_t count) {
-  const int64_t quads = quads_of(inputs), end = first + count;
-#pragma omp parallel for schedule(dynamic)
-  for (int64_t panel = first / PANEL; panel < panels_of(end); panel++) {
-    const int64_t from = panel * PANEL > first ? panel * PANEL : first;
-    const int64_t to = (panel + 1) * PANEL < end ? (panel + 1) * PANEL : end;
+  const int64_t quads = quads_of(inputs);
+  each_panel(first, count, [&](int64_t from, int64_t to) {
     uint32_t* lines = reinterpret_cast<uint32_t*>(scratch.at_least(PANEL * quads * 4));
     for (int64_t i = from; i < to; i++) {
       const Number* row = rows + (i - first) * inputs;
@@ -49,20 +47,14 @@ void pack(uint32_t* weights, int64_t inputs, const Number* rows, int64_t first, 
     }
     for (; at < quads; at++)
       for (int64_t i = 0; i < to - from; i++) words[at * PANEL + i] = lines[i * quads + at];
-  }
+  });
 }
 
 template <class Number>
 void unpack(Number* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
   const int64_t quads = quads_of(inputs);
-#pragma omp parallel for if (count > 8)
-  for (int64_t i = 0; i < count; i++) {
-    Number* row = out + i * inputs;
-    if (rows[i] < 0 || rows[i] >= outputs) {
-      memset(row, 0xff, inputs * sizeof(Number));
-      continue;
-    }
-    const Output output(weights, rows[i], quads);
+  each_row(out, inputs, outputs, rows, count, [&](int64_t number, Number* row) {
+    const Output output(weights, number, quads);
     const Vec scale = set(output.scale());
     for (int64_t at = 0; at < quads; at += WIDTH / 4) {
       uint32_t gathered[WIDTH] = {};
@@ -77,7 +69,7 @@ void unpack(Number* out, const uint32_t* weights, int64_t outputs, int64_t input
         memcpy(row + 4 * at, last, left * sizeof(Number));
       }
     }
-  }
+  });
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "panels.h"
+#include "packing.h"
 #include "vector.h"
 
 namespace {
