@@ -19,6 +19,7 @@ from infd.runner.start.loading import build
 from infd.runner.start.resolve import choose_dtype
 from infd.runner.start.setup import choose_device
 from infd.scheduler.layout import CacheLayout, PageGroup
+from tests.native import kernels
 from tests.runner.driving import config, load
 from tests.runner.fake_model import FakeModel
 from tests.weights.encodings.fixtures import WRITTEN
@@ -141,6 +142,17 @@ def test_stored_integers_are_kept_unless_activations_are_to_be_exact(built, exac
     chosen = {row["family"]: row["chosen"] for row in loaded.facts["ops"]}
     assert chosen["packed"] == ("native exact" if exact else "native packed")
     assert any("quantize activations to int8" in text for text in caplog.messages) is not exact
+
+
+@pytest.mark.parametrize(("compress", "chosen"), [(True, "native compressed"), (False, "native")])
+def test_matrices_are_compressed_unless_the_setting_forbids_it(built, tiny, compress, chosen):
+    kernels("avx512_bf16")
+    wanted = settings(tiny("qwen3"), compress=compress)
+    model = msgspec.structs.replace(wanted.model, dtype="bfloat16")
+    loaded = build(msgspec.structs.replace(wanted, model=model), Pulse())
+    loaded.residence.close()
+    families = {row["family"]: row["chosen"] for row in loaded.facts["ops"]}
+    assert (families["linear"], families["vocabulary"]) == (chosen, chosen)
 
 
 def test_a_cache_of_int8_holds_more_tokens_in_the_same_bytes(built, tiny, caplog):
