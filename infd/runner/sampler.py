@@ -240,22 +240,18 @@ class Sampler:
         another thread have the interpreter, and waits for it.
         """
         tokens, verdicts, ends = _list(likeliest.tokens), _list(likeliest.verdict), at.ends.numpy()
-        known, counts, lasts = self._rows.on_host.last_known(at.row_ids, ends), [], []
-        changed, first = False, 0
-        for most in [1] * len(tokens) if samples is None else _list(samples):
-            count = 0
-            for i in range(first, first + most):
-                if i > first and tokens[i - 1] != known[i]:
-                    break
-                if allowed is not None and _may_change(tokens[i], verdicts[i], allowed[i]):
-                    masked = self._likeliest_allowed(logits[i : i + 1], np.zeros(1, dtype=np.int64), allowed[i : i + 1])
-                    (tokens[i],), (verdicts[i],), changed = _list(masked.tokens), _list(masked.verdict), True
-                if verdicts[i] != SOUND:
-                    break
-                count += 1
-            counts.append(count)
-            lasts.append(first + max(count, 1) - 1)
-            first += most
+        known, changed = self._rows.on_host.last_known(at.row_ids, ends), False
+        spans = [1] * len(tokens) if samples is None else _list(samples)
+
+        def sample(i: int) -> int | None:
+            nonlocal changed
+            if allowed is not None and _may_change(tokens[i], verdicts[i], allowed[i]):
+                masked = self._likeliest_allowed(logits[i : i + 1], np.zeros(1, dtype=np.int64), allowed[i : i + 1])
+                (tokens[i],), (verdicts[i],), changed = _list(masked.tokens), _list(masked.verdict), True
+            return tokens[i] if verdicts[i] == SOUND else None
+
+        counts = acceptance.kept_on_host(known, spans, sample)
+        lasts = np.cumsum(spans) - spans + np.maximum(counts, 1) - 1
         if samples is not None or changed:
             self._rows.on_host.append(at.row_ids[lasts], ends[lasts], [tokens[i] for i in lasts])
         self._rows.least[at.row_ids] += 1
@@ -297,8 +293,11 @@ class Sampler:
     def _keep(self, at: SampledPositions, tokens: Tensor, verdict: Tensor, samples: Array) -> Tensor:
         """Append the samples to keep to `Rows`, where drafts equal all but the last; return their number, [S]."""
         if self._host_reads:
-            known = self._rows.tokens.numpy()[at.rows.numpy(), at.ends.numpy() - 1]
-            counts = acceptance.kept_on_host(*map(_list, (known, tokens, verdict == SOUND, samples)))
+            known = self._rows.on_host.last_known(at.row_ids, at.ends.numpy())
+            sampled = [
+                token if found == SOUND else None for token, found in zip(_list(tokens), _list(verdict), strict=True)
+            ]
+            counts = acceptance.kept_on_host(known, _list(samples), sampled.__getitem__)
             kept = torch.tensor(counts)
             last = torch.from_numpy(np.cumsum(samples) - samples + np.maximum(counts, 1) - 1)
             self._rows.append(at.rows[last], at.ends[last], tokens[last])

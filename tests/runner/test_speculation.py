@@ -113,7 +113,8 @@ def test_samples_are_kept_up_to_the_first_that_is_not_anticipated(tokens, inputs
     sound = torch.tensor(verdicts) == SOUND
     count = kept(torch.tensor(inputs), torch.tensor(tokens), sound, first, torch.tensor(samples), max(samples))
     assert count.tolist() == expected
-    assert kept_on_host(inputs, tokens, sound.tolist(), samples) == expected
+    sampled = [token if verdict == SOUND else None for token, verdict in zip(tokens, verdicts, strict=True)]
+    assert kept_on_host(inputs, samples, sampled.__getitem__) == expected
 
 
 @pytest.mark.parametrize("drafts", [True, False])

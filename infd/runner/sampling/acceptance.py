@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -35,17 +35,22 @@ def kept(inputs: Tensor, tokens: Tensor, sound: Tensor, first: Tensor, samples: 
     return good.to(torch.int64).cumprod(1).sum(1)
 
 
-def kept_on_host(
-    inputs: Sequence[int], tokens: Sequence[int], sound: Sequence[int], samples: Sequence[int]
-) -> list[int]:
-    """Return what `kept` returns, if the host knows all arguments: a dozen of torch's calls take longer than a loop."""
+def kept_on_host(inputs: Sequence[int], samples: Sequence[int], sample: Callable[[int], int | None]) -> list[int]:
+    """Return what `kept` returns, if the host knows all arguments: a dozen of torch's calls take longer than a loop.
+
+    sample  returns the token sampled at a position, None if it is not sound; it is not called for positions of a span
+            behind the first whose sample is not kept
+    """
     counts, first = [], 0
     for most in samples:
-        count, end = 0, first + most
-        for at in range(first, end):
-            if not sound[at] or (at > first and tokens[at - 1] != inputs[at]):
+        count, token = 0, None
+        for at in range(first, first + most):
+            if at > first and token != inputs[at]:
+                break
+            token = sample(at)
+            if token is None:
                 break
             count += 1
         counts.append(count)
-        first = end
+        first += most
     return counts
