@@ -24,7 +24,8 @@ from infd.kernels.cpu.draw import Draw
 from infd.request import Breakers, Chain, Dry, Generate, Mirostat, SamplingParams
 from infd.runner.arenas.arena import CPU
 from infd.runner.rows import Rows
-from infd.runner.sampler import SampledPositions, Sampler
+from infd.runner.sampled import SampledPositions
+from infd.runner.sampler import Sampler
 from infd.runner.staging import staging
 from infd.scheduler.plan import Join
 

@@ -32,7 +32,7 @@ from contextlib import AsyncExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -43,8 +43,11 @@ import infd.runner.runner
 import infd.runner.start.assembly
 from infd import LLM
 from infd.runner.rows import Integer
-from infd.runner.sampler import Likeliest, SampledPositions, Sampler
+from infd.runner.sampler import Sampler
 from infd.runner.start.calibration import Calibration, calibrate
+
+if TYPE_CHECKING:
+    from infd.runner.sampled import Likeliest, SampledPositions
 
 CORPUS = Path(__file__).with_name("speculation.jsonl")
 WAYS = ("off", "ngram", "suffix")

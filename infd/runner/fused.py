@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from infd.kernels.families.stack import StepBuffers, StepMemory
 from infd.runner.readouts.sampling import Computed
-from infd.runner.sampler import Likeliest, SampledPositions
+from infd.runner.sampled import Likeliest, SampledPositions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -235,6 +235,10 @@ class Rows:
         """The known tokens as arrays, on a CPU."""
         return HostRows(self.tokens.numpy(), self.length.numpy())
 
+    def sampling_of(self, row_ids: Array) -> list[RowSampling]:
+        """Return the entries of `sampling` of some rows."""
+        return [self.sampling[row] for row in row_ids]
+
     def append(self, row: Tensor, end: Tensor, token: Tensor) -> None:
         """Append a sampled token to each row, at position `end`. row, end, token: [N] int64."""
         self._kernels.append(self.state, row, end, token)

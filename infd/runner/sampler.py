@@ -1,4 +1,4 @@
-"""Sample a step's tokens: apply each stage of `sampling` to the rows that request it.
+"""Sample a step's tokens: mask and shape logits where a row requests it, choose tokens, report log-probabilities.
 
 If all rows are greedy, the logits are read once, in the model's dtype. Logits of rows that are changed or scored are
 converted to float32. Sampled tokens are appended to `Rows` on the device, so that the next step need not wait for the
@@ -11,87 +11,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from msgspec import Struct
 
-from infd.kernels.families.draw import Drawing, History, Narrowing, Repeats
+from infd.kernels.families.draw import Drawing
 from infd.rounding import ceil_div
 from infd.runner.rows import Float, Integer, Stage
-from infd.runner.sampling import acceptance, bias, floor, mirostat, scores, words
-from infd.runner.sampling.breakers import BreakerTables
+from infd.runner.sampled import NOTHING_ALLOWED, SOUND, Likeliest, Sampled
+from infd.runner.sampling import acceptance, scores
+from infd.runner.shaper import Shaper, Shaping, limited
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import numpy.typing as npt
     from torch import Tensor
 
     from infd.kernels.families.draw import Draw
-    from infd.request import Breakers
-    from infd.runner.rows import Rows, RowSampling
-    from infd.runner.staging import Staging
+    from infd.runner.rows import Rows
+    from infd.runner.sampled import SampledPositions
 
     Array = npt.NDArray[Any]
 
-SOUND, NOT_FINITE, NOTHING_ALLOWED = range(3)
 _NONE: Final = np.empty(0, dtype=np.int64)
-SHAPING = Stage.REPETITION | Stage.FREQUENCY | Stage.DRY | Stage.BIAS | Stage.FLOOR | Stage.WORDS | Stage.NARROW
-
-
-class SampledPositions(Struct):
-    """The N sampled positions of a step, in the plan's order.
-
-    rows, ends          [N] int64 on the device: row and position of the token to sample
-    row_ids, positions  [N] on the host: row, and upper bound of the position, of the token to sample
-    """
-
-    rows: Tensor
-    ends: Tensor
-    row_ids: Array
-    positions: Array
-
-    def select(self, subset: Array, index: Tensor) -> SampledPositions:
-        """Select sampled positions.
-
-        subset  [n] indices, on the host
-        index   a copy of `subset` on the device
-        """
-        rows, ends = self.rows.index_select(0, index), self.ends.index_select(0, index)
-        return SampledPositions(rows, ends, self.row_ids[subset], self.positions[subset])
-
-
-class Shaping(NamedTuple):
-    """The changes to the logits of N sampled positions.
-
-    at       the sampled positions
-    stages   [N] Stage flags
-    allowed  [N, ceil(vocab / 32)] int32 bitmask; None: all tokens are allowed
-    """
-
-    at: SampledPositions
-    stages: Array
-    allowed: Array | None
-
-    def select(self, subset: Array, index: Tensor) -> Shaping:
-        """Select positions; for the arguments see SampledPositions.select."""
-        allowed = None if self.allowed is None else self.allowed[subset]
-        return Shaping(self.at.select(subset, index), self.stages[subset], allowed)
-
-
-class Likeliest(NamedTuple):
-    """The likeliest token of each of N rows of logits.
-
-    largest  [N] float32: the token's logit
-    tokens   [N] int64
-    verdict  [N] int64: SOUND or NOT_FINITE; after masking also NOTHING_ALLOWED
-    """
-
-    largest: Tensor
-    tokens: Tensor
-    verdict: Tensor
-
-    def first(self, count: int) -> Likeliest:
-        """Return the likeliest tokens of the first `count` rows."""
-        return Likeliest(*(values[:count] for values in self))
 
 
 class Chosen(NamedTuple):
@@ -109,43 +47,6 @@ class Chosen(NamedTuple):
     shift: Tensor | None
 
 
-class Adapted(NamedTuple):
-    """The new states of the rows with mirostat.
-
-    at  [m] indices into the sampled positions, on the host
-    mu  [m] float32
-    """
-
-    at: list[int]
-    mu: Tensor
-
-
-class Sampled(Struct):
-    """A step's sampled tokens.
-
-    tokens   [N] int64
-    verdict  [N] int64: SOUND, NOT_FINITE or NOTHING_ALLOWED; the token is valid only if SOUND
-    kept     [S] int64: number of samples kept of each span, the first ones; None: one of each span
-    scored   positions with requested log-probabilities: (index into N, number of likeliest tokens to report)
-    scores   log-probabilities, one row per entry of `scored`; None if `scored` is empty
-    adapted  None: no row has mirostat
-    """
-
-    tokens: Tensor
-    verdict: Tensor
-    kept: Tensor | None
-    scored: list[tuple[int, int]]
-    scores: scores.Scores | None
-    adapted: Adapted | None = None
-
-    def download(self, staging: Staging) -> Sampled:
-        """Start copies to the host; return the samples with the copies."""
-        values = None if self.scores is None else scores.Scores(*map(staging.down, self.scores))
-        kept = None if self.kept is None else staging.down(self.kept)
-        adapted = None if self.adapted is None else Adapted(self.adapted.at, staging.down(self.adapted.mu))
-        return Sampled(staging.down(self.tokens), staging.down(self.verdict), kept, self.scored, values, adapted)
-
-
 class Sampler:
     """Samples the next tokens of the sequences in `rows`."""
 
@@ -153,7 +54,7 @@ class Sampler:
         self._rows = rows
         self._draw = draw
         self._host_reads = rows.device.type == "cpu"  # without waiting for the device
-        self._breakers = BreakerTables(rows.vocab_size, rows.upload)
+        self._shaper = Shaper(rows, draw)
         self._each = torch.arange(rows.scratch + 1, device=rows.device)  # grows with the number of positions
 
     def likeliest(self, logits: Tensor) -> Likeliest:
@@ -195,10 +96,10 @@ class Sampler:
         scoring = np.flatnonzero((stages & Stage.LOGPROBS != 0) & ~processed)
         raw = logits[self._rows.upload(scoring)].float() if scoring.size else None
 
-        shaped = stages & SHAPING != 0
+        shaped = stages & self._shaper.stages != 0
         unshaped = np.where(shaped, 0, stages)
         allowed = self._merge(allowed, at, np.flatnonzero(stages & Stage.ALLOWED))
-        masked = np.flatnonzero(~shaped & _limited(allowed)) if allowed is not None else _NONE
+        masked = np.flatnonzero(~shaped & limited(allowed)) if allowed is not None else _NONE
         if allowed is not None and masked.size and likeliest is not None and self._host_reads:
             masked = masked[~_surely_allowed(likeliest, masked, allowed, unshaped)]
         if allowed is not None and masked.size:
@@ -212,9 +113,10 @@ class Sampler:
         adapted = chosen = None
         if shaped.any():
             subset = np.flatnonzero(shaped)
-            chosen = self._shaped(logits, verdict, Shaping(at, stages, allowed), subset)
+            shaping = Shaping(at, stages, allowed)
+            chosen = self._shaped(logits, verdict, shaping, subset)
             tokens, verdict = _merged(chosen, tokens, verdict, self._rows.upload(subset))
-            adapted = self._adapt(chosen, at, stages, subset)
+            adapted = self._shaper.adapt(chosen.logits, chosen.tokens, shaping, subset)
             appended = False
         kept = self._append(at, tokens, verdict, samples, appended=appended)
 
@@ -276,7 +178,7 @@ class Sampler:
         self, logits: Tensor, tokens: Tensor, at: SampledPositions, scoring: Array
     ) -> tuple[list[tuple[int, int]], scores.Scores]:
         """Compute the log-probabilities of the positions `scoring` [n] from their logits [n, vocab]."""
-        rows = self._params(at, scoring)
+        rows = self._rows.sampling_of(at.row_ids[scoring])
         scored = [(int(i), params.logprob_ids.size or params.logprobs) for i, params in zip(scoring, rows, strict=True)]
         listed = plain = None
         if any(params.logprob_ids.size for params in rows):
@@ -341,141 +243,14 @@ class Sampler:
         return self._choose_shaped(selected, sound, shaping.select(subset, index))
 
     def _choose_shaped(self, logits: Tensor, verdict: Tensor, shaping: Shaping) -> Chosen:
-        """Apply the stages and the mask to logits [n, vocab] float32 in place, and choose tokens.
+        """Shape logits [n, vocab] float32 in place, and choose tokens.
 
         verdict  [n]: SOUND or NOT_FINITE, found before shaping; the returned verdict may also be NOTHING_ALLOWED
         """
-        at, stages, allowed = shaping
-        for stage, shape in _SHAPING:
-            subset = np.flatnonzero(stages & stage)
-            if subset.size:
-                shape(self, logits, at, subset)
-        if allowed is not None:
-            subset = np.flatnonzero(_limited(allowed))
-            if subset.size:
-                self._draw.forbid(logits, self._rows.upload(subset), self._rows.upload(allowed[subset]))
-        subset = np.flatnonzero(stages & Stage.NARROW)
-        shift = self._narrow(logits, at, stages, subset) if subset.size else None
+        shift = self._shaper.shape(logits, shaping)
         largest, tokens = self._draw.largest(logits)
         verdict = torch.where((verdict == SOUND) & ~(largest > -torch.inf), NOTHING_ALLOWED, verdict)
-        return Chosen(logits, self._drawn(logits, largest, tokens, at, stages), verdict, shift)
-
-    def _narrow(self, logits: Tensor, at: SampledPositions, stages: Array, subset: Array) -> Tensor | None:
-        """Limit and cool the rows `subset` in place; return what was subtracted from each row, if it is reported."""
-        index = self._rows.upload(subset)
-        largest = (logits if subset.size == len(logits) else logits.index_select(0, index)).amax(-1)
-        row, end = at.rows.index_select(0, index), at.ends.index_select(0, index)
-        floats, integers = self._rows.floats.index_select(0, row), self._rows.integers.index_select(0, row)
-        top_k, min_p = integers[:, Integer.TOP_K], floats[:, Float.MIN_P]
-        adaptive = np.flatnonzero(stages[subset] & Stage.MIROSTAT)
-        if adaptive.size:
-            some = self._rows.upload(adaptive)
-            settings = floats.index_select(0, some)
-            cooled = logits.index_select(0, index.index_select(0, some))
-            cooled.sub_(largest.index_select(0, some)[:, None]).div_(settings[:, Float.COOLING, None])
-            found = mirostat.limits(cooled, settings[:, Float.MIROSTAT], settings[:, Float.MU])
-            top_k, min_p = (whole.index_copy(0, some, part) for whole, part in zip((top_k, min_p), found, strict=True))
-        narrowing = Narrowing(
-            rows=index,
-            largest=largest,
-            seed=integers[:, Integer.SEED_LOW : Integer.SEED_HIGH + 1],
-            position=end.to(torch.int32),
-            temperature=floats[:, Float.COOLING],
-            late=floats[:, Float.LATE] != 0,
-            top_n_sigma=floats[:, Float.TOP_N_SIGMA],
-            top_k=top_k,
-            top_p=floats[:, Float.TOP_P],
-            min_p=min_p,
-            typical_p=floats[:, Float.TYPICAL_P],
-            xtc_probability=floats[:, Float.XTC_PROBABILITY],
-            xtc_threshold=floats[:, Float.XTC_THRESHOLD],
-            range=floats[:, Float.RANGE],
-            exponent=floats[:, Float.EXPONENT],
-        )
-        temperatures = self._draw.narrow(logits, narrowing)
-        plain = stages[subset] & Stage.PROCESSED != 0
-        plain &= np.array([params.logits for params in self._params(at, subset)])
-        if not plain.any():
-            return None
-        return logits.new_zeros(len(logits)).index_copy_(0, index, largest / temperatures)
-
-    def _adapt(self, chosen: Chosen, at: SampledPositions, stages: Array, subset: Array) -> Adapted | None:
-        """Update mirostat's state of the rows `subset` whose tokens were chosen."""
-        adaptive = np.flatnonzero(stages[subset] & Stage.MIROSTAT)
-        if not adaptive.size:
-            return None
-        index, rows = self._rows.upload(adaptive), at.rows.index_select(0, self._rows.upload(subset[adaptive]))
-        floats = self._rows.floats.index_select(0, rows)
-        kept, tokens = (each.index_select(0, index) for each in (chosen.logits, chosen.tokens))
-        mu = mirostat.adapt(kept, tokens, *(floats[:, column] for column in (Float.MU, Float.TAU, Float.ETA)))
-        self._rows.floats[:, Float.MU].index_copy_(0, rows, mu)
-        return Adapted(subset[adaptive].tolist(), mu)
-
-    def _penalize_repetition(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
-        index = self._rows.upload(subset)
-        history = self._history(at, index, subset)
-        penalty = self._rows.floats[history.sequence, Float.REPETITION]
-        self._draw.penalize_repetition(logits, index, history, penalty)
-
-    def _penalize_answer(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
-        index = self._rows.upload(subset)
-        history = self._history(at, index, subset)
-        floats = self._rows.floats[history.sequence]
-        presence, frequency = floats[:, Float.PRESENCE], floats[:, Float.FREQUENCY]
-        self._draw.penalize_answer(logits, index, history, presence, frequency)
-
-    def _penalize_repeats(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
-        sets: dict[Breakers, list[int]] = {}
-        for i, params in zip(subset, self._params(at, subset), strict=True):
-            assert params.breakers is not None
-            sets.setdefault(params.breakers, []).append(i)
-        for breakers, members in sets.items():
-            some = np.array(members)
-            index = self._rows.upload(some)
-            history = self._history(at, index, some)
-            floats, integers = self._rows.floats[history.sequence], self._rows.integers[history.sequence]
-            repeats = Repeats(
-                floats[:, Float.DRY_MULTIPLIER],
-                floats[:, Float.DRY_BASE],
-                integers[:, Integer.DRY_ALLOWED],
-                integers[:, Integer.DRY_WINDOW],
-                *self._breakers.of(breakers),
-            )
-            self._draw.penalize_repeats(logits, index, history, repeats)
-
-    def _add_bias(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
-        entries, upload = self._params(at, subset), self._rows.upload
-        token = np.concatenate([params.bias_ids for params in entries])
-        of_row = np.repeat(subset, [params.bias_ids.size for params in entries])
-        amount = np.concatenate([params.bias for params in entries])
-        bias.add(logits, upload(of_row), upload(token), upload(amount))
-
-    def _forbid_ends(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
-        ends = [params.end_ids for params in self._params(at, subset)]
-        row = self._rows.upload(np.repeat(subset, [ids.size for ids in ends]))
-        early = at.ends < self._rows.integers[at.rows, Integer.FLOOR]
-        floor.forbid(logits, row, self._rows.upload(np.concatenate(ends)), early[row])
-
-    def _forbid_words(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
-        """Forbid the last token of each bad word whose other tokens are the row's latest generated tokens."""
-        lasts, of_row, word_of, tokens, backs, of_entry = [], [], [], [], [], []
-        count = 0
-        for i, params in zip(subset, self._params(at, subset), strict=True):
-            bad = params.words
-            lasts.append(bad.last)
-            of_row.append(np.full(bad.last.size, i))
-            word_of.append(bad.word + count)
-            tokens.append(bad.token)
-            backs.append(bad.back)
-            of_entry.append(np.full(bad.token.size, i))
-            count += bad.last.size
-        sizes = [count, count, *[sum(array.size for array in tokens)] * 4]
-        sent = self._rows.upload(np.concatenate([*of_row, *lasts, *of_entry, *backs, *tokens, *word_of]))
-        row, last, entry, back, token, word = torch.split(sent, sizes)
-        place = at.ends[entry] - back
-        known = self._rows.tokens[at.rows[entry], place.clamp(min=0)]
-        generated = place >= self._rows.integers[at.rows[entry], Integer.PROMPT]
-        words.forbid(logits, row, last, word, generated & (known == token))
+        return Chosen(logits, self._drawn(logits, largest, tokens, shaping.at, shaping.stages), verdict, shift)
 
     def _merge(self, allowed: Array | None, at: SampledPositions, limited: Array) -> Array | None:
         """Return the intersection of a bitmask with the allowed_token_ids of the rows `limited`.
@@ -487,7 +262,7 @@ class Sampler:
         merged = np.full((len(at.row_ids), ceil_div(self._rows.vocab_size, 32)), -1, dtype=np.int32)
         if allowed is not None:
             merged[:] = allowed
-        merged[limited] &= np.stack([params.allowed for params in self._params(at, limited)])
+        merged[limited] &= np.stack([params.allowed for params in self._rows.sampling_of(at.row_ids[limited])])
         return merged
 
     def _drawn(self, logits: Tensor, largest: Tensor, tokens: Tensor, at: SampledPositions, stages: Array) -> Tensor:
@@ -525,24 +300,6 @@ class Sampler:
         )
         return self._draw(logits, drawing, truncated=truncated)
 
-    def _history(self, at: SampledPositions, index: Tensor, subset: Array) -> History:
-        row, end = at.rows.index_select(0, index), at.ends.index_select(0, index)
-        prompt = self._rows.integers[row, Integer.PROMPT]
-        return History(self._rows.tokens, row, prompt, end, longest=int(at.positions[subset].max()))
-
-    def _params(self, at: SampledPositions, subset: Iterable[int]) -> list[RowSampling]:
-        return [self._rows.sampling[at.row_ids[i]] for i in subset]
-
-
-_SHAPING = (  # the stages that change logits, in the order in which they are applied
-    (Stage.REPETITION, Sampler._penalize_repetition),
-    (Stage.FREQUENCY, Sampler._penalize_answer),
-    (Stage.DRY, Sampler._penalize_repeats),
-    (Stage.BIAS, Sampler._add_bias),
-    (Stage.FLOOR, Sampler._forbid_ends),
-    (Stage.WORDS, Sampler._forbid_words),
-)
-
 
 def _merged(chosen: Chosen, tokens: Tensor, verdict: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Return the tokens and verdicts of all rows, those at `index` from `chosen`."""
@@ -574,9 +331,3 @@ def _may_change(token: int, verdict: int, allowed: Array) -> bool:
     if verdict == SOUND:
         return not allowed[token >> 5] >> (token & 31) & 1
     return bool((allowed != -1).any())
-
-
-def _limited(allowed: Array) -> Array:
-    """Return [N] bool: whether the bitmask's row forbids any token."""
-    limited: Array = (allowed != -1).any(-1)
-    return limited

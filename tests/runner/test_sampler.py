@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from infd.kernels.reference.drawing import draw as module
 from infd.request import SamplingParams
-from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, Sampled, SampledPositions, Sampler
+from infd.runner.sampled import NOT_FINITE, NOTHING_ALLOWED, SOUND, Sampled, SampledPositions
+from infd.runner.sampler import Sampler
 from infd.scheduler.plan import Draft
 from tests.runner.driving import join, make_rows
 

@@ -8,7 +8,8 @@ import torch
 
 from infd.kernels.reference.drawing.draw import Draw
 from infd.request import SamplingParams
-from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, SampledPositions, Sampler
+from infd.runner.sampled import NOT_FINITE, NOTHING_ALLOWED, SOUND, SampledPositions
+from infd.runner.sampler import Sampler
 from infd.runner.sampling.acceptance import kept, kept_on_host
 from infd.scheduler.plan import Draft, StepPlan
 from tests.drafters import Oracle

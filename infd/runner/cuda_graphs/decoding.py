@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from infd.runner.cuda_graphs.capture import Graphs
     from infd.runner.instance import Instance
     from infd.runner.readouts.sampling import Computed
-    from infd.runner.sampler import Likeliest
+    from infd.runner.sampled import Likeliest
     from infd.scheduler.plan import Span
 
 log = logging.getLogger("infd.runner")

@@ -13,7 +13,7 @@ import numpy as np
 
 from infd.models.base import Batch
 from infd.runner.readouts.sampling import Computed
-from infd.runner.sampler import SampledPositions
+from infd.runner.sampled import SampledPositions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from infd.runner.cuda_graphs.buffers import Buffers
     from infd.runner.cuda_graphs.capture import Graphs
     from infd.runner.instance import Instance
-    from infd.runner.sampler import Likeliest
+    from infd.runner.sampled import Likeliest
 
     Array = npt.NDArray[Any]
 

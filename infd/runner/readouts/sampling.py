@@ -10,7 +10,7 @@ from infd.errors import Fault, NothingAllowed
 from infd.request import TokenLogprobs
 from infd.runner.readouts.readout import Reading, Readout
 from infd.runner.readouts.scoring import NOT_FINITE
-from infd.runner.sampler import NOTHING_ALLOWED, SOUND, SampledPositions
+from infd.runner.sampled import NOTHING_ALLOWED, SOUND, SampledPositions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from infd.models.base import Model
     from infd.runner.readouts.readout import Selection
-    from infd.runner.sampler import Likeliest, Sampled, Sampler
+    from infd.runner.sampled import Likeliest, Sampled
+    from infd.runner.sampler import Sampler
     from infd.runner.staging import Staging
     from infd.scheduler.plan import Join, Span, StepResult
 

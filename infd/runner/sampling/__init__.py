@@ -10,7 +10,6 @@
 The token is then the argmax, or a random sample: temperature, min-p, top-k, top-p, noise. Of a span with drafts the
 samples are kept up to the first that a draft did not anticipate (acceptance).
 
-`runner/sampler.py` selects the rows that request a stage. Stages 2 to 7 change the logits of these rows in place.
-Scores, bias, floor, words and mirostat have a file here; penalties, mask, narrowing, argmax and random samples are
-kernels of the family `draw`.
+Stages 2 to 7 change the logits of the rows that request them, in place (`runner/shaper.py`). Scores, bias, floor, words
+and mirostat have a file here; penalties, mask, narrowing, argmax and random samples are kernels of the family `draw`.
 """

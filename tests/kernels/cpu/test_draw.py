@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from infd.kernels.cpu.draw import Draw
 from infd.kernels.reference.drawing import draw as reference
 from infd.request import SamplingParams
-from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, SampledPositions, Sampler
+from infd.runner.sampled import NOT_FINITE, NOTHING_ALLOWED, SOUND, SampledPositions
+from infd.runner.sampler import Sampler
 from tests.runner.driving import join, make_rows
 
 ROWS = 12

@@ -10,7 +10,8 @@ from transformers import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarp
 from infd.kernels.cpu.draw import Draw as Native
 from infd.kernels.reference.drawing.draw import Draw as Reference
 from infd.request import SamplingParams
-from infd.runner.sampler import Sampled, SampledPositions, Sampler
+from infd.runner.sampled import Sampled, SampledPositions
+from infd.runner.sampler import Sampler
 from tests.runner.driving import join, make_rows
 
 VOCAB, PROMPT = 300, [5, 9, 7]

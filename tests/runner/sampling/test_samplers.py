@@ -11,7 +11,8 @@ from infd.kernels.reference.drawing.draw import Draw as Reference
 from infd.request import Breakers, Chain, Dry, Mirostat, SamplingParams
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Float
-from infd.runner.sampler import SampledPositions, Sampler
+from infd.runner.sampled import SampledPositions
+from infd.runner.sampler import Sampler
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
 from tests.runner.driving import config, join, load, make_rows, request
