@@ -20,6 +20,8 @@ from infd.weights.encodings.scaled import Numbers, Scaled, Scales
 from infd.weights.stored import StoredInputs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from infd.weights.encodings.module import Module, Shape
     from infd.weights.stored import StoredTensor
 
@@ -218,7 +220,7 @@ def _packed(module: Module, weights: Weights) -> Scaled:
             zeros = Numbers(stored=points, type="uint", bits=bits, offset=1 << bits - 1, across=True)
         else:
             most = 1 << bits - 1  # products subtract zero points from weights in eight bits
-            if bits < 8 and any(most <= point < 256 - most for point in set(points.content())):
+            if bits < 8 and not _only(points, (*range(most), *range(256 - most, 256))):
                 module.refuse(points, f"these zero points are no integers of {bits} bits")
             zeros = Numbers(stored=points, type="int")
     numbers = Numbers(stored=words, type="uint", bits=bits, offset=1 << bits - 1)
@@ -341,7 +343,7 @@ def _scaled(
     # Older versions of compressed-tensors store zero points for symmetric schemes too.
     for points in module.present(".weight_zero_point") if zeros is None else ():
         zero = ((1 << numbers.bits - 1) * 0x11 & 0xFF) if points.dtype == "I32" else 0
-        if set(points.content()) - {zero}:
+        if not _only(points, (zero,)):
             module.refuse(points, "the scheme is symmetric, but these zero points are not 0")
     kind = {"e4m3": "fp8", "e2m1": "nvfp4"}.get(numbers.type, f"int{numbers.bits}")
     return Scaled(
@@ -358,6 +360,11 @@ def _scaled(
             *(() if groups else (".weight_g_idx",)),
         ),
     )
+
+
+def _only(stored: StoredTensor, allowed: Iterable[int]) -> bool:
+    """Return whether each byte of a tensor is in `allowed`. A set of the bytes would take ten times as long to make."""
+    return not bytes(stored.content()).translate(None, bytes(allowed))
 
 
 def group_index(module: Module, suffix: str, inputs: int, scales: Scales) -> StoredTensor | None:
