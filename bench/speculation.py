@@ -42,7 +42,7 @@ from server_process import ServerProcess, free_port
 import infd.runner.runner
 import infd.runner.start.assembly
 from infd import LLM
-from infd.runner.rows import Integer
+from infd.runner.row_sampling import Integer
 from infd.runner.sampler import Sampler
 from infd.runner.start.calibration import Calibration, calibrate
 

@@ -14,7 +14,7 @@ import torch
 
 from infd.kernels.families.draw import Drawing
 from infd.rounding import ceil_div
-from infd.runner.rows import Float, Integer, Stage
+from infd.runner.row_sampling import Float, Integer, Stage
 from infd.runner.sampled import NOTHING_ALLOWED, SOUND, Likeliest, Sampled
 from infd.runner.sampling import acceptance, scores
 from infd.runner.shaper import Shaper, Shaping, limited

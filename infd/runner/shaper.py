@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from infd.kernels.families.draw import History, Narrowing, Repeats
-from infd.runner.rows import Float, Integer, Stage
+from infd.runner.row_sampling import Float, Integer, Stage
 from infd.runner.sampled import Adapted
 from infd.runner.sampling import bias, floor, mirostat, words
 from infd.runner.sampling.breakers import BreakerTables

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infd.request import SamplingParams
-from infd.runner.rows import Float, Integer, Stage
+from infd.runner.row_sampling import Float, Integer, Stage
 from infd.scheduler.plan import Grant
 from tests.runner.driving import GREEDY, join, make_rows
 

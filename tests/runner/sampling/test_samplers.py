@@ -10,7 +10,7 @@ from infd.kernels.cpu.draw import Draw as Native
 from infd.kernels.reference.drawing.draw import Draw as Reference
 from infd.request import Breakers, Chain, Dry, Mirostat, SamplingParams
 from infd.runner.pulse import Pulse
-from infd.runner.rows import Float
+from infd.runner.row_sampling import Float
 from infd.runner.sampled import SampledPositions
 from infd.runner.sampler import Sampler
 from infd.scheduler.scheduler import Scheduler
