@@ -151,7 +151,7 @@ class HeadRecipe(NamedTuple):
 
 
 class DecoderRecipe(NamedTuple):
-    """What surrounds the layers of a decoder. norm: of the last layer's output."""
+    """The parts of a decoder before and after its layers. norm: of the last layer's output."""
 
     embedding: TableRecipe
     norm: NormRecipe | LayerNormRecipe
@@ -167,7 +167,7 @@ class BiasTable(Protocol):
 
 
 class EncoderTable(NamedTuple):
-    """A table of embeddings [N, hidden]. rows: which integers of the tokens are their rows; "none": all read row 0."""
+    """A table of embeddings [N, hidden]. rows: the integers that select a token's row; "none": row 0 for all."""
 
     table: Tensor
     rows: Literal["tokens", "positions", "types", "none"]

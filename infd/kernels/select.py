@@ -163,11 +163,11 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _reference("dense:Matrices"),
         ),
         "vocabulary": _MATRICES,
-        # A vocabulary that is only looked up: in panels, each pair of numbers of a row is on another line of the cache.
+        # A vocabulary that is only looked up is stored as rows: in panels a row has two numbers in each cache line.
         "table": (_reference("dense:Matrices"),),
         "packed": (
             _native("packed:Packed", *_FLOATS, name="native packed"),
-            # On capability 9 its fp8_blockscale_gemm_sm90 multiplies blocks of 128, which torch does too.
+            # On capability 9 FlashInfer's fp8_blockscale_gemm_sm90 multiplies blocks of 128; torch multiplies them too.
             _without("flashinfer", _GPU, "its products of MXFP8, and of fp8 that torch lacks, need capability 10.0"),
             _triton("float8:Packed", "triton packed"),
             _DECODED,
@@ -270,7 +270,7 @@ def quantized(linear: str, vocabulary: str = "auto") -> Mapping[str, Sequence[Ca
 def vocabulary_of(linear: str, vocabulary: str, kind: str = "cpu") -> str:
     """Return the quantization of embedding and head, "none" or a key of QUANTIZED; arguments as in `quantized`.
 
-    kind  of device: no kernel of a GPU has a vocabulary of int8, so "auto" leaves it as it is there
+    kind  of device: "auto" quantizes nothing on a GPU, because no kernel of a GPU multiplies a vocabulary of int8
     """
     if vocabulary != "auto":
         return vocabulary

@@ -113,9 +113,9 @@ class Stacked:
         self._reaches: list[Reach] = sorted({each.reach for each in layers}, key=str)
         self._steps = POINTER * len(self._reaches)
         self._layers = (Layer * len(layers))(*(self._layer(each) for each in layers))
-        # Of every layer whose scores have a bias: its structure, and what computes the bias.
+        # The layers with biased scores: C structure and recipe of the bias.
         self._biased = [(layer, each.bias) for layer, each in zip(self._layers, layers, strict=True) if each.bias]
-        self._tables: list[tuple[Table, str]] = []  # and which integers name their rows
+        self._tables: list[tuple[Table, str]] = []  # with EncoderTable.rows
         self._embeddings = 0  # address
         if embeddings is not None:
             self._describe(embeddings)

@@ -75,7 +75,7 @@ class Kernels:
         )
 
     def describe_steps(self, product: Product, activations: torch.dtype) -> None:
-        """Add to a product what quantizes its inputs before it is computed, if inputs are quantized."""
+        """Set the functions of a product that quantize its inputs and multiply them, if inputs are quantized."""
         if self._in_two_steps is not None:
             quantize, multiply, quantized_bytes = self._in_two_steps
             size = INT()

@@ -36,7 +36,7 @@ class Float8Panels(Panels):
     ) -> None:
         """Describe the panels.
 
-        encode  function that makes bytes of E4M3 and scales, by address and count, what panels store
+        encode  function that converts bytes of E4M3 and scales, in place, to those that panels store
         """
         self.groups, self.layout, self._encode = groups, groups.inputs, encode
         self._steps = ceil_div(inputs, groups.inputs)

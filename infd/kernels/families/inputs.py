@@ -36,7 +36,7 @@ class Rounding(NamedTuple):
 
 @runtime_checkable
 class RoundsInputs(Protocol):
-    """Matrices whose products round their inputs, although no checkpoint's scheme says so."""
+    """Matrices whose products round their inputs by a scheme of their own, without a checkpoint's."""
 
     @property
     def rounds(self) -> InputScheme: ...
@@ -44,10 +44,10 @@ class RoundsInputs(Protocol):
 
 @runtime_checkable
 class QuantizesStored(Protocol):
-    """A form that can quantize inputs as a scheme says, with the scale that a checkpoint stores for them, if any.
+    """A form that can quantize inputs by a checkpoint's scheme, with the stored scale if there is one.
 
-    Where there is no such form: a form that quantizes inputs otherwise (`Form.quantizes`) is not used; products of
-    another form round their inputs before.
+    For a scheme that no form can apply, a form that quantizes inputs differently (`Form.quantizes`) is not used, and
+    products of other forms round their inputs first (`Inputs.round`).
     """
 
     def stored(self, rounding: Rounding) -> Form | str:

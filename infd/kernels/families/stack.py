@@ -124,7 +124,7 @@ class Stack(Protocol):
     def decoder(
         self, layers: Stacked, ends: DecoderRecipe, memory: StepMemory, buffers: StepBuffers
     ) -> FusedDecoder | None:
-        """Return steps of the decoder as one call each, or None if the implementation cannot compute what `ends` has.
+        """Return steps of the decoder as one call each, or None if the implementation cannot compute `ends`.
 
         layers  from `build`
         """

@@ -56,7 +56,7 @@ class Plan:
 
 
 def _mask(queries: range, keys: range, reach: Reach, bias: Tensor | None, q: Tensor) -> Tensor:
-    """Return what is added to the scores, [1 or H, queries, keys] in q's dtype: biases, and -inf for unseen keys."""
+    """Return the terms added to the scores, [1 or H, queries, keys] in q's dtype: biases, and -inf for unseen keys."""
     query = torch.arange(queries.start, queries.stop, device=q.device)[:, None]
     distance = torch.arange(keys.start, keys.stop, device=q.device) - query
     if bias is None:
