@@ -31,7 +31,7 @@ ENCODER_ROOTS = ("bert.", "distilbert.", "electra.", "gte.", "mpnet.", "new.", "
 FACTORS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
 # PEFT's suffix of the frozen base weight.
 ORIGINAL = ".base_layer.weight"
-NESTED = ".base_layer"  # PEFT's name of what it wraps
+NESTED = ".base_layer"  # PEFT's name of the layer that it wraps
 _WHOLE = (
     "a whole tensor (modules_to_save, or a larger vocabulary); infd adds only low-rank products, and replaces layers"
     " after pooling that modules_to_save names"
@@ -299,7 +299,7 @@ def _faults(config: PeftConfig, module: str, a: StoredTensor, b: StoredTensor, p
 
 
 def _common_faults(config: PeftConfig, name: str, a: StoredTensor, b: StoredTensor, rank: int) -> Iterator[str]:
-    """Yield what is wrong with the numbers or the rank of factors of fitting shapes."""
+    """Yield the faults in dtype, numbers or rank of factors of fitting shapes."""
     for tensor in (a, b):
         if tensor.dtype not in DTYPES:
             yield f"{tensor.name}: expected one of {', '.join(DTYPES)}, found {tensor.dtype}"
@@ -336,7 +336,7 @@ def _stacked_change(
     stacks: Sequence[_Stack],
     known: frozenset[bool],
 ) -> tuple[Target, Change] | str:
-    """Return what factors change in one of the parameters `stacks` of a module, or what is wrong with them, in words.
+    """Return the change that factors make to one of the parameters `stacks` of a module, or their fault in words.
 
     The file does not name the parameter; the shapes of the factors tell it. If its matrices are square, `known` says
     whether factors are turned, see `_known_turns`; else PEFT's version does.

@@ -103,7 +103,7 @@ class PageTensor(Struct, frozen=True):
 
 
 class PoolingHead(Protocol):
-    """What follows pooling, except activation, truncation and normalization: dense layers, or the head for labels."""
+    """The layers after pooling: dense layers, or the head for labels; without activation, truncation, normalization."""
 
     def __call__(self, vectors: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         """Return [N, outputs] float32 for pooled hidden states [N, hidden]. adapters: of these N rows."""
@@ -164,4 +164,4 @@ class Model(Protocol):
         """Return steps as one call each, or None if no kernel computes the whole model. Called with loaded weights."""
 
     def pooling_head(self, task: PoolTask) -> PoolingHead | None:
-        """Return what follows pooling in `task`; None: pooled hidden states are the result."""
+        """Return the layers after pooling in `task`; None: pooled hidden states are the result."""

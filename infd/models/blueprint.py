@@ -50,7 +50,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
 
     max_len     tokens of the longest sequence, for tables of rotary angles
     stored      the checkpoint's tensors by name; empty: the usual names are assumed
-    pooling     what follows the hidden states of a model that is pooled
+    pooling     how hidden states are pooled
     parameters  declared so far, in order
     targets     declared so far, in order
     ropes       declared so far, in order

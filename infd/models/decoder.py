@@ -271,7 +271,7 @@ def _expert_sizes(mixtures: Sequence[tuple[int, int]]) -> ExpertSizes | None:
 def _pooling_head(
     blueprint: Blueprint, name: str, dims: Dimensions, tied: Matrix | None, constants: DecoderConstants
 ) -> PoolingHead | None:
-    """Declare what follows the pooled hidden states, see `pooling_layers`; or the head of labels that are tokens.
+    """Declare the layers after pooling, see `pooling_layers`; or the head of labels that are tokens.
 
     name, tied  of the language model head, of which a head for labels may be a part
     """

@@ -150,7 +150,7 @@ def denses(blueprint: Blueprint) -> Layers | None:
 
 
 def pooling_layers(blueprint: Blueprint, hidden: int) -> Layers | None:
-    """Declare what follows the pooled hidden states of a decoder: a head for labels, or dense layers; None: nothing."""
+    """Declare the layers after pooling of a decoder: a head for labels, or dense layers; None: there are none."""
     if not blueprint.pooling.labels:
         return denses(blueprint)
     bias = "score.bias" in blueprint.stored  # of each token's labels; a text's have none

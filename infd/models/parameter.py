@@ -221,8 +221,8 @@ class MatrixStack(Parameter):
     ) -> None:
         super().__init__((count, *form.shape), form.dtype, sources)
         self.form, self.outputs, self.kept, self.refused = form, outputs, kept, refused
-        # Of the first matrix, by its address and the stored dtype: a model has ten thousands of experts' sources, and
-        # a look at a form's methods takes as long as reading a small one.
+        # By the matrix's address and the stored dtype. Cached, because a model has tens of thousands of experts'
+        # sources, and asking a form for its packing takes as long as reading a small one.
         self._packings: dict[tuple[int, torch.dtype | str], Packing | None] = {}
 
     @property

@@ -143,7 +143,7 @@ def build(
 
     max_len  tokens of the longest sequence
     stored   the checkpoint's tensors by name; empty: the usual names are assumed
-    pooling  what follows the hidden states of a model that is pooled; None: nothing
+    pooling  how hidden states are pooled; None: the model is not pooled
 
     Raises CheckpointError for unknown architectures and unsupported settings.
     """

@@ -1,4 +1,4 @@
-"""Apply the settings [pooling] to what a checkpoint's files say."""
+"""Override the pooling that a checkpoint's files describe by the settings [pooling]."""
 
 from __future__ import annotations
 

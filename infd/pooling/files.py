@@ -1,4 +1,4 @@
-"""The files that say how a model is pooled, written by sentence-transformers and transformers: what matters of them."""
+"""The fields that infd reads of sentence-transformers' and transformers' files about pooling."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ LENGTHS: Final = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Model types whose first token, or else whose classifier_pooling, is what a head for labels reads; others: the last.
+# Model types whose head for labels reads the first token, or as classifier_pooling says; others read the last.
 ENCODERS: Final = frozenset(
     {
         "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "eurobert",
@@ -54,8 +54,8 @@ HEADLESS = ("Model", "ForMaskedLM", "ForPreTraining")
 
 # Prompts that every model for embeddings has: empty, unless the checkpoint states them.
 PROMPTS = ("query", "document")
-EMBED_MARK: Final = "<|embed|>\n"  # what follows an instruction of GritLM's
-# bge-m3's files beside config.json, and what precedes the names of their tensors.
+EMBED_MARK: Final = "<|embed|>\n"  # follows an instruction of GritLM's
+# bge-m3's files beside config.json, and the prefix of the names of their tensors.
 M3_FILES: Mapping[str, str] = MappingProxyType(
     {"colbert_linear.pt": "colbert_linear.", "sparse_linear.pt": "sparse_linear."}
 )

@@ -27,8 +27,8 @@ LEAST_TOKENS: Final = 64
 LAYER_TOKENS: Final = (
     16  # an expert's mean counts the layer's as so many tokens, since few tokens may choose the expert
 )
-# An expert's matrices, as checkpoints with a tensor for each expert name them: after transformers' name of the module
-# that stacks the experts, and in Mixtral and Phi.
+# Names of an expert's matrices in checkpoints with a tensor for each expert. {}: transformers' name of the module that
+# stacks the experts, and the expert's index. The second spelling is that of Mixtral and Phi.
 SPELLINGS: Final = (
     ("{}.{}.gate_proj.weight", "{}.{}.up_proj.weight", "{}.{}.down_proj.weight"),
     ("{}.{}.w1.weight", "{}.{}.w3.weight", "{}.{}.w2.weight"),

@@ -144,7 +144,7 @@ def within_decoder(name: str) -> str:
 
 
 class Plan(NamedTuple):
-    """What becomes of the stored tensors.
+    """The tensors to write.
 
     pieces    tensors to write in place of a stored tensor, by its name and theirs; others are written as they are
     matrices  shapes of those to quantize, by name

@@ -241,7 +241,7 @@ def _known(name: str) -> Name:
 
 
 def _made(function: Any, arguments: Any) -> Any:
-    """Return what calling a known name makes. Raises Refused."""
+    """Return the object that a call of a known name constructs. Raises Refused."""
     if type(function) is not Name or type(arguments) is not tuple:
         raise Refused(f"its pickle calls {_kind(function)}")
     if function.name == DICT and not arguments:

@@ -173,7 +173,7 @@ class Attention:
 def page_groups(ranges: Sequence[int | Chunk | None], page_tokens: int) -> tuple[PageGroup, ...]:
     """Group layers by the tokens that they cache; the full-attention group comes first.
 
-    ranges  by layer, what it attends to: a window in tokens or chunks; None: all tokens
+    ranges  by layer, the extent of attention: a window in tokens, or chunks; None: all tokens
 
     A page has one slot for each layer of the largest group. Beside a windowed group of many layers, a full-attention
     group of few layers would leave most slots of its pages unused, and sequences keep these pages longest. Windowed

@@ -146,7 +146,7 @@ class Experts:
         )
 
     def _changes(self, batch: Batch) -> ExpertChanges | None:
-        """Return what the adapters of a pass change of the experts' matrices; None: nothing."""
+        """Return the changes that the adapters of a pass make to the experts' matrices; None: there are none."""
         if batch.adapters is None:
             return None
         gate_up, down = (batch.adapters.groups(target) for target in self._targets)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from infd.models.parameter import Parameter
     from infd.request import PoolTask
 
-# transformers' tables of classes, by what the model is asked for.
+# transformers' tables of classes, by the kind of output.
 CLASSES: Mapping[str, str] = {
     "embed": "MODEL_MAPPING",
     "classify": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",

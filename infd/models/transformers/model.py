@@ -100,7 +100,7 @@ class TransformersModel:
         return None if task == "token_embed" else self._pooling_head
 
     def _layers(self, blueprint: Blueprint, hidden: int) -> PoolingHead | None:
-        """Declare what follows the pooled hidden states."""
+        """Declare the layers after pooling."""
         pooling = blueprint.pooling
         if not pooling.label_tokens:
             return pooling_layers(blueprint, hidden)

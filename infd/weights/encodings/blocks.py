@@ -1,7 +1,7 @@
 """Read GGUF's blocks: their integers and scales unchanged, or decoded to float32.
 
 A function for each type takes whole blocks, uint8 [N, bytes], and returns their integers and scales as `GroupedRows`
-of N rows; for what these are by type see GROUPS in gguf.py. A block's scales are float16, two bytes; that of MXFP4 is
+of N rows; GROUPS in gguf.py lists them by type. A block's scales are float16, two bytes; that of MXFP4 is
 an exponent, one byte. Decoded numbers are bit-identical to those of GGUF's reference implementation: products of a
 block's integers and scales are exact in float32, except in Q6_K and IQ4_XS, where both round once.
 """
