@@ -318,7 +318,7 @@ class Score(Struct, frozen=True, tag="score"):
     top: int = 0
 
 
-# What a prompt is reduced to: a vector, a number per label, or either of these for each token.
+# The result of pooling: a vector, a number per label, or either of these for each token.
 PoolTask = Literal["embed", "classify", "token_embed", "token_classify"]
 
 

@@ -42,7 +42,10 @@ class Batches(Protocol):
     """Makes the batches of a model's steps."""
 
     def stage(self, plan: StepPlan) -> None:
-        """Keep what a plan brings. Called for each plan, before `gather`. Raises ValueError or OverflowError."""
+        """Store the joins, grants and drafts of a plan. Called for each plan, before `gather`.
+
+        Raises ValueError or OverflowError.
+        """
 
     def gather(self, spans: Sequence[Span], readouts: Sequence[Readout]) -> Gathered:
         """Build the batch of `spans`, in their order. There must be at least one span."""

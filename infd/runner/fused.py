@@ -1,7 +1,7 @@
 """Compute steps of which every token is sampled, with drafts and without, by one call for the whole model.
 
-Inputs and results are in buffers that are kept. A step allocates nothing, and what refers to its results is made once
-for each number of tokens. The runner computes all other steps from batches, with equal results.
+Inputs and results are in persistent buffers, so a step allocates nothing; views of the results are made once for each
+number of tokens. The runner computes all other steps from batches, with equal results.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FusedSteps:
         self._fused, self._buffers, self._sampling, self._loads = fused, buffers, sampling, loads
         rows = instance.rows
         self._slots, self._regimes, self._params = rows.slots, rows.regimes, rows.sampling
-        # As arrays: a call of torch lets another thread have the interpreter, and waits until it gives it back.
+        # As arrays: a call of torch releases the interpreter's lock to another thread, and then waits for it.
         self._tokens, self._length = rows.tokens.numpy(), rows.length.numpy()
         self._outgrown = instance.layout.regimes.outgrown
         self._most = len(buffers.row)

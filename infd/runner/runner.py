@@ -194,7 +194,7 @@ class Runner:
 
 
 def _readouts(instance: Instance, sampling: Sampling) -> tuple[Readout, ...]:
-    """Return the readouts of what the model can do.
+    """Return the readouts of the wants that the model supports.
 
     Sampling is last, because it skips spans for which another readout has recorded a failure.
     """

@@ -136,10 +136,10 @@ class Sampler:
     def _greedy_on_host(
         self, logits: Tensor, at: SampledPositions, allowed: Array | None, likeliest: Likeliest, samples: Array | None
     ) -> Sampled:
-        """Return what `__call__` returns if no row has a stage and the host knows all arguments.
+        """Compute `__call__` for rows without stages, whose arguments the host knows.
 
-        Samples behind the last one that is kept of a span are not masked. Few calls of torch are made: each lets
-        another thread have the interpreter, and waits for it.
+        Samples behind the last kept one of a span are not masked. torch is called as little as possible, because each
+        call releases the interpreter's lock to another thread, and then waits for it.
         """
         tokens, verdicts, ends = _list(likeliest.tokens), _list(likeliest.verdict), at.ends.numpy()
         known, changed = self._rows.on_host.last_known(at.row_ids, ends), False

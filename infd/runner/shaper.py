@@ -104,7 +104,7 @@ class Shaper:
         return Adapted(subset[adaptive].tolist(), mu)
 
     def _narrow(self, logits: Tensor, at: SampledPositions, stages: Array, subset: Array) -> Tensor | None:
-        """Limit and cool the rows `subset` in place; return what was subtracted from each row, if it is reported."""
+        """Limit and cool the rows `subset` in place; return the numbers subtracted if a row reports logits."""
         index = self._rows.upload(subset)
         largest = (logits if subset.size == len(logits) else logits.index_select(0, index)).amax(-1)
         row, end = at.rows.index_select(0, index), at.ends.index_select(0, index)

@@ -164,7 +164,7 @@ class FairQueue:
         self._place(line)
 
     def stop(self, seq: Sequence) -> None:
-        """A sequence runs no longer: it has ended, or the caller adds it again."""
+        """Remove a sequence from the running ones: it has ended, or the caller adds it again."""
         line = self._lines[seq.request.tenant]
         line.running -= 1
         self._running -= 1
@@ -286,13 +286,13 @@ class FairQueue:
             insort(self._order, line.turn)
 
     def _leave(self, line: Line) -> None:
-        """Count a tenant without sequences no longer."""
+        """Remove the share of a tenant without sequences."""
         if line.busy:
             return
         self._all_shares -= self._shares.pop(line.tenant)
         if not self._shares:
             self._all_shares = 0.0
-            self._floor = self._highest  # nobody waits whom the tenants' earlier work could have delayed
+            self._floor = self._highest  # no sequence waits, so earlier work has delayed none
 
     def _merged(self) -> Iterator[Sequence]:
         """Yield all waiting sequences in the order of their turns, as these are expected now."""

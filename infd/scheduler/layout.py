@@ -140,7 +140,7 @@ class Capacity(Struct, frozen=True, kw_only=True):
     vocab_size      token ids are 0..vocab_size - 1
     row_costs       duration of decoding steps: pairs of rows and seconds, by ascending rows; empty: not measured
     generates       whether the model samples tokens, and scores prompts; an encoder does neither
-    pools           what the model reduces a prompt to; empty: it only generates
+    pools           the tasks of pooling; empty: the model only generates
     pools_last      whether one row of numbers depends on the hidden state of the prompt's last token alone, so that
                     cached pages may be read
     experts         of the model's layers with experts; None: the model has none, or does not report their choices

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class PromptPooling:
     """The numbers of one prompt.
 
-    want    what the prompt is reduced to
+    want    the pooling that the request asks for
     result  all numbers; None until the prompt's last span is committed
     """
 

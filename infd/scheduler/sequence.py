@@ -126,7 +126,7 @@ class Sequence:
                     self.drafter = NO_DRAFTS
                 case Route():  # with drafts the host would not know which positions a span computes
                     self.routing, self.drafter = Routing(self.prompt_tokens), NO_DRAFTS
-        # Whether the output reads what the pass computes of all tokens known now, and pages do not contain.
+        # Whether the output needs hidden states, logits or experts of all tokens known now: pages do not contain these.
         self.whole = self.scoring or self.pooling is not None or self.routing is not None
         self.prompt_logprobs: list[TokenLogprobs] = []  # known log-probabilities not yet in an outcome
         self.mu: float | None = None  # mirostat's state after the known tokens; None: no token is generated

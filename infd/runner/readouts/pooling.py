@@ -58,7 +58,7 @@ class HeadRows(Struct, frozen=True):
 
 
 class Postprocessing(Struct, frozen=True):
-    """What follows the model's head: fewer dimensions, normalization, activation.
+    """The steps after the model's head: fewer dimensions, normalization, activation.
 
     dimensions  leading numbers that are kept; None: all
     """
@@ -277,7 +277,7 @@ class TextPooling(Readout):
         return before if self._reduction == "cls" else before + after
 
     def _divisor(self, skip: int, prompt: int) -> float:
-        """Return what the sum over tokens [skip, prompt) is divided by."""
+        """Return the divisor of the sum over tokens [skip, prompt)."""
         if self._reduction == "weightedmean":
             return (prompt * (prompt + 1) - skip * (skip + 1)) / 2
         return math.sqrt(prompt - skip) if self._reduction == "mean_sqrt_len_tokens" else prompt - skip

@@ -78,7 +78,10 @@ class Readout(Protocol):
         """Return the tokens to read, as ascending indices into the packed step; span i begins at offsets[i]."""
 
     def tap(self, batch: Batch) -> None:
-        """Make the pass write what the readout reads beside hidden states. Called only if `select` returned tokens."""
+        """Make the pass write the tensors that the readout reads beside hidden states, if there are any.
+
+        Called only if `select` returned tokens.
+        """
         return  # not abstract: most readouts read hidden states alone
 
     def compute(self, spans: Sequence[Span], selection: Selection, hidden: Tensor) -> Reading:

@@ -36,7 +36,7 @@ def kept(inputs: Tensor, tokens: Tensor, sound: Tensor, first: Tensor, samples: 
 
 
 def kept_on_host(inputs: Sequence[int], samples: Sequence[int], sample: Callable[[int], int | None]) -> list[int]:
-    """Return what `kept` returns, if the host knows all arguments: a dozen of torch's calls take longer than a loop.
+    """Compute `kept` on the host, for arguments that it knows: a dozen calls of torch take longer than a loop.
 
     sample  returns the token sampled at a position, None if it is not sound; it is not called for positions of a span
             behind the first whose sample is not kept

@@ -47,7 +47,7 @@ class TrialPlans:
     def __init__(
         self, layout: CacheLayout, *, pages: int, rows: int, max_model_len: int, task: PoolTask | None = None
     ) -> None:
-        """task: what prompts are pooled for; None: they are continued."""
+        """task: the task of pooling; None: prompts are continued."""
         self._groups = layout.groups
         self._divisible = layout.divisible
         self._pages = pages
