@@ -1,4 +1,4 @@
-"""vLLM's flags, for users who know these: what each is in infd, or why infd has none (vllm.toml)."""
+"""vLLM's flags: the setting of infd for each, or the reason why infd has none (vllm.toml)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def flags(command: Literal["serve", "bench"]) -> Flags:
 
 
 def instead(option: str, command: Literal["serve", "bench"] = "serve") -> str | None:
-    """Say what to use in place of an option of vLLM's that infd's command has not; None: vLLM has it neither.
+    """Return a sentence about an option of vLLM's that infd's command lacks; None: vLLM lacks the option too.
 
     vLLM accepts underscores for hyphens, and --no-NAME for a switch.
     """

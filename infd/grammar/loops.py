@@ -36,11 +36,11 @@ def without_loops(name: str, expression: Expression) -> Expression:
 
 
 def _beside(name: str, expression: Expression, *, last: bool) -> tuple[list[Expression], list[Expression]] | None:
-    """Return what stands beside a rule in those options of the rule that end or begin with it, and the other options.
+    """Split the options of a rule: the rest of those that end or begin with the rule itself, and the other options.
 
     last  whether the options end with the rule
 
-    None: the rule stands elsewhere too.
+    None: the rule occurs elsewhere too.
     """
     if name not in references(expression):
         return [], [expression]

@@ -75,7 +75,7 @@ class Account(Struct):
             self.usage.generated += generated
 
     def standings(self) -> list[Standing]:
-        """Return what is left of the tightest limit of each unit; nothing if the request was not counted."""
+        """Return the rest of the tightest limit of each unit; empty if the request was not counted."""
         if not self.entered:
             return []
         now = self.clock()

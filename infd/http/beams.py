@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from infd.text.reply import Reply
     from infd.text.stops import StopSearch
 
-# Fields that depend on the tokens generated so far, or draw lots, which a step of the search cannot.
+# Fields that depend on the tokens generated so far, which are of several beams, or on random numbers.
 _UNSUPPORTED: Final = (
     *("presence_penalty", "frequency_penalty", "bad_words", "logprob_token_ids", "logprobs_mode"),
     "return_routed_experts",
@@ -128,7 +128,7 @@ async def search(
 
 
 def _nothing() -> None:
-    """The choices are complete, so no reader is ever paused."""
+    """No-op: the choices are complete, so no reader is paused."""
 
 
 def _error(delta: Delta) -> Exception:

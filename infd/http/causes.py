@@ -1,4 +1,4 @@
-"""Say in words what a request spent its time on."""
+"""Name the stages in which a request spent most of its time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """When an inference request ends: settle its account, note how long it took, and log it if it was slow.
 
-It is noted in the event loop's next turn, after the answer is written, which does not depend on it.
+Duration and log line wait for the event loop's next turn, so that they do not delay the answer.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 @web.middleware
 async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what no handler should see, and answer CORS preflight requests; pass other requests on."""
+    """Refuse requests that no handler may receive, and answer CORS preflight requests; pass other requests on."""
     service = request.app[SERVICE]
     _check_framing(request)
     if (answer := service.origins.preflight(request)) is not None:
@@ -183,7 +183,7 @@ async def finish_headers(request: web.Request, response: web.StreamResponse) -> 
 
 
 def _set_own_headers(response: web.StreamResponse, exchange: Exchange) -> None:
-    """Set the headers that depend on the request: its id, and what is left of its key's limits."""
+    """Set the headers that depend on the request: its id, and the rest of its key's limits."""
     response.headers["X-Request-Id"] = response.headers[exchange.errors.request_id_header] = exchange.id
     response.headers.update(exchange.errors.rate_headers(exchange.account.standings()))
 

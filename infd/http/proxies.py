@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from infd.config import LiveConfig
 
-UNIX: Final = "unix"  # stands for every connection to a Unix socket
+UNIX: Final = "unix"  # means every connection to a Unix socket
 LONGEST_LINE: Final = 107  # of a version 1 header, with its line break
 LONGEST_BLOCK: Final = 4096  # of a version 2 header; proxies append certificates' names and the like
 _SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
@@ -62,7 +62,7 @@ class Proxies:
             try:
                 ipaddress.ip_address(address)
             except ValueError:
-                return peer  # what stands before it may be forged
+                return peer  # addresses before it may be forged
             if not self.trusts(address):
                 return address
             peer = address

@@ -162,7 +162,7 @@ class _Messages:
 
 
 def _result(item: InputItem, at: str) -> str:
-    """Return what the model reads as the result of a call of an MCP server."""
+    """Return the text that the model reads as the result of a call of an MCP server."""
     if is_set(item.error):
         try:
             error = msgspec.json.decode(item.error, type=McpError)

@@ -71,7 +71,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     infill         writer of prompts with gaps; None: the vocabulary has no tokens for filling in the middle
     generates      whether the model samples tokens; an encoder does not
     experts        of the model's layers with experts; None: the model has none, or does not report their choices
-    pools          what the model reduces prompts to; empty: it only generates
+    pools          the tasks of pooling; empty: the model only generates
     pooling        how, and the prompts, labels and dimensions of the numbers
     """
 

@@ -185,7 +185,7 @@ class Calls:
 
     @asynccontextmanager
     async def _time(self) -> AsyncIterator[None]:
-        """Bound the time of what is awaited within. Raises ToolServerFailed."""
+        """Bound the time that the block takes. Raises ToolServerFailed."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 yield

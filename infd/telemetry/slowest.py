@@ -35,7 +35,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     ttft_ms    from the arrival to the first token; None: there was none
     prompt     prompt tokens; `cached` of them were found in the cache
     generated  tokens delivered
-    causes     by order: what took most of the time compared, in words
+    causes     by order: the stage that took most of the time compared, in words
     """
 
     id: str

@@ -136,7 +136,7 @@ class Window:
         self._samples.append(Sample.of(self._metrics, self._clock(), self._samples[-1]))
 
     def recent(self) -> Recent:
-        """Return what happened from the windows' start until now."""
+        """Return the figures from the windows' start until now."""
         now = Sample.of(self._metrics, self._clock())
         first = self._before(now.at - WINDOW_S)
         near = self._before(now.at - RATE_S)

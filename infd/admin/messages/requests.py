@@ -53,7 +53,7 @@ class SlowRequest(Struct):
     ttft_ms    from the arrival to the first token; null: there was none
     prompt     prompt tokens; `cached` of them were found in the cache
     generated  tokens delivered
-    cause      what took most of the time that is compared, in words
+    cause      the stage that took most of the time that is compared, in words
     """
 
     id: str

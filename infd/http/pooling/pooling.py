@@ -60,7 +60,7 @@ class Pooling(Struct, frozen=True, kw_only=True):
     inputs              texts, pairs, token ids or conversations, each of which becomes a prompt
     where               returns the request field of an input, for error messages, given the input's number
     body_bytes          size of the request's body
-    task                what prompts are reduced to; None: the model's first task
+    task                of pooling; None: the model's first task
     keep                most tokens of a prompt; -1: as many as fit; None: every prompt must fit
     side                the end at which tokens are removed
     add_special_tokens  whether special tokens are added to texts
@@ -90,7 +90,7 @@ class Reduced(Struct, frozen=True):
     id       of the request
     created  time of the answer, in seconds of Unix time
     model    model name that the answer reports
-    task     what the prompts were reduced to
+    task     of pooling
     prompts  token ids of each input
     skips    of each input, the leading tokens that have no numbers
     pooled   numbers of each input

@@ -105,7 +105,7 @@ class EmbeddingRequest(EncodingFields, kw_only=True):
 
 
 class PoolingRequest(EncodingFields, kw_only=True):
-    """The body of POST /pooling. task: what inputs are reduced to; None: the first that the model's card lists."""
+    """The body of POST /pooling. task: None: the first that the model's card lists."""
 
     task: PoolTask | None = None
     data: UnsupportedField = ABSENT

@@ -134,7 +134,7 @@ class ApiVersion(Struct, frozen=True, kw_only=True):
 
 
 class RerankMeta(Struct, kw_only=True):
-    """What Cohere's clients read."""
+    """The metadata that Cohere's clients read."""
 
     api_version: ApiVersion = ApiVersion()
     billed_units: BilledUnits = BilledUnits()

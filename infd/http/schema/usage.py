@@ -16,7 +16,7 @@ class CompletionTokensDetails(Struct, kw_only=True):
 
     reasoning_tokens            number in thoughts, including the markers of thoughts
     accepted_prediction_tokens  tokens of the request's prediction that were drafted and are in the answer
-    rejected_prediction_tokens  tokens of the request's prediction that were drafted in vain
+    rejected_prediction_tokens  tokens of the request's prediction that were drafted and are not in the answer
     """
 
     reasoning_tokens: int
