@@ -64,7 +64,7 @@ def test_a_flag_of_another_server_is_the_same_setting(capsys: pytest.CaptureFixt
         assert tomllib.loads(capsys.readouterr().out)["model"]["tool_parser"] == "kimi_k2"
 
 
-def test_a_parser_that_nobody_knows_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_parser_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     for model in ("embedded", "nobody/fetched-this"):
         assert run("config", "check", "--model", model, "--tool-parser", "no_such") == 78
         assert capsys.readouterr().err.count("'no_such'") == 1
@@ -167,7 +167,7 @@ def test_a_bad_command_line_is_one_line_and_exit_64(arguments: list[str], capsys
     assert error.count("\n") == 1
 
 
-def test_without_a_gpu_and_a_target_warm_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_and_a_target_warm_names_the_missing_option(capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     missing = "name the one to compile for" if find_spec("triton") else "triton is not installed"

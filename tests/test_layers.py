@@ -111,7 +111,7 @@ def allowed(name: str, here: str) -> bool:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_module_imports_only_what_its_room_may(path: Path):
+def test_a_module_imports_only_rooms_that_its_own_may(path: Path):
     here = room(path)
     assert here == "" or here in TABLE, f"{here} is a new room: give it a line in the table"
     wrong = {name for name in imports(path) if name.split(".")[0] == "infd" and not allowed(name, here or "cli")}
@@ -119,7 +119,7 @@ def test_a_module_imports_only_what_its_room_may(path: Path):
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_room_does_without_what_it_must_not_know(path: Path):
+def test_a_room_imports_no_library_that_it_must_not(path: Path):
     wrong = {name.split(".")[0] for name in imports(path)} & FORBIDDEN.get(room(path), set())
     assert not wrong
 
@@ -303,7 +303,7 @@ def test_every_path_that_the_tour_names_exists():
     assert not {path for path in paths if not (PACKAGE / path).exists() and not (PACKAGE.parent / path).exists()}
 
 
-def test_the_tour_says_who_may_import_whom_as_the_table_does():
+def test_the_tour_states_the_import_rules_of_the_table():
     *rooms, leaves = re.search(r"```\n(cli .*?)```", TOUR, re.DOTALL)[1].splitlines()
     told = {}
     for line in rooms:

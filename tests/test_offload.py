@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LONG_S = 60.0  # only a failing test takes as long
 
 
-def test_the_switch_interval_is_short_while_anyone_needs_it_and_then_what_it_was():
+def test_the_switch_interval_is_short_while_a_model_needs_it_and_then_restored():
     first, before = QuickSwitches(), sys.getswitchinterval()
     try:
         sys.setswitchinterval(0.004)

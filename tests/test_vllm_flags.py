@@ -50,7 +50,7 @@ def test_flags_that_are_taken_exist_and_refused_ones_do_not(name: Literal["serve
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_takes_a_flags_place_exists(name: Literal["serve", "bench"]) -> None:
+def test_the_named_replacements_of_flags_exist(name: Literal["serve", "bench"]) -> None:
     known = flags(name)
     for text in [*known.ours.values(), *(some.reason for some in known.refused)]:
         rest = re.sub(r"infd warm --tune", "", text)

@@ -216,7 +216,7 @@ SQUARE = {"hidden_size": 48, "moe_intermediate_size": 24}
         (STACKED, False, None),
     ],
 )
-def test_of_square_matrices_the_version_of_peft_or_the_other_parameter_tells_which_factor_multiplies_the_inputs(
+def test_the_version_of_peft_or_the_other_parameter_says_which_factor_of_square_matrices_multiplies_the_inputs(
     built: None, tmp_path: Path, parameters: list[str], older: bool, version: str | None
 ) -> None:
     checkpoint, adapter = made("qwen3-moe", tmp_path / "checkpoint", **SQUARE), tmp_path / "adapter"
@@ -228,7 +228,9 @@ def test_of_square_matrices_the_version_of_peft_or_the_other_parameter_tells_whi
 
 
 @pytest.mark.parametrize("version", [None, "0.18.2.dev0@51d2a50"])
-def test_if_nothing_tells_it_the_adapter_is_refused(tmp_path: Path, version: str | None) -> None:
+def test_an_adapter_of_square_matrices_without_a_known_peft_version_is_refused(
+    tmp_path: Path, version: str | None
+) -> None:
     checkpoint, adapter = made("qwen3-moe", tmp_path / "checkpoint", **SQUARE), tmp_path / "adapter"
     make(checkpoint, adapter, target_modules=[], target_parameters=STACKED[:1])
     rewrite(adapter, peft_version=version)
@@ -236,7 +238,7 @@ def test_if_nothing_tells_it_the_adapter_is_refused(tmp_path: Path, version: str
         bench(checkpoint, "reference").hold(1, adapter)
 
 
-def test_a_version_does_not_tell_it_if_transformers_stores_the_matrices_transposed(tmp_path: Path) -> None:
+def test_peft_0_19_leaves_factors_of_square_transposed_matrices_ambiguous(tmp_path: Path) -> None:
     checkpoint = made("gpt-oss", tmp_path / "checkpoint", hidden_size=48, intermediate_size=48)
     for version, told in (("0.18.1", True), ("0.19.1", False)):
         adapter = tmp_path / version

@@ -128,14 +128,16 @@ async def test_measurements_without_a_load_in_common_are_refused(
     )
 
 
-async def test_what_is_no_measurement_is_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_file_that_is_no_measurement_is_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "x.json"
     path.write_text("[]")
     assert await infdctl("--compare", str(path), str(path)) == 1
     assert "x.json: not written by `infdctl bench --json`" in capsys.readouterr().err
 
 
-async def test_what_the_options_say_is_what_is_sent(tmp_path: Path) -> None:
+async def test_requests_are_sent_as_the_options_say(tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object"}')
     async with FakeOpenAI().serving() as server:
@@ -162,7 +164,7 @@ async def test_a_files_requests_are_sent(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().err.splitlines()[-1] == f"infdctl: {path}: no request in it"
 
 
-async def test_failures_are_told_and_are_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_failures_are_printed_and_are_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     fates = ["", "refuse", "cut"]
     async with FakeOpenAI(fail=fates.__getitem__).serving() as server:
         assert await infdctl("--url", server.url, *QUICK) == 1

@@ -295,7 +295,7 @@ async def test_infdctl_starts_without_server_code() -> None:
     assert out.decode().strip() == "[]"
 
 
-async def test_usage_lists_what_each_key_and_each_tenant_has_used(backend: AdminEngine):
+async def test_usage_lists_the_tokens_of_each_key_and_tenant(backend: AdminEngine):
     used = {
         "ann": Usage(tenant="team", requests=5, limited=2, refused=4, answered=3, prompt=40, cached=16, generated=9),
         "bob": Usage(tenant="team", requests=2, limited=0, answered=2, prompt=10, cached=4, generated=1),

@@ -143,7 +143,7 @@ def test_keys_sort_by_each_column_and_reverse() -> None:
     assert view.rows[-1].id[:2] == "03"
 
 
-def test_an_abort_names_the_selected_request_and_wants_a_yes() -> None:
+def test_an_abort_names_the_selected_request_and_needs_a_yes() -> None:
     view = showing(row(1), row(2))
     assert view.press("a") is None
     assert "select a request" in view.note

@@ -37,7 +37,7 @@ def test_a_body_is_sent_as_it_is_written():
         ({"body": {"background": True}}, "background"),
     ],
 )
-def test_a_line_that_is_no_request_is_refused_by_what_is_wrong(change: dict[str, object], named: str):
+def test_a_line_that_is_no_request_is_refused_with_the_reason(change: dict[str, object], named: str):
     with pytest.raises(InvalidRequest, match=named):
         lines.parse(json.dumps(LINE | change).encode())
 

@@ -245,7 +245,7 @@ def test_a_ratio_is_of_good_windows_of_one_round_and_above_one_where_the_first_i
     assert report.share_of_memory(servers[1], "small") is None
 
 
-async def test_a_frozen_server_computes_nothing_until_it_is_thawed() -> None:
+async def test_a_frozen_server_uses_no_processor_until_it_is_thawed() -> None:
     port = free_port()
     command = [sys.executable, "-m", "tests.bench.fake_server", str(port)]
     async with ServerProcess("fake", command, port, ready="/v1/models", environment=_path()) as server:

@@ -105,7 +105,7 @@ def test_a_stage_cut_off_by_the_runs_limit_is_repeated(tmp_path: Path) -> None:
         ({"test": EQUAL, "outcome": "failed"}, ["--no-graphs"]),
     ],
 )
-def test_later_stages_do_without_what_failed(line: dict[str, Any], flags: list[str]) -> None:
+def test_a_failed_part_sets_the_flag_that_avoids_it_later(line: dict[str, Any], flags: list[str]) -> None:
     without = Without()
     without.learn(line)
     assert without.flags == flags

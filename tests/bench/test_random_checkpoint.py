@@ -26,7 +26,7 @@ def test_every_token_but_the_special_ones_is_text_and_a_prompts_word_is_a_token(
     assert made.decode(made.encode(text).ids) == text
 
 
-def test_a_checkpoint_is_what_transformers_reads_and_greedily_it_never_ends(tmp_path: Path) -> None:
+def test_transformers_reads_the_checkpoint_and_its_greedy_answer_never_ends(tmp_path: Path) -> None:
     small = {"vocab_size": 1500, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     make({**SHAPES["0.6b"], **small, **heads}, tmp_path)

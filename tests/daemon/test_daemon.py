@@ -254,7 +254,7 @@ async def test_term_during_a_load_that_cannot_be_interrupted_is_no_error(
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-async def test_a_load_that_fails_is_what_the_daemon_fails_with(tmp_path: Path) -> None:
+async def test_the_daemon_fails_with_the_error_of_a_load_that_failed(tmp_path: Path) -> None:
     executor = FakeExecutor()
     executor.load_error = OutOfMemory("the weights need 2 GiB; 1 GiB is free")
 

@@ -45,7 +45,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.offload.close()
 
 
-async def test_a_reload_changes_live_settings_and_names_those_that_want_a_restart(server: Server) -> None:
+async def test_a_reload_changes_live_settings_and_names_those_that_need_a_restart(server: Server) -> None:
     server.file.write_text('[server]\nport = 9000\nidle_timeout_s = 5\n[log]\nlevel = "debug"\n')
 
     done = await server.reloader.reload()
@@ -59,7 +59,7 @@ async def test_a_reload_changes_live_settings_and_names_those_that_want_a_restar
     assert server.live.now.server.port == 8000
 
 
-async def test_what_waits_for_a_restart_stays_visible_until_a_reload_takes_it_back(server: Server) -> None:
+async def test_settings_that_wait_for_a_restart_stay_visible_until_a_reload_takes_them_back(server: Server) -> None:
     def waiting() -> list[tuple[str, object, object]]:
         shown = {row.key: row.restart for row in server.reloader.rows() if row.restart is not msgspec.UNSET}
         changes = [(change.key, change.old, change.new) for change in server.reloader.waiting()]
@@ -239,7 +239,7 @@ async def test_a_refused_reload_is_logged_with_its_reason(server: Server, caplog
     assert record.getMessage() == f"not reloaded: {server.file}: limits.choices = 'x': expected a whole number"
 
 
-async def test_a_reload_tells_how_keys_changed(server: Server, tmp_path: Path) -> None:
+async def test_a_reload_reports_how_keys_changed(server: Server, tmp_path: Path) -> None:
     digest = sha256(b"k").hexdigest()
     keys = tmp_path / "keys"
     server.file.write_text(f'[server]\nport = 8000\napi_key_file = "{keys}"\n')

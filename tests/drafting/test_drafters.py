@@ -42,7 +42,7 @@ def test_ngrams_draft_what_followed_the_last_tokens(tokens, expected):
     [([1, 2, 3, 9, 3], 1), ([1, 2, 3, 9, 2, 3], 2), ([*range(30), *range(30)], RUN), ([1, 2], 0)],
 )
 @pytest.mark.parametrize("drafter", [NgramDrafter, lambda: SuffixDrafting(7, 2**20).drafter(request([]), b"")])
-def test_a_drafter_tells_how_long_a_run_its_draft_followed(drafter, tokens, expected):
+def test_a_drafter_reports_the_length_of_the_run_that_its_draft_followed(drafter, tokens, expected):
     drafts = drafter()
     drafts.draft(tokens, 3)
     forced = ForcedDrafter(drafter())
@@ -211,7 +211,7 @@ def test_forced_tokens_are_drafted_where_the_choice_has_come_as_far_and_others_e
     assert (drafter.draft([*seen, 4, 8, 2, 3], 2), drafter.sure) == ([4, 8], False)
 
 
-def test_likely_tokens_of_a_grammar_are_drafted_and_told_apart():
+def test_likely_tokens_of_a_grammar_are_drafted_and_distinguished_from_sure_ones():
     drafter = ForcedDrafter(NgramDrafter())
     drafter.force(3, [4, 5, 6], sure=False)
     assert (drafter.draft([1, 2, 3, 4], 2), drafter.sure, drafter.run) == ([5, 6], False, LIKELY)

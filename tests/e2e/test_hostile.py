@@ -457,7 +457,7 @@ def test_clients_that_are_killed_reset_or_half_closed_leave_nothing(start_daemon
                         client.shutdown(socket.SHUT_WR)
 
 
-def test_operators_signals_in_numbers_disturb_nobody(start_daemon: Start) -> None:
+def test_many_signals_of_operators_disturb_no_request(start_daemon: Start) -> None:
     daemon = start_daemon(*QUICK).ready()
     with unharmed(daemon):
         for _ in range(50):

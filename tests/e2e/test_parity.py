@@ -153,7 +153,7 @@ async def test_after_preemption_at_any_moment(checkpoint: tuple[Path, Expected],
 
 
 @pytest.mark.parametrize("name", SOME)
-async def test_with_encoded_weights_in_chunks_and_after_preemption_at_any_moment(name: str, tmp_path: Path) -> None:
+async def test_answers_with_encoded_weights_survive_chunks_and_preemption(name: str, tmp_path: Path) -> None:
     expected = Expected(unpacked(name, tmp_path), vocab=64)
     async with serving(WRITTEN / name, step_tokens=13, rows=7, exact_activations=True) as engine:
         expected.compare(await disturbed(engine, expected.prompts))

@@ -195,7 +195,9 @@ def begin_with(code: str, directory: Path) -> dict[str, str]:
 FEW = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
 
 
-async def test_with_few_descriptors_streams_go_on_and_operators_are_heard(start_daemon: Start, tmp_path: Path) -> None:
+async def test_with_few_descriptors_streams_continue_and_operators_are_served(
+    start_daemon: Start, tmp_path: Path
+) -> None:
     as_many_as_fit = ("--set", "server.max_connections_per_address=9999")
     few = begin_with(FEW, tmp_path)
     daemon = await asyncio.to_thread(lambda: start_daemon(*QUICK, *as_many_as_fit, **few).ready())
@@ -300,7 +302,7 @@ time.time = _jumping
 """
 
 
-async def test_a_clock_that_jumps_by_an_hour_disturbs_nobody(start_daemon: Start, tmp_path: Path) -> None:
+async def test_a_clock_that_jumps_by_an_hour_disturbs_no_request(start_daemon: Start, tmp_path: Path) -> None:
     timers = [f"server.{name}_timeout_s=60" for name in ("queue", "request", "header", "idle", "drain")]
     arguments = [argument for timer in timers for argument in ("--set", timer)]
     variables = {**begin_with(JUMPING, tmp_path), "WATCHDOG_USEC": "2000000"}

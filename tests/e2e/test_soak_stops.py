@@ -54,7 +54,7 @@ async def outcome(address: tuple[str, int], tokens: int, *, stream: bool) -> str
         writer.close()
 
 
-async def test_term_under_load_cuts_off_nobody(start_daemon: Start) -> None:
+async def test_term_under_load_cuts_off_no_request(start_daemon: Start) -> None:
     chance = random.Random(3)
     ends: dict[str, int] = {}
     for _ in range(ROUNDS):
@@ -81,7 +81,7 @@ async def test_term_under_load_cuts_off_nobody(start_daemon: Start) -> None:
     assert ends["length"] >= ROUNDS * CLIENTS
 
 
-async def test_a_restart_with_activated_sockets_refuses_nobody(start_daemon: Start) -> None:
+async def test_a_restart_with_activated_sockets_refuses_no_connection(start_daemon: Start) -> None:
     ends: dict[str, int] = {}
     stopping = asyncio.Event()
     with socket.create_server(("127.0.0.1", 0), backlog=512) as kept:

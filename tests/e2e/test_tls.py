@@ -155,7 +155,7 @@ def test_plain_http_at_a_port_with_tls_is_logged_and_others_are_served(
     assert refused["reason"].endswith("for example, plain HTTP")
 
 
-def test_infds_own_clients_show_a_certificate_or_are_told_which_option_lacks(
+def test_infds_own_clients_show_a_certificate_or_name_the_missing_option(
     start_daemon: Start, authority: Authority
 ) -> None:
     daemon = start_daemon(*settings(authority.sign("server"), tls_client_ca=authority.certificate)).ready()
@@ -231,7 +231,7 @@ def test_settings_that_cannot_be_kept_are_named_at_start(
     assert reason in daemon.log_text()
 
 
-def test_plain_text_and_stalled_handshakes_harm_nobody(start_daemon: Start, authority: Authority) -> None:
+def test_plain_text_and_stalled_handshakes_harm_no_connection(start_daemon: Start, authority: Authority) -> None:
     options = settings(authority.sign("stalled"), header_timeout_s=1)
     daemon = start_daemon(*options).ready()
     with (

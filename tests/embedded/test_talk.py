@@ -46,7 +46,7 @@ def test_the_same_seed_gives_the_same_conversations(kind: str, pool: Pool):
 
 @pytest.mark.parametrize("kind", SUBJECTS)
 @pytest.mark.parametrize("pool", Pool)
-def test_a_conversation_is_what_it_says_and_its_own_answer_is_right(kind: str, pool: Pool):
+def test_a_drawn_conversation_has_its_kind_and_a_right_answer(kind: str, pool: Pool):
     for conversation in drawn(kind, 1500, pool):
         *earlier, last = conversation.messages
         roles = [message["role"] for message in conversation.messages if message["role"] != "system"]

@@ -169,7 +169,7 @@ def test_every_comparison_is_right(sample, pool: Pool):
         (r"What comes before (\d+)\?", "The number before {0}", lambda a: a - 1),
     ],
 )
-def test_the_answer_is_about_what_was_asked(phrase: str, question: str, answer: Callable[..., int]):
+def test_the_answer_is_about_the_question(phrase: str, question: str, answer: Callable[..., int]):
     def right(conversation: Conversation) -> bool:
         if not (found := re.fullmatch(phrase, conversation.messages[-2]["content"])):
             return False
@@ -387,7 +387,7 @@ def test_a_call_counts_only_with_the_right_name_arguments_and_order():
     assert meets(Expect(calls=[]), "hello", [])
 
 
-def test_json_counts_when_it_stands_alone_and_is_equal():
+def test_json_counts_only_if_the_answer_is_nothing_else_and_equal():
     expect = Expect(json={"a": 1, "b": ["x"]})
 
     assert meets(expect, ' {"b": ["x"], "a": 1}\n', [])

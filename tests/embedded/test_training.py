@@ -71,7 +71,7 @@ def test_thoughts_are_learnt_with_their_tags(writer, tokenizer):
     assert learnt(conversation, writer, tokenizer) == "<think>\nTwo and two.\n</think>\n\n4<|im_end|>"
 
 
-def test_what_is_trained_is_what_a_server_will_send(writer):
+def test_training_examples_equal_the_servers_prompts(writer):
     template = AutoTokenizer.from_pretrained(embedded.path())
     rng = random.Random(1)
     for _ in range(200):
@@ -150,7 +150,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, writer, tok
         torch.testing.assert_close(ours, theirs)
 
 
-def test_two_threads_learn_what_one_does(writer, tokenizer):
+def test_two_threads_train_like_one(writer, tokenizer):
     def after(threads: int) -> list[torch.Tensor]:
         torch.manual_seed(0)
         network = Network(TINY)

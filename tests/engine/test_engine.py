@@ -136,7 +136,7 @@ async def test_a_slow_readers_sequence_is_held_until_the_reader_catches_up():
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-async def test_of_many_choices_no_more_lies_with_a_reader_who_has_fallen_behind_than_a_turn_brings(
+async def test_a_paused_reader_of_many_choices_has_no_more_unread_than_the_limit_and_the_steps_in_flight(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(fanout, "BUDGET_S", math.inf)

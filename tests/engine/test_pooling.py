@@ -36,7 +36,9 @@ async def reduce(engine: Engine, *requests: Request) -> list[Delta]:
 
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("divisible", [True, False])
-async def test_each_prompt_of_a_request_gets_its_numbers_beside_those_who_generate(depth: int, divisible: bool):
+async def test_each_pooled_prompt_of_a_request_gets_its_numbers_beside_generating_sequences(
+    depth: int, divisible: bool
+):
     limits = capacity() if divisible else capacity(CacheLayout((), divisible=False), pages=0, step_tokens=64)
     requests = [
         pooling([n, *range(n)], pool) for n in range(1, 40) for pool in (EMBED, Pool("token_embed", skip=n // 2))

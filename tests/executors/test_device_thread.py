@@ -186,7 +186,7 @@ def test_no_step_begins_before_the_previous_step_has_sampled():
     assert runner.log[:4] == [("forward", 1), ("sample", 1), ("forward", 2), ("sample", 2)]
 
 
-def test_an_errand_waits_until_what_was_issued_before_it_is_read_and_holds_up_what_comes_behind():
+def test_a_call_waits_for_earlier_steps_to_be_read_and_delays_later_steps():
     runner = Paced()
     with running(runner) as run:
         for number in (1, 2):

@@ -371,7 +371,7 @@ async def test_a_cancelled_wait_does_not_disturb_the_step_behind():
     await runs.close()
 
 
-async def test_the_executor_describes_what_it_loaded():
+async def test_the_executor_describes_the_loaded_model():
     runs = executor(FakeModel(), config())
     assert runs.describe()["device"] == "cpu"
     before = runs.pulse()

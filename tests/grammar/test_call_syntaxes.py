@@ -407,7 +407,7 @@ def test_a_constrained_answer_of_kimi_k3_begins_with_the_model_s_own_header(spel
 
 @pytest.mark.parametrize("spelled", [True, False])
 @pytest.mark.parametrize("prompt", ["<think>\n\n</think>\n", "<|extra_0|>"])
-def test_a_constrained_answer_of_hunyuan_a13b_stands_between_its_marks(spelled: bool, prompt: str):
+def test_a_constrained_answer_of_hunyuan_a13b_is_between_its_marks(spelled: bool, prompt: str):
     family = reasoning.SYNTAXES["hunyuan_a13b"]
     thought, header = family.thought(prompt, ""), family.header(prompt, "")
     assert header is not None

@@ -174,7 +174,9 @@ def test_a_longer_token_is_no_likelier_where_others_follow_that_no_token_joins()
         (b'"a": [\n  1, {', b'"', b""),  # the beginning is not known
     ],
 )
-def test_white_space_is_what_it_was_between_the_same_characters(written: bytes, follows: bytes, expected: bytes):
+def test_white_space_is_assumed_as_it_was_between_the_same_characters_before(
+    written: bytes, follows: bytes, expected: bytes
+):
     assert forcing.blank(written, follows) == expected
 
 

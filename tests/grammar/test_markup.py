@@ -185,7 +185,7 @@ def test_an_answer_is_calls_or_the_other_constraint(kind: str):
 @pytest.mark.parametrize("drop_space", [True, False])
 @pytest.mark.parametrize("thought", [None, ENDED, OPTIONAL])
 @pytest.mark.parametrize("otherwise", [None, DIGITS])
-def test_what_parsers_read_in_any_finished_answer_is_what_was_constrained(
+def test_parsers_read_the_constrained_calls_in_any_finished_answer(
     kind: str, drop_space: bool, thought: Thought | None, otherwise: Constraint | None
 ):
     compiled, draw, finished = compiler(kind, drop_space=drop_space), random.Random(1), 0

@@ -114,7 +114,7 @@ def test_marks_that_are_tokens_are_written_as_tokens_at_every_depth():
         StructuralTag(PLAIN_TAG),
     ],
 )
-def test_what_may_take_long_to_compile_is_tried_also_behind_rules(constraint: Any):
+def test_constraints_that_may_take_long_to_compile_are_tried_behind_rules_too(constraint: Any):
     costly = drafted(constraint).costly
     assert costly == drafted(constraint).grammars
     for around in (AfterThought(THOUGHT, constraint), Headed(HEADER, constraint), calls(constraint, TOOLS[1:])):
@@ -122,7 +122,7 @@ def test_what_may_take_long_to_compile_is_tried_also_behind_rules(constraint: An
 
 
 @pytest.mark.parametrize("constraint", [JsonObject(), JsonSchema('{"prefixItems": [{"enum": [1]}]}')])
-def test_what_compiles_in_linear_time_is_not_tried(constraint: Any):
+def test_constraints_that_compile_in_linear_time_are_not_tried(constraint: Any):
     for around in (constraint, AfterThought(THOUGHT, constraint), calls(constraint, TOOLS[1:])):
         assert drafted(around).costly == []
 

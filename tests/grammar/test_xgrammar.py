@@ -331,7 +331,7 @@ def test_the_crates_syntax_is_read(pattern: str, kept: list[str], others: list[s
     assert not any(map(found.accepts, others))
 
 
-def test_what_derives_no_text_is_trimmed():
+def test_rules_that_derive_no_text_are_trimmed():
     endless = {ROOT: Alternatives((Text("a"), Reference("loop"))), "loop": Sequence((Text("b"), Reference("loop")))}
     assert trimmed(endless) == {ROOT: Alternatives((Text("a"),))}
     assert trimmed({ROOT: Characters(())}) is None

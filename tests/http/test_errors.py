@@ -432,7 +432,7 @@ async def test_refusals_are_counted_by_reason(endpoint: Endpoint):
     assert endpoint.server.service.metrics.rejected == {"model_not_found": 1, "invalid_request": 1}
 
 
-async def test_a_closed_listener_refuses_and_what_is_connected_goes_on(endpoint: Endpoint):
+async def test_a_closed_listener_refuses_connections_and_open_ones_continue(endpoint: Endpoint):
     async with endpoint.session.get("/livez") as response:
         assert response.status == 200
 

@@ -55,7 +55,7 @@ def part(text: str, index: int = 0, *, token_ids: list[int] | None = None, **res
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_chunk_cut_around_its_text_is_the_chunk_encoded_whole(text: str):
+def test_a_chunk_cut_around_its_text_equals_the_chunk_encoded_whole(text: str):
     format = chat_format(stream=True, stream_options={"include_usage": True})
     opening, quick = decoded(format.events(part(text, index=1)))
     (whole,) = decoded(format._event(part(text, index=1)))
@@ -166,7 +166,7 @@ def test_an_answer_without_a_token_has_no_timings(monkeypatch: pytest.MonkeyPatc
     assert "timings" not in json.loads(b"".join(whole(chat_format(), part(""))))
 
 
-def test_chat_logprobs_tell_token_bytes_and_the_likeliest():
+def test_chat_logprobs_report_bytes_of_tokens_and_the_likeliest_tokens():
     pair = tokenizer().encode("ab")[0]
     (half,) = tokenizer().encode("é")[:1]
     encoded_logprobs = part(

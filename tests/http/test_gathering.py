@@ -74,7 +74,7 @@ def test_the_likeliest_choices_are_returned_prompt_by_prompt():
     assert [(choice.delta.index, choice.delta.text) for choice in returned] == [(0, "1"), (1, "2"), (2, "4"), (3, "5")]
 
 
-def test_a_failed_choice_is_returned_only_in_want_of_others():
+def test_a_failed_choice_is_returned_only_if_others_are_too_few():
     gathering = Gathering(3, completion_format(n=1, best_of=3).encode_logprobs)
     for index, mean in enumerate((-0.1, -2.0, -3.0)):
         delta = ChoiceDelta(index, str(index), [300], [TokenLogprobs(mean)], FinishReason.STOP)

@@ -29,7 +29,7 @@ def test_one_line_is_logged_for_each_while_and_says_how_many_were_not(caplog: py
     assert metrics.dropped["bad_handshake"] == 5
 
 
-def test_an_alert_of_the_client_is_told_from_other_failures():
+def test_a_tls_alert_of_the_client_is_distinguished_from_other_failures():
     unknown, other = ssl.SSLError(1, "x"), ssl.SSLError(1, "x")
     unknown.reason, other.reason = "TLSV1_ALERT_UNKNOWN_CA", "NO_SHARED_CIPHER"
 

@@ -33,7 +33,7 @@ async def filling(*ends: str) -> AsyncIterator[Endpoint]:
         yield endpoint
 
 
-async def test_a_completion_stands_between_prompt_and_suffix():
+async def test_a_completion_fills_the_gap_between_prompt_and_suffix():
     prompt = infill().prompt(Gap("ab", "cd"))
     async with filling() as endpoint:
         answer = await endpoint.complete(prompt="ab", suffix="cd", max_tokens=6)

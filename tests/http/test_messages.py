@@ -161,7 +161,7 @@ async def test_malformed_arguments_are_an_object_all_the_same(arguments: str, re
     assert message["content"][-1] == {"type": "tool_use", "name": "weather", "input": read}
 
 
-async def test_a_thought_nobody_asked_for_is_counted_but_not_shown():
+async def test_a_thought_that_was_not_requested_is_counted_but_not_shown():
     always = TEMPLATES["qwen3"].replace("enable_thinking is false", "enable_thinking is none")
     async with speaking("<think>hm</think>Yes.", template=always) as endpoint:
         plain, omitted = await both(endpoint), await both(endpoint, thinking={"type": "adaptive", "display": "omitted"})

@@ -12,7 +12,7 @@ async def load(endpoint: Endpoint, form: str) -> str | None:
         return response.headers.get("endpoint-load-metrics")
 
 
-async def test_the_load_is_told_in_the_form_asked_for():
+async def test_the_load_is_sent_in_the_requested_format():
     async with serving() as endpoint:
         told = await load(endpoint, "json")
         assert told is not None
@@ -26,6 +26,6 @@ async def test_the_load_is_told_in_the_form_asked_for():
         assert await load(endpoint, "BIN") is None
 
 
-async def test_nobody_else_is_told():
+async def test_requests_that_do_not_ask_get_no_load_header():
     async with serving() as endpoint, endpoint.session.get("/v1/models") as response:
         assert "endpoint-load-metrics" not in response.headers

@@ -416,7 +416,7 @@ async def test_spaces_between_special_tokens_are_nothing_to_byte_level_tokenizer
     assert bodies[0]["choices"] == bodies[1]["choices"]
 
 
-async def test_where_a_tokenizer_may_put_them_they_cannot_be_left_out(endpoint: Endpoint):
+async def test_spaces_between_special_tokens_cannot_be_switched_off_for_unknown_decoders(endpoint: Endpoint):
     endpoint.server.served = msgspec.structs.replace(served(256), tokenizer=vocabularies.wrap(vocabularies.wordpiece()))
     status, body = await endpoint.post(
         "/v1/completions", {"prompt": [5], "spaces_between_special_tokens": False, "skip_special_tokens": False}

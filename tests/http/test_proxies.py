@@ -83,7 +83,7 @@ def test_the_client_is_the_last_address_that_is_no_trusted_proxy(peer: str, forw
     assert Proxies(trusting("10.0.0.0/8", "unix")).client(peer, forwarded) == client
 
 
-def test_without_settings_nobody_is_trusted() -> None:
+def test_without_settings_no_proxy_is_trusted() -> None:
     assert Proxies(trusting()).client("10.1.2.3", ["203.0.113.7"]) == "10.1.2.3"
 
 

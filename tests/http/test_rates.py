@@ -87,7 +87,7 @@ def test_a_bucket_admits_what_an_exact_one_admits(
         level = min(capacity, level - used)
 
 
-async def test_a_key_beyond_its_rate_of_requests_is_refused_and_told_when_to_return():
+async def test_a_key_beyond_its_rate_of_requests_is_refused_with_retry_after():
     clock = Clock()
     async with limited(clock, key_file("ann  requests_per_minute=2", "bob")) as endpoint:
         first = await ask(endpoint, "ann")
@@ -189,7 +189,7 @@ async def test_keys_of_a_tenant_share_its_rate_and_anthropics_headers_report_it(
         assert (await ask(endpoint, "cy", max_tokens=37))[0] == 200
 
 
-async def test_other_rates_hold_from_the_next_request_on_and_what_was_used_stays_used():
+async def test_changed_rates_hold_from_the_next_request_on_and_used_amounts_remain():
     async with limited(Clock(), key_file("ann"), requests_per_minute=1) as endpoint:
         assert [(await ask(endpoint, "ann"))[0] for _ in range(2)] == [200, 429]
         live = endpoint.server.service.live

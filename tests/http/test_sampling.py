@@ -217,7 +217,7 @@ def test_generation_config_sets_defaults_and_is_checked():
         SamplingDefaults.read({"top_p": 7})
 
 
-def test_a_conversation_is_what_templates_read():
+def test_templates_read_a_drawn_conversation():
     said = asked(
         messages=[
             {"role": "developer", "content": "be brief"},

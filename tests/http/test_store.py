@@ -112,7 +112,7 @@ async def test_the_oldest_entries_are_dropped_beyond_a_size(path: Path | None):
 
 
 @pytest.mark.parametrize("bounds", [{"entries": 6}, {"bytes": 6 * (ENTRY_BYTES + 1000)}])
-async def test_a_tenant_pushes_out_its_own_entries_and_nobody_elses(path: Path | None, bounds: dict[str, int]):
+async def test_a_tenant_evicts_its_own_entries_only(path: Path | None, bounds: dict[str, int]):
     async with opened(path, **bounds) as store:
         await store.add(entry(0, head=b"x" * 1000))
         await store.add(entry(1, head=b"x" * 1000))
@@ -238,7 +238,7 @@ def files_of_at_most(bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-async def test_what_finds_no_room_on_the_disk_is_refused_and_changes_nothing(tmp_path: Path):
+async def test_entries_that_do_not_fit_the_disk_are_refused_and_change_nothing(tmp_path: Path):
     async with opened(tmp_path / "store") as store:
         await store.add(entry(0, 1000))
         with files_of_at_most(2**17):

@@ -65,7 +65,7 @@ def test_a_family_no_model_asks_for_is_neither_chosen_nor_refused():
         ops.request("stack")
 
 
-def test_a_family_is_chosen_once_and_what_replaces_it_was_not_chosen():
+def test_a_family_is_chosen_once_and_a_replacement_makes_no_choice():
     ops = select(CPU, torch.float32, fake(lambda facts: None))
     other = ops.replace(norm=ops.linear)
     assert other.linear is ops.linear
@@ -162,7 +162,7 @@ class Leaving(Matrices):
         self.refused = {}
 
 
-def test_what_is_chosen_may_leave_work_to_another_and_operators_are_told_when_it_does():
+def test_cases_that_an_implementation_delegates_are_shown_to_operators():
     candidates = fake(only_cuda)
     candidates["linear"] = (candidates["linear"][0], *fake(lambda _: None, f"{__name__}:Leaving")["linear"])
     ops = select(CPU, torch.float32, candidates)

@@ -93,7 +93,7 @@ def test_the_spread_of_a_ratio_covers_the_true_ratio_as_often_as_it_says() -> No
     )
 
 
-def test_no_difference_wants_as_much_certainty_that_the_change_is_within_the_margin() -> None:
+def test_no_difference_needs_as_much_certainty_that_the_change_is_within_the_margin() -> None:
     quiet, noisy = (
         [change(drawn(2 * n, 1.0, spread), drawn(2 * n + 1, 1.0, spread)).verdict for n in range(50)]
         for spread in (0.005, 0.1)

@@ -80,7 +80,7 @@ def test_a_line_whose_text_cannot_be_read_fails_by_name(content: bytes) -> None:
         text_of([b'{"choices":[{"delta":{"content":%b}}]}' % content])
 
 
-def test_a_handshake_that_fails_is_told_with_its_reason_and_the_remedy() -> None:
+def test_a_handshake_that_fails_is_logged_with_its_reason_and_the_remedy() -> None:
     untrusted = ssl.SSLCertVerificationError(1, "certificate verify failed")
     untrusted.verify_message = "self-signed certificate"
     plain = ssl.SSLError(1, "[SSL] record layer failure")

@@ -15,5 +15,5 @@ def test_quantiles_are_those_of_the_tables(freedom: int, middle: float, table: f
     assert quantile(middle, freedom) == pytest.approx(table, abs=6e-4)
 
 
-def test_everything_is_within_infinity_and_nothing_within_zero() -> None:
+def test_the_share_within_infinity_is_1_and_within_zero_0() -> None:
     assert [within(math.inf, 5), within(0.0, 5), within(0.0, 6)] == [1.0, 0.0, 0.0]

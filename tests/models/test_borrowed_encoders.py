@@ -153,6 +153,6 @@ async def test_decoders_on_transformers_code_pool_in_chunks(head: str, tmp_path:
                 assert off(torch.from_numpy(found.copy()), model(torch.tensor([tokens])).logits) < CLOSE
 
 
-def test_what_transformers_computes_with_random_numbers_is_refused():
+def test_encoders_that_use_random_numbers_are_refused():
     with pytest.raises(CheckpointError, match="random numbers"):
         registry.is_implemented({"architectures": ["ReformerModel"], "model_type": "reformer"})

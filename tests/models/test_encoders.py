@@ -232,7 +232,7 @@ def cosine(ours: Tensor, theirs: Tensor) -> float:
 
 
 @pytest.mark.parametrize("variant", sorted(set(ENCODERS) - {"camembert", "electra-wide"}))
-def test_all_layers_in_one_call_give_what_the_layers_give(built, variant, checkpoint):
+def test_all_layers_in_one_call_equal_the_layers(built, variant, checkpoint):
     """In bfloat16, whose products native code addresses; each is near what transformers computes in float32."""
     ops = select(CPU, torch.bfloat16)
     stacked = load_encoder(checkpoint(variant), ops=ops, dtype=torch.bfloat16)
@@ -266,7 +266,7 @@ def test_bits_do_not_depend_on_how_threads_share_the_layers(built, variant, chec
 
 
 @pytest.mark.parametrize("variant", sorted(set(ENCODERS) - {"camembert", "electra-wide"}))
-def test_all_layers_in_one_call_compute_in_float32_what_transformers_computes(built, variant, checkpoint):
+def test_all_layers_in_one_call_equal_transformers_in_float32(built, variant, checkpoint):
     ops = select(CPU, torch.float32)
     theirs, ours = oracle(checkpoint(variant)), load_encoder(checkpoint(variant), ops=ops)
     assert ours.stacked is not None

@@ -103,7 +103,7 @@ def build(config, dtype=torch.float32, max_len=MAX_LEN, stored=frozenset()):
 
 
 @pytest.mark.parametrize("variant", sorted(FOREIGN))
-def test_infd_has_no_file_of_its_own_for_what_is_tested_here(foreign, variant):
+def test_infd_has_no_model_file_for_the_architectures_tested_here(foreign, variant):
     with Checkpoint(foreign(variant)) as checkpoint:
         assert checkpoint.config["architectures"][0] not in registry.ARCHITECTURES
 
@@ -148,7 +148,7 @@ async def test_greedy_answers_through_the_engine_equal_generate(foreign):
         assert engine.status().steps > sum(map(len, expected.prompts)) // 13
 
 
-def test_of_infds_kernels_its_steps_use_attention_and_what_the_runner_asks_for(foreign):
+def test_a_model_on_transformers_code_requests_few_kernel_families(foreign):
     config = Config(model=ModelConfig(dtype="float32"))
     with Checkpoint(foreign("gpt-neox")) as checkpoint:
         setup = set_up(config, checkpoint, CPU, CPU, candidates(config))

@@ -110,7 +110,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-def test_what_is_not_computed_is_refused_by_name(tmp_path: Path):
+def test_settings_that_are_not_computed_are_refused_by_name(tmp_path: Path):
     for index, (files, named) in enumerate(REFUSED.values()):
         with pytest.raises(CheckpointError, match=named):
             recorded(tmp_path / str(index), "denses", **files)

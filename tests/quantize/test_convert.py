@@ -74,7 +74,9 @@ def test_serving_it_equals_quantizing_while_loading_to_the_bit(
 
 
 @pytest.mark.parametrize("scheme", ["fp8", "mxfp4"])
-def test_without_native_code_both_are_decoded_alike(scheme: str, plain: Path, tmp_path: Path) -> None:
+def test_without_native_code_a_written_checkpoint_equals_quantizing_while_loading(
+    scheme: str, plain: Path, tmp_path: Path
+) -> None:
     convert(plain, tmp_path / "out", scheme)
     written = logits(tmp_path / "out", "reference", "none", "none", torch.float32)
     assert written.equal(logits(plain, "reference", scheme, "none", torch.float32))

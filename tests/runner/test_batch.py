@@ -120,7 +120,7 @@ def test_the_last_layer_goes_on_with_one_token_of_each_span_that_samples(told):
         assert row[: end // 2 + 1] == tables[1][: end // 2 + 1]
 
 
-def test_what_is_wanted_too_begins_where_the_device_says():
+def test_attention_of_sampled_tokens_begins_at_the_devices_lengths():
     rows = make_rows(page_tokens=SIZES)
     rows.stage([join(0, [7, 8, 9], [[1, 2], [3, 4, 5]]), join(1, [5, 6], [[6], [7]])], [])
     spans = [span(0, 5, 1), span(1, 0, 2)]

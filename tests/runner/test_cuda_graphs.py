@@ -361,7 +361,7 @@ def test_where_memory_is_short_of_a_large_size_the_smaller_ones_are_captured(ser
         assert served.go_on(rows, 3) == eager.go_on(rows, 3)
 
 
-def test_a_size_that_failed_is_tried_again_when_it_was_wanted_often_enough_and_ever_more_seldom(serve, monkeypatch):
+def test_a_size_whose_capture_failed_is_tried_again_after_ever_more_steps(serve, monkeypatch):
     monkeypatch.setattr("infd.runner.cuda_graphs.padded_step.RETRY", 3)
     monkeypatch.setattr("infd.runner.cuda_graphs.padded_step.GROWTH", 2)
     graphs = Impossible()
@@ -533,7 +533,7 @@ def test_a_capture_in_which_the_work_fails_is_over_and_the_next_one_is_made(monk
     assert graphs.capture(work)
 
 
-def test_where_memory_is_short_a_capture_is_tried_again_without_what_torch_keeps(monkeypatch):
+def test_a_capture_that_lacks_memory_is_tried_again_with_torchs_caches_emptied(monkeypatch):
     books, graphs = Torch(monkeypatch), CudaGraphs(torch.device("cuda", 0))
     short = torch.OutOfMemoryError("no more")
     for tries, raised in (((None, short, None, None), False), ((short, None, short), True)):

@@ -145,13 +145,13 @@ def compared(stepped: Callable[..., Stepped], *args: str, **settings: str) -> bo
 
 
 @pytest.mark.parametrize("variant", WHOLE)
-def test_a_fused_step_gives_what_another_gives(stepped, variant):
+def test_a_fused_step_equals_another(stepped, variant):
     assert compared(stepped, variant)
 
 
 @pytest.mark.parametrize("isa", BEST_FIRST)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_in_every_instruction_set(stepped, monkeypatch, isa, dtype):
+def test_fused_steps_equal_others_in_every_instruction_set(stepped, monkeypatch, isa, dtype):
     kernels(isa)  # skips
     monkeypatch.setattr(libraries, "BEST_FIRST", (isa,))
     monkeypatch.setattr(libraries, "REFINED", {})

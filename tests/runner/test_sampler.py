@@ -208,7 +208,7 @@ def test_a_seed_decides_the_token_and_another_seed_another():
 
 
 @pytest.mark.parametrize("limits", [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.5}])
-def test_no_draw_leaves_what_truncation_kept(limits):
+def test_samples_are_among_the_tokens_that_truncation_kept(limits):
     logits = torch.full((VOCAB,), -20.0)
     logits[[10, 20, 30]] = torch.tensor([3.0, 2.9, 2.8])
     seen = Counter()

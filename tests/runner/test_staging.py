@@ -187,9 +187,7 @@ def results(runner: Runner, strict) -> list[object]:
 
 @pytest.mark.parametrize("graphs", [None, Again()], ids=["launched", "replayed"])
 @pytest.mark.parametrize("variant", ["llama", "gemma3", "phi3-long", "dynamic"])
-def test_steps_are_issued_without_waiting_and_tell_what_they_would_where_memory_is_one(
-    tiny, device, variant, graphs, tmp_path
-):
+def test_steps_are_issued_without_waiting_and_equal_those_in_shared_memory(tiny, device, variant, graphs, tmp_path):
     changed = {"max_position_embeddings": 8, "rope_parameters": {"rope_type": "dynamic", "factor": 8.0}}
     checkpoint = make("llama", tmp_path, **changed) if variant == "dynamic" else tiny(variant)
     carried = Pinned(APART, device.pin, device.event)

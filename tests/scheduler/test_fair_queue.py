@@ -130,7 +130,7 @@ def test_an_idle_tenant_saves_nothing_up():
     assert floods.worked["b"] / floods.worked["a"] == pytest.approx(1, rel=0.2)
 
 
-def test_what_an_answer_cost_beyond_its_estimate_is_paid_for_afterwards():
+def test_a_tenant_pays_for_the_cost_of_an_answer_beyond_its_estimate():
     floods = Floods({"a": 1.0, "b": 1.0})
     floods.refill({"b": (5, 0)})
     floods.arrive("a", 10, 400)
@@ -208,7 +208,7 @@ def test_late_priorities_of_a_tenant_delay_no_tenant_that_arrives_next():
         ("aaaa", {}, "bbb", None),
     ],
 )
-def test_who_gives_way_has_no_less_than_who_takes(running, shares, waiting, gives):
+def test_the_tenant_that_gives_way_keeps_no_less_than_the_one_that_takes(running, shares, waiting, gives):
     floods = Floods(shares)
     sequences = [floods.arrive(tenant, 5, 0) for tenant in running]
     for seq in sequences:
@@ -248,7 +248,7 @@ def test_a_tenant_within_its_share_takes_a_row_of_a_tenant_beyond_its_own():
     driver.check_answers()
 
 
-def test_tenants_that_both_flood_displace_nobody():
+def test_tenants_that_both_flood_displace_no_sequence():
     driver = Driver(capacity(rows=4, pages=200))
     for _ in range(3):
         for tenant in "ab":

@@ -210,7 +210,7 @@ def test_a_token_that_weighs_more_than_a_step_is_computed_too():
     driver.check_answers()
 
 
-def test_a_span_cut_short_takes_what_its_weight_leaves_of_a_step():
+def test_a_truncated_span_of_scored_tokens_costs_the_rest_of_the_step():
     driver = Driver(capacity(step_tokens=16, score_cost=3))
     driver.add(sequence(9, max_tokens=1))
     driver.finish()
@@ -577,7 +577,7 @@ def test_a_later_sequence_takes_no_row_that_a_preempted_one_needs():
     driver.check_answers()
 
 
-def test_while_the_last_step_of_a_preempted_sequence_is_in_flight_others_run_beside_what_it_will_need():
+def test_others_run_beside_a_preempted_sequence_whose_last_step_is_in_flight():
     driver, late = preempted_in_flight(pages=64)
     for _ in range(6):  # however long ago it came
         driver.scheduler.remove(driver.add(sequence(1)), FinishReason.ABORT)
@@ -759,7 +759,7 @@ def test_results_in_flight_at_a_hold_are_dropped_even_if_the_sequence_resumes_be
     driver.check_answers()
 
 
-def test_a_slot_is_filled_once_and_serves_all_who_want_its_adapter():
+def test_a_slot_is_filled_once_for_all_sequences_of_its_adapter():
     (adapter,) = adapters(1)
     driver = Driver()
     first = driver.add(sequence(3, adapter=adapter))
@@ -872,7 +872,7 @@ def computed_of(driver: Driver, seq: Sequence) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_a_sequence_that_outgrows_its_regime_is_computed_anew_once_and_nothing_is_sampled_twice(depth):
+def test_a_sequence_that_outgrows_its_regime_is_recomputed_once_and_no_token_is_sampled_twice(depth):
     driver = Driver(capacity(OUTGROWN), depth=depth)
     seq = driver.add(sequence(9, max_tokens=8))
     driver.finish()
@@ -915,7 +915,7 @@ def test_sequences_of_two_regimes_share_no_page_and_those_of_one_do():
     driver.check_answers()
 
 
-def test_a_sequence_that_changes_its_regime_finds_what_others_computed_under_that():
+def test_a_sequence_that_changes_its_regime_finds_the_pages_of_that_regime():
     driver = Driver(capacity(OUTGROWN, step_tokens=32))
     prompt = list(range(100, 112))
     driver.add(sequence(prompt + continuation(prompt, 3, layout=OUTGROWN), max_tokens=1))

@@ -54,7 +54,7 @@ def test_the_slowest_in_each_order_are_those_of_a_sort_of_all():
         assert [ended.id for ended in slowest.read(order)] == [name for _, name in known[: -KEPT - 1 : -1]]
 
 
-def test_what_ended_too_long_ago_is_forgotten_and_memory_is_bounded():
+def test_requests_that_ended_too_long_ago_are_forgotten_and_memory_is_bounded():
     clock = Clock()
     slowest = Slowest(clock)
     note(slowest, clock, "old", 1e6, 1e6, 1e6)

@@ -95,7 +95,7 @@ def test_a_young_daemon_divides_by_its_age() -> None:
     assert window.recent().generated_tokens_s == 60.0
 
 
-def test_what_never_happened_is_unknown_instead_of_zero() -> None:
+def test_figures_without_a_sample_are_unknown_instead_of_zero() -> None:
     recent = Window(Metrics(), Clock()).recent()
 
     assert (recent.ttft.p50, recent.hit_rate, recent.tokens_a_step, recent.drafts_kept) == (None,) * 4

@@ -70,7 +70,7 @@ def test_an_answer_after_a_call_may_be_continued():
 
 
 @pytest.mark.parametrize("name", [GLM4, GLM4_CHAT])
-def test_such_templates_read_tools_and_no_other_template_is_changed(name: str):
+def test_templates_of_dialects_read_tools_and_no_other_template_is_changed(name: str):
     template = ChatTemplate({"default": published()[name]})
     assert template.reads("tools", tools=True)
     other = ChatTemplate({"default": published()["llama.cpp/GLM-4.6"]})

@@ -64,7 +64,7 @@ def test_any_text_becomes_an_object_however_it_arrives(value: dict[str, Any], no
         ('{"a": ' + "9" * 400, '{"a": null}'),
     ],
 )
-def test_what_is_wrong_is_dropped(text: str, expected: str):
+def test_malformed_parts_of_an_object_are_dropped(text: str, expected: str):
     assert json_object(text) == expected
 
 

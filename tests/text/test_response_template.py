@@ -424,7 +424,7 @@ def test_random_forced_calls_are_read_back(name: str):
     assert found
 
 
-def test_why_calls_cannot_be_forced_says_what_to_set():
+def test_the_reason_that_calls_cannot_be_forced_names_the_setting():
     syntax = Syntax(whole=ResponseTemplate(TEMPLATES["lines"]))
     assert syntax.grammar is None
     assert "response_template" in syntax.unforced

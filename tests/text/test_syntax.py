@@ -68,7 +68,7 @@ def test_a_name_counts_more_than_the_template():
     assert chosen(TEMPLATES["qwen3"], reasoning_name="none", tools_name="none") == (None, None)
 
 
-def test_a_name_that_nobody_knows_is_refused_with_the_names_that_are_known():
+def test_an_unknown_name_is_refused_with_the_known_names():
     for names in ({"tools_name": "no_such"}, {"reasoning_name": "no_such"}):
         with pytest.raises(ConfigError, match=r"'no_such'; known: .*qwen"):
             Syntax.choose(TOKENIZER, ChatTemplate({"default": "plain"}), **names)
@@ -78,7 +78,7 @@ def test_a_name_that_nobody_knows_is_refused_with_the_names_that_are_known():
 
 
 @pytest.mark.parametrize("known", [tools, reasoning, answers])
-def test_names_of_other_servers_stand_for_syntaxes_that_exist(known: ModuleType):
+def test_names_of_other_servers_map_to_syntaxes_that_exist(known: ModuleType):
     assert set(known.ALIASES.values()) <= {*known.SYNTAXES, "none"}
     assert not set(known.ALIASES) & {*known.SYNTAXES, "auto", "none"}
 

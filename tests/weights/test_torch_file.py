@@ -72,7 +72,7 @@ def tensor(shape: tuple[int, ...], strides: tuple[int, ...], first: int = 0, cou
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_what_torch_saved_is_read_as_torch_reads_it(dtype: torch.dtype, protocol: int, tmp_path: Path):
+def test_files_of_torch_save_are_read_as_torch_reads_them(dtype: torch.dtype, protocol: int, tmp_path: Path):
     both = torch.randn(5, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
     layer = torch.nn.Linear(3, 2).to(dtype)
     for content in (layer.state_dict(), {"a": both[:2], "b": both[2:], "c": both.flatten()[4:5], "d": both[0, 0]}):

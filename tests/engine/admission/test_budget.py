@@ -46,7 +46,7 @@ def test_without_another_tenant_the_bound_is_the_bound():
         queue.require(1, 0, 0, ANN)
 
 
-def test_prompt_tokens_are_shared_too_and_what_leaves_the_queue_makes_room():
+def test_prompt_tokens_are_shared_too_and_a_sequence_that_leaves_the_queue_makes_room():
     queue = budget(tokens=1000)
     queue.enqueue(FLOOD, 1000)
     with refuses(True):

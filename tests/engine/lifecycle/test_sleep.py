@@ -124,7 +124,7 @@ async def test_sleep_waits_for_requests_in_flight_or_aborts_them():
         assert (await asking)[0][1] is FinishReason.ABORT
 
 
-async def test_waking_leads_back_to_what_was_before_and_resuming_to_readiness():
+async def test_waking_returns_to_the_earlier_state_and_resuming_to_readiness():
     async with serving() as engine:
         await engine.control.pause("keep", "reject").result()
         await engine.control.sleep(level=2).result()

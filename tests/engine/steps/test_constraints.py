@@ -444,7 +444,7 @@ def filled(grammars: FakeGrammars, *choices: Sampled, seeking: bool = False) -> 
 
 
 @pytest.mark.parametrize(("grammar", "tokens"), [(WornGrammar, 9), (CountedGrammar, 20)])
-def test_what_a_matcher_keeps_of_drafts_fails_no_choice(grammar: type[CountedGrammar], tokens: int):
+def test_state_that_a_matcher_keeps_of_drafts_fails_no_choice(grammar: type[CountedGrammar], tokens: int):
     seq = Sequence(request([5]))
     choice = ConstrainedChoice(seq, grammar(Counted(2, 20)))
     for known in range(1, 20):

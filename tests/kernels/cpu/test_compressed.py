@@ -85,7 +85,7 @@ def test_a_panel_that_would_not_gain_is_kept_plain(library):
     assert first < 0.76 * second
 
 
-def test_rows_may_be_placed_anew(library):
+def test_rows_may_be_placed_again(library):
     weight, tokens = random_bits((200, 300)), torch.arange(200)
     placed = Placed(Compressed(library), draw(200, 300))
     for first, last in [(0, 64), (190, 200), (3, 70), (64, 128)]:

@@ -131,5 +131,5 @@ def test_memory_that_was_never_filled_is_a_matrix_of_zeros(library):
         (Groups(8, 128, "F32", table="e5m2"), torch.bfloat16, OTHER),
     ],
 )
-def test_the_reason_that_fp8_cannot_be_kept_is_told(library, groups, dtype, reason):
+def test_the_reason_that_fp8_cannot_be_kept_is_reported(library, groups, dtype, reason):
     assert Packed(library).form(64, 256, dtype, groups) == reason

@@ -93,7 +93,7 @@ def test_rows_of_zeros_give_zeros(library):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
-def test_weights_of_any_type_are_quantized_from_what_they_are(library, dtype):
+def test_weights_of_any_dtype_are_quantized_like_the_reference(library, dtype):
     weight, x = torch.randn(70, 66).to(dtype), draw(9, 66)
     assert Placed(Int8(library), weight).multiply(x).equal(Placed(reference.Matrices(), weight).multiply(x))
 

@@ -63,7 +63,7 @@ def test_a_table_is_looked_up(library, dtype):
     close(given, exact, 80)
 
 
-def test_logits_are_added_to_in_float32_whatever_the_type_of_what_is_multiplied(library):
+def test_adapters_add_to_logits_in_float32_whatever_their_dtype(library):
     low = adapter([16], 64, dtype=torch.bfloat16)
     x, y = draw(TOKENS, 64, dtype=torch.bfloat16), draw(TOKENS, 50, seed=2)
     exact, given = y.clone(), y.clone()

@@ -218,7 +218,7 @@ def test_a_large_group_takes_fewer_bits_than_a_small_one(library):
         (Groups(6, 32, "F16", table="e2m1"), "no form has integers of 6 bits"),
     ],
 )
-def test_the_reason_that_integers_cannot_be_kept_is_told(library, groups, reason):
+def test_the_reason_that_integers_cannot_be_kept_is_reported(library, groups, reason):
     assert Packed(library).form(64, 256, torch.bfloat16, groups) == reason
 
 

@@ -32,7 +32,7 @@ def one_by_one(ops):
 
 @pytest.mark.parametrize("layers", [1, 2, stack.SLICE])
 @pytest.mark.parametrize("variant", sorted(set(VARIANTS) - FURTHER))
-def test_a_stack_gives_what_its_layers_give(built, tiny, variant, layers, monkeypatch):
+def test_a_stack_equals_its_layers(built, tiny, variant, layers, monkeypatch):
     monkeypatch.setattr(stack, "SLICE", layers)
     ops = select(CPU, torch.bfloat16)
     assert load_model(tiny(variant), ops=ops, dtype=torch.bfloat16).stacked is not None
@@ -57,7 +57,7 @@ def all_in(library, paged_attention, dtype=torch.bfloat16):
 @pytest.mark.parametrize(
     "variant", ["qwen3", "gemma2", "granite", "qwen2-moe", "glm4-moe", "gpt-oss", "llama4", "phimoe"]
 )
-def test_in_every_instruction_set(library, tiny, variant, paged_attention):
+def test_layers_in_one_call_equal_each_layer_in_every_instruction_set(library, tiny, variant, paged_attention):
     ops = all_in(library, paged_attention)
     assert load_model(tiny(variant), ops=ops, dtype=torch.bfloat16).stacked is not None
     assert compute(tiny(variant), ops).equal(compute(tiny(variant), one_by_one(ops)))

@@ -35,7 +35,7 @@ def attention(request):
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=20)
-def test_any_mix_of_spans_gives_what_the_naive_loop_gives(attention, lengths, **case):
+def test_any_mix_of_spans_equals_the_naive_loop(attention, lengths, **case):
     assert Case(lengths, quantized=True, **case).error(attention) < 1e-5
 
 

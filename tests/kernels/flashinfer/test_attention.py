@@ -38,7 +38,7 @@ def make() -> Callable[..., tuple[PagedAttention, Package]]:
 @pytest.mark.parametrize(
     ("page_tokens", "window", "softcap"), [(4, None, None), (3, 7, None), (16, None, 0.5), (1, 30, 3.0), (16, 18, None)]
 )
-def test_prompts_are_told_so_that_they_give_what_the_naive_loop_gives(make, page_tokens, window, softcap):
+def test_prompts_equal_the_naive_loop(make, page_tokens, window, softcap):
     attention, package = make()
     case = Case(MIX, head=64, page_tokens=page_tokens, window=window, softcap=softcap, padding=2)
     assert case.error(attention) < 1e-5
@@ -196,7 +196,7 @@ def test_unsupported_cases_are_delegated_to_triton(make, lengths, case, came):
 @pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("decoding", [False, True])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (100, None), (None, 30.0)])
-def test_on_a_gpu_flashinfer_gives_what_the_naive_loop_gives(gpu, window, softcap, decoding, planned):
+def test_on_a_gpu_flashinfer_equals_the_naive_loop(gpu, window, softcap, decoding, planned):
     from infd.kernels.flashinfer.attention import PagedAttention
 
     lengths = [*DECODING, (600, 1)] if decoding else [*MIX, (600, 1), (300, 200)]

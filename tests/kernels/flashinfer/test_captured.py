@@ -161,7 +161,7 @@ def test_a_captured_step_is_right_when_lengths_and_tables_change(window, softcap
 
 @pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (20, 0.7)])
-def test_so_is_what_reads_8_bit_floats(window, softcap):
+def test_captured_steps_over_an_fp8_cache_equal_the_reference_by_the_planned_kernel(window, softcap):
     from infd.kernels.flashinfer.attention import Float8PagedAttention
 
     package = Package()
@@ -212,7 +212,7 @@ def test_layers_that_differ_are_planned_apart():
 
 
 @pytest.mark.usefixtures("recorded")
-def test_steps_of_all_sizes_share_what_their_pages_stand_in():
+def test_steps_of_all_sizes_share_the_buffer_of_page_ids():
     from infd.kernels.flashinfer.attention import PagedAttention
 
     attention, table = PagedAttention(Package(), planned=True), torch.zeros(SIZE, WIDTH, dtype=torch.int32)

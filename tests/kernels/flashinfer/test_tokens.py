@@ -114,7 +114,7 @@ def test_unsupported_cases_are_delegated_to_triton(tokens):
 
 @pytest.mark.filterwarnings("default")  # FlashInfer's own warnings
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_on_a_gpu_flashinfer_gives_what_the_reference_gives(gpu, tokens, dtype):
+def test_on_a_gpu_flashinfer_equals_the_reference(gpu, tokens, dtype):
     x, residual, weight = (torch.randn(*shape).to("cuda", dtype) for shape in ((9, 512), (9, 512), (512,)))
     norm, plain = tokens.Norm(), dense.Norm()
     for offset in (0.0, 1.0):

@@ -41,7 +41,7 @@ def error(compute):
     ("shared", "head", "page_tokens", "window", "softcap"),
     [(2, 8, 4, None, None), (3, 24, 3, 7, None), (9, 16, 16, None, 0.5), (1, 80, 1, 30, 3.0), (4, 16, 2, 1, None)],
 )
-def test_any_mix_of_spans_gives_what_the_naive_loop_gives(error, shared, head, page_tokens, window, softcap):
+def test_any_mix_of_spans_equals_the_naive_loop(error, shared, head, page_tokens, window, softcap):
     shape = {"shared": shared, "head": head, "page_tokens": page_tokens}
     assert error(Case(MIX, window=window, softcap=softcap, padding=2, slack=3, **shape)) < 2e-6
 

@@ -59,7 +59,7 @@ def test_numbers_and_scales_are_those_of_the_scheme_to_the_bit(device, scheme, s
 
 
 @pytest.mark.parametrize("scheme", [TOKEN, BLOCKS, POWERS], ids=str)
-def test_what_is_not_finite_spoils_its_own_row_alone(device, scheme):
+def test_numbers_that_are_not_finite_spoil_their_own_row_only(device, scheme):
     from infd.kernels.triton.inputs import Inputs
 
     x = torch.randn(3, 256)

@@ -171,7 +171,7 @@ def test_attention_is_the_same_however_it_is_cut(device, shape, programs):
     torch.testing.assert_close(out[: len(expected)], expected, atol=2e-6, rtol=2e-6)
 
 
-def test_measuring_wants_the_gpu_here(triton, capsys):
+def test_measuring_needs_the_gpu_here(triton, capsys):
     with pytest.raises(SystemExit) as left:
         main(("warm", "--target", "sm_90a", "--tune"))
     assert left.value.code == 64

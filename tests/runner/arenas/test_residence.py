@@ -290,7 +290,7 @@ async def test_files_are_closed_on_success_and_failure(tiny, monkeypatch):
         assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_other_weights_lie_beside_the_first_unless_a_root_is_set(tiny, tmp_path):
+async def test_other_weights_must_be_beside_the_first_unless_a_root_is_set(tiny, tmp_path):
     shutil.copytree(tiny("qwen3"), tmp_path / "models" / "served")
     served = tmp_path / "models" / "served"
     beside, elsewhere = other(served, tmp_path / "models" / "beside"), other(served, tmp_path / "elsewhere")

@@ -293,7 +293,7 @@ def test_the_host_keeps_what_it_has_room_for(monkeypatch):
     room.park(arena, no_beat).drop()
 
 
-def test_a_bank_counts_what_it_gave():
+def test_a_bank_counts_its_allocated_memory():
     driver = FakeDriver(capacity=100 * GRAIN)
     room = Bank(driver)
     arena = room.arena(10 * GRAIN, "weights")

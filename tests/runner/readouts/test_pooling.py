@@ -118,7 +118,7 @@ def test_tasks_of_every_kind_share_a_step_and_only_prompts_that_end_have_numbers
 
 
 @pytest.mark.parametrize("mode", ["cls", "lasttoken", "mean", "max", "mean_sqrt_len_tokens", "weightedmean"])
-def test_chunks_reduce_to_what_the_whole_prompt_does_and_a_new_prompt_begins_anew(mode: str):
+def test_chunks_reduce_to_the_numbers_of_the_whole_prompt_and_a_new_prompt_starts_from_zero(mode: str):
     runs, prompt = Readouts(pooling=mode), torch.randn(9, 4, generator=torch.Generator().manual_seed(1))
     pool = Pool("embed", skip=2)
     runs.join(0, 9, pool)

@@ -121,7 +121,7 @@ def test_memory_is_reserved_for_captured_steps():
 
 
 @pytest.mark.parametrize(("keeps", "adapters", "each"), [(9 * MIB, "", 9), (MIB, "", 8), (MIB, "/adapters", 16)])
-def test_they_are_left_what_the_first_of_them_kept_and_twice_as_much_where_there_may_be_adapters(keeps, adapters, each):
+def test_each_graph_is_estimated_as_the_first_one_and_twice_with_adapters(keeps, adapters, each):
     # Workspaces, the trial's memory, and the largest step's.
     graphs = len(sizes(40)) * each * MIB + 3 * 2 * GRAIN * 40
     spare = 2**17

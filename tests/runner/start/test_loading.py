@@ -360,7 +360,7 @@ def test_a_step_that_streams_wait_for_takes_1_75_times_as_long_as_the_shortest(m
     }
 
 
-def test_what_a_scored_token_costs_is_found_by_scoring_some(monkeypatch):
+def test_the_cost_of_a_scored_token_is_measured_by_scoring_some(monkeypatch):
     run = trial.run
 
     def seconds(runner, plan):

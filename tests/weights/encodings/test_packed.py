@@ -164,7 +164,7 @@ def test_fp8_is_kept_and_multiplied_with_bfloat16(name: str, candidates: Mapping
 @pytest.mark.parametrize(
     "name", [*SOME, "ct-fp8", "ct-fp8-dynamic", "ct-w8a8-static-asym", "fp8-block", "mo-mxfp4", "mo-nvfp4"]
 )
-def test_layers_in_one_call_give_what_each_layer_gives(name: str) -> None:
+def test_layers_in_one_call_equal_each_layer(name: str) -> None:
     model, ops, _ = packed(WRITTEN / name, torch.bfloat16, rounding=True)
     assert getattr(model, "stacked", None) is not None
     tokens = expected(name).tokens
