@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
@@ -18,8 +18,8 @@ from infd.http import beams, samplers, sampling
 from infd.http.answer import Answer, PromptReport
 from infd.http.ending import ending
 from infd.http.formats.base import ENTRY_BYTES, Accepted
-from infd.http.gathering import ROUTED_BYTES, Gathering
 from infd.http.generation import Conversation
+from infd.http.outputs import Body, Folded, Stream
 from infd.http.prompt import bad_word_ids, predicted_ids, read_prompts, text_of
 from infd.request import AfterThought, Calls, Continuation, Generate, Headed, Request, Route, Score
 from infd.text.reply import Reply
@@ -30,24 +30,20 @@ if TYPE_CHECKING:
 
     from infd.config import Config, LimitsConfig
     from infd.engine.admission.ticket import Ticket
-    from infd.http.answer import ChoiceDelta
     from infd.http.backend import Backend
     from infd.http.exchange import Events, Exchange
     from infd.http.formats.base import Format
     from infd.http.generation import Generation
+    from infd.http.outputs import Output
     from infd.http.pieces import Pieces
     from infd.http.prompt import Prompt
     from infd.http.served_model import ServedModel
-    from infd.offload import Offload
-    from infd.request import Breakers, Constraint, Plain, Restriction, TokenLogprobs, Want
+    from infd.request import Breakers, Constraint, Plain, Restriction, Want
     from infd.text.markup import Reading
 
 # The text that continues a prompt is decoded together with this many of the prompt's last tokens: many tokenizers drop
 # a space before the first word of a text, and a character may span several tokens.
 CONTEXT_TOKENS: Final = 8
-# Encoding the log-probabilities of this many tokens, each with 20 alternatives, takes about 4 ms. Longer lists are
-# encoded on a thread.
-SHORT_LOGPROBS: Final = 128
 
 
 async def generate(
@@ -106,135 +102,19 @@ async def _answer(
     format = format_of(accepted)
     exchange.errors = format
     if events is None:
-        body = _Folded(answer, format) if format.folds else _Body(answer, format, generation, backend.offload)
+        body = Folded(answer, format) if format.folds else Body(answer, format, generation, backend.offload)
         return await _copy_deltas(answer, body, direct=True)
-    stream = _Stream(answer, format, events, backend.offload, before_end)
+    stream = Stream(answer, format, events, backend.offload, before_end)
     # A separate task reads the tokens, because waking this task resumes the coroutine of every middleware. Tokens
     # of several choices are not consumed directly, so that one write sends all tokens of a step.
     return await asyncio.ensure_future(_copy_deltas(answer, stream, direct=answer.single))
 
 
-class _Output(Protocol):
-    """The consumer of an answer's deltas."""
-
-    def consume(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        """Consume new tokens during their delivery, without waking the task that reads the answer (`Consumer`)."""
-
-    async def add(self, deltas: list[ChoiceDelta]) -> None: ...
-
-    async def end(self) -> Pieces:
-        """Finish the answer. Return the body; an empty list if the answer was streamed."""
-
-
-async def _copy_deltas(answer: Answer, output: _Output, *, direct: bool) -> Pieces:
+async def _copy_deltas(answer: Answer, output: Output, *, direct: bool) -> Pieces:
     with answer.consumed_by(output.consume) if direct else nullcontext():
         async for deltas in answer:
             await output.add(deltas)
     return await output.end()
-
-
-class _Stream:
-    """The output of a streamed answer, which sends each delta as events."""
-
-    def __init__(
-        self,
-        answer: Answer,
-        format: Format,
-        events: Events,
-        offload: Offload,
-        before_end: Callable[[], Awaitable[None]] | None,
-    ) -> None:
-        self._answer = answer
-        self._format = format
-        self._events = events
-        self._offload = offload
-        self._before_end = before_end
-
-    def consume(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        if not self._events.writable:
-            return False
-        if events := self._format.events(self._answer.delta(index, token_ids, logprobs)):
-            self._events.write(b"".join(events))
-        return True
-
-    async def add(self, deltas: list[ChoiceDelta]) -> None:
-        if _count_logprobs(deltas) > SHORT_LOGPROBS:
-            await self._events.send_pieces(await self._offload(self._encode, deltas))
-        elif events := self._encode(deltas):
-            await self._events.send(b"".join(events))
-
-    async def end(self) -> Pieces:
-        if self._before_end is not None:
-            await self._before_end()
-        if last := self._format.last_events():
-            await self._events.send(last)
-        return []
-
-    def _encode(self, deltas: list[ChoiceDelta]) -> Pieces:
-        return [piece for delta in deltas for piece in self._format.events(delta)]
-
-
-class _Folded:
-    """The output of a whole answer whose format builds it from the events of a stream, which are dropped."""
-
-    def __init__(self, answer: Answer, format: Format) -> None:
-        self._answer = answer
-        self._format = format
-
-    def consume(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        self._format.events(self._answer.delta(index, token_ids, logprobs))
-        return True
-
-    async def add(self, deltas: list[ChoiceDelta]) -> None:
-        for delta in deltas:
-            self._format.events(delta)
-
-    async def end(self) -> Pieces:
-        return self._format.whole(())
-
-
-class _Body:
-    """The output of a whole answer, which collects all deltas into one body."""
-
-    def __init__(self, answer: Answer, format: Format, generation: Generation, offload: Offload) -> None:
-        self._answer = answer
-        self._format = format
-        self._generation = generation
-        self._offload = offload
-        self._gathering = Gathering(generation.total_choices, format.encode_logprobs)
-
-    def consume(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        self._gathering.add([self._answer.delta(index, token_ids, logprobs)])
-        return True
-
-    async def add(self, deltas: list[ChoiceDelta]) -> None:
-        if self._gathering.tokens_to_encode(deltas) > SHORT_LOGPROBS:
-            await self._offload(self._gathering.add, deltas)
-        else:
-            self._gathering.add(deltas)
-
-    async def end(self) -> Pieces:
-        if self._gathering.unencoded_tokens > SHORT_LOGPROBS:
-            return await self._offload(self._whole)
-        return self._whole()
-
-    def _whole(self) -> Pieces:
-        return self._format.whole(self._gathering.finish(self._generation.choices, self._generation.returned))
-
-
-def _count_logprobs(deltas: list[ChoiceDelta]) -> int:
-    """Return the number of tokens with log-probabilities in these deltas, prompt tokens included.
-
-    Encoding experts counts as encoding the log-probabilities of a token for each ROUTED_BYTES.
-    """
-    scored_tokens = 0
-    for delta in deltas:
-        scored_tokens += len(delta.logprobs)
-        if delta.prompt is not None:
-            scored_tokens += len(delta.prompt.scores)
-        if delta.routed is not None:
-            scored_tokens += len(delta.routed.values) // ROUTED_BYTES
-    return scored_tokens
 
 
 async def _queue(

@@ -11,7 +11,7 @@ import pytest
 
 from infd.config import Config, LimitsConfig
 from infd.http.formats.base import ENTRY_BYTES, readable
-from infd.http.generate import SHORT_LOGPROBS
+from infd.http.outputs import SHORT_LOGPROBS
 from infd.http.prompt import bad_word_ids
 from infd.http.schema.logprobs import PromptLogprob
 from infd.offload import Offload
