@@ -57,6 +57,14 @@ async def test_a_wrong_prediction_changes_no_answer(content: Any):
         assert body["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
 
 
+async def test_drafts_beside_an_empty_prediction_are_not_counted_as_its_tokens():
+    async with speaking("abcd" * 12, config=NGRAM) as endpoint:
+        _, body = await endpoint.post(CHAT, predicted(""))
+        counted = body["usage"]["completion_tokens_details"]
+        assert steps(endpoint) < body["usage"]["completion_tokens"]
+        assert (counted["accepted_prediction_tokens"], counted["rejected_prediction_tokens"]) == (0, 0)
+
+
 @pytest.mark.parametrize(("config", "field"), [(Config(), {}), (NGRAM, {"speculative": False})])
 async def test_a_prediction_has_no_effect_without_speculation(config: Config, field: dict[str, Any]):
     async with speaking(ANSWER, config=config) as endpoint:

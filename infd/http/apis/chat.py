@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from infd.config import Config, LimitsConfig
     from infd.http.constraints import Constrained
     from infd.http.conversation import ToolSpec
-    from infd.http.schema.chat import Prediction
 
 
 def generation(request: ChatRequest, body_bytes: int, config: Config) -> Generation:
@@ -53,7 +52,7 @@ def generation(request: ChatRequest, body_bytes: int, config: Config) -> Generat
         stop_strings=sampling.stop_strings(request),
         search=beams.requested(request, choices, config.limits),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        prediction=None if request.prediction is None else _predicted(request.prediction),
+        prediction=None if request.prediction is None else request.prediction.text,
         prompt_logprobs={} if request.prompt_logprobs is None else {"prompt_logprobs": request.prompt_logprobs},
         routed=bool(request.return_routed_experts),
     )
@@ -75,11 +74,6 @@ def _conversation(request: ChatRequest, body_bytes: int, answer: Constrained | N
         verbosity=None if request.verbosity is None else (request.verbosity, "verbosity"),
         template_variables=template_variables(request),
     )
-
-
-def _predicted(prediction: Prediction) -> str:
-    content = prediction.content
-    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _tools(request: ChatRequest) -> tuple[list[ToolSpec] | None, CallChoice]:

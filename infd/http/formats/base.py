@@ -127,24 +127,24 @@ def split_chunk(chunk: Struct) -> list[bytes]:
     return event(msgspec.json.encode(chunk)).split(msgspec.json.encode(TEXT_PLACEHOLDER))
 
 
-def usage(ticket: Ticket, thought_tokens: int = 0, unsent: int = 0, *, predicted: bool = False) -> Usage:
+def usage(ticket: Ticket, thought_tokens: int = 0, unsent: int = 0, *, prediction: str | None = None) -> Usage:
     """Return the request's usage so far.
 
     thought_tokens  generated tokens in thoughts; 0: the usage omits the number
     unsent          delivered tokens that are not part of an event yet, and are not counted
-    predicted       whether the request has a prediction; its drafted tokens are then counted
+    prediction      the request's prediction, whose drafted tokens are counted; None: the request has none
     """
     generated = ticket.generated_tokens - unsent
     details = CompletionTokensDetails(reasoning_tokens=thought_tokens)
-    if predicted:
-        details.accepted_prediction_tokens = ticket.kept_drafts
-        details.rejected_prediction_tokens = ticket.drafted_tokens - ticket.kept_drafts
+    if prediction is not None:  # beside an empty one drafts come from elsewhere
+        kept, drafted = (ticket.kept_drafts, ticket.drafted_tokens) if prediction else (0, 0)
+        details.accepted_prediction_tokens, details.rejected_prediction_tokens = kept, drafted - kept
     return Usage(
         prompt_tokens=ticket.prompt_tokens,
         completion_tokens=generated,
         total_tokens=ticket.prompt_tokens + generated,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=ticket.cached_tokens),
-        completion_tokens_details=details if thought_tokens or predicted else UNSET,
+        completion_tokens_details=details if thought_tokens or prediction is not None else UNSET,
     )
 
 

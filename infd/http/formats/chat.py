@@ -84,7 +84,7 @@ class ChatFormat(OpenAIErrors):
         last = request.messages[-1]
         self._echo = final_text(request.messages) if request.echo and last.role == "assistant" else ""
         self._empty_content = None if accepted.marked_up else ""  # content of a message without text
-        self._predicted = request.prediction is not None
+        self._prediction = None if request.prediction is None else request.prediction.text
         self._show_thoughts = request.include_reasoning is not False
         self._thought_tokens = 0
         self._choices_with_calls: set[int] = set()
@@ -268,7 +268,7 @@ class ChatFormat(OpenAIErrors):
                 yield ReplyCallDelta(index=key[1], custom=CustomDelta(input=rest))
 
     def _usage(self, unsent: int = 0) -> Usage:
-        return usage(self._ticket, self._thought_tokens, unsent, predicted=self._predicted)
+        return usage(self._ticket, self._thought_tokens, unsent, prediction=self._prediction)
 
     def _chunk(self, choice: ChatChunkChoice | None, unsent: int = 0) -> ChatChunk:
         chunk_usage: Usage | UnsetType | None = UNSET

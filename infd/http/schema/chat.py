@@ -70,6 +70,10 @@ class Prediction(Struct, kw_only=True):
     type: Literal["content"]
     content: str | Annotated[list[PredictedPart], Meta(max_length=4096)]
 
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
 
 class ChatRequest(OpenAIRequest, kw_only=True):
     """The body of a chat request."""
