@@ -90,6 +90,14 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
         Count,
         about("most bytes that the answers of all requests with return_routed_experts may report, then 429", live=True),
     ] = 512 * 2**20
+    max_pooled_bytes: Annotated[
+        Count,
+        about(
+            "most bytes of the numbers of all answers of more than 64K that are computed or sent, counted as"
+            " limits.pooled_bytes counts them, then 429",
+            live=True,
+        ),
+    ] = 512 * 2**20
     priority_patience: Annotated[
         Count,
         about(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from infd.http.pooling.pooling import Reduced
 from infd.request import FinishReason, Pool, Pooled, Request, by_token, embeds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from infd.config import LimitsConfig
     from infd.engine.streams.stream import Choices
@@ -42,7 +43,7 @@ async def pool(pooling: Pooling, body: Body, exchange: Exchange, backend: Backen
             exchange.begin(ticket, pooling.asker.request_id)
             model, adapter = served.name(pooling.asker.model), served.adapter(pooling.asker.model)
             prompts = [_beside_ends(each, task, served) for each in await read_inputs(pooling, served, backend.offload)]
-            _check_size(prompts, pooling, task, served, backend.config.limits)
+            size = _checked_size(prompts, pooling, task, served, backend.config.limits)
             requests = [
                 Request(
                     id=ticket.id if len(prompts) == 1 else f"{ticket.id}-{number}",
@@ -66,11 +67,20 @@ async def pool(pooling: Pooling, body: Body, exchange: Exchange, backend: Backen
                 for number, prompt in enumerate(prompts)
             ]
             exchange.account.reserve(sum(request.most_tokens for request in requests))
-            choices = await ticket.submit(*requests, client=exchange.client)
-            pooled = await _collect(choices, len(requests))
+            with ExitStack() as block:
+                block.enter_context(backend.held_numbers.hold(size))
+                choices = await ticket.submit(*requests, client=exchange.client)
+                pooled = await _collect(choices, len(requests))
+                held = block.pop_all()
     ids, skips = [prompt.ids for prompt in prompts], [prompt.skip for prompt in prompts]
     pooled = [_before_end(*each, task, served) for each in zip(pooled, ids, strict=True)]
-    return body(Reduced(ticket.id, int(time.time()), model, task, served, ids, skips, pooled))
+    return _encoded(body(Reduced(ticket.id, int(time.time()), model, task, served, ids, skips, pooled)), held)
+
+
+def _encoded(pieces: Iterable[bytes], held: ExitStack) -> Iterator[bytes]:
+    """Yield the pieces of a body, and close `held` behind the last one, or if the iterator is dropped before."""
+    with held:
+        yield from pieces
 
 
 def _beside_ends(prompt: PooledPrompt, task: PoolTask, served: ServedModel) -> PooledPrompt:
@@ -120,10 +130,10 @@ def _check_dimensions(pooling: Pooling, task: PoolTask, served: ServedModel) -> 
         raise InvalidRequest(f"dimensions is at most {most}, the length of this model's embeddings", param="dimensions")
 
 
-def _check_size(
+def _checked_size(
     prompts: Sequence[PooledPrompt], pooling: Pooling, task: PoolTask, served: ServedModel, limits: LimitsConfig
-) -> None:
-    """Raise InvalidRequest if the numbers of all inputs exceed limits.pooled_bytes."""
+) -> int:
+    """Return the bytes of the numbers of all inputs. Raises InvalidRequest if these exceed limits.pooled_bytes."""
     settings = served.pooling
     width = pooling.dimensions or settings.width(task)
     tokens = by_token(task)
@@ -134,3 +144,4 @@ def _check_size(
             f" {limits.pooled_bytes} are computed at once (limits.pooled_bytes): send fewer or shorter inputs",
             param=pooling.where(0).partition("[")[0],
         )
+    return size
