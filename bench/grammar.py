@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from infd.constraint import JsonSchema
 from infd.errors import GrammarFailed
 from infd.grammar.protocol import Limits, Vocabulary
 from infd.grammar.select import select
 from infd.grammar.trial import Trial
-from infd.request import JsonSchema
 
 if TYPE_CHECKING:
     from collections.abc import Callable

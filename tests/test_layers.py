@@ -13,7 +13,19 @@ import pytest
 import infd
 
 PACKAGE = Path(infd.__file__).parent
-LEAVES = {"apart", "commandline", "config", "request", "errors", "files", "frames", "memory", "telemetry", "offload"}
+LEAVES = {
+    "apart",
+    "commandline",
+    "config",
+    "constraint",
+    "request",
+    "errors",
+    "files",
+    "frames",
+    "memory",
+    "telemetry",
+    "offload",
+}
 LEAVES |= {"gguf", "groups", "input_scheme"}
 LEAVES |= {"embedded", "pooling", "rounding", "untrusted", "unixhttp", "sockets", "version", ""}
 ALL = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
@@ -65,6 +77,7 @@ FORBIDDEN = {
     "engine": {"torch", "aiohttp"},
     "apart": {"torch", "aiohttp", "asyncio"},
     "config": {"torch", "aiohttp", "asyncio"},
+    "constraint": {"torch"},
     "request": {"torch"},
     "pooling": {"torch", "aiohttp", "asyncio"},
     "hub": {"torch", "aiohttp", "asyncio"},
@@ -197,6 +210,7 @@ HUBS = {
     "config/__init__.py": "the settings",
     "models/blueprint.py": "what a model under construction declares",
     "models/config.py": "config.json, every value checked",
+    "constraint.py": "the constraints of an answer's text",
     "request.py": "a request, and what is wanted of its prompt",
     "grammar/protocol.py": "what a library that compiles grammars offers, and what it is given",
     "rounding.py": "quotients and multiples, rounded up",

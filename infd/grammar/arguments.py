@@ -13,8 +13,8 @@ from infd.grammar import bounds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from infd.constraint import ToolSchema
     from infd.grammar.protocol import Limits
-    from infd.request import ToolSchema
 
 
 @contextmanager

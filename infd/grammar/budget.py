@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from infd.constraint import ThoughtBudget
     from infd.grammar.protocol import Compiler, Grammar, Matcher, Vocabulary
-    from infd.request import ThoughtBudget
 
 _MOST_LEADING_SPACE: Final = 256  # bytes of white space in which an opening mark is awaited; models write fewer
 _FOREVER: Final = sys.maxsize

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from msgspec.structs import replace
 
+from infd.constraint import AfterThought, Calls, Choice, Ebnf, Headed, JsonObject, JsonSchema, Regex, StructuralTag
 from infd.errors import GrammarFailed
 from infd.grammar import arguments, bounds, ebnf, markup, parameters, regexes, structural
 from infd.grammar.automata import Join, Set, Times, Union, automaton, automaton_of, literal, plain
@@ -27,16 +28,15 @@ from infd.grammar.rules import (
     trimmed,
 )
 from infd.grammar.schema.rewriting import prepare
-from infd.request import AfterThought, Calls, Choice, Ebnf, Headed, JsonObject, JsonSchema, Regex, StructuralTag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
+    from infd.constraint import Constraint
     from infd.grammar.automata import Automaton, Regular
     from infd.grammar.markup import TokenOf
     from infd.grammar.protocol import Limits
     from infd.grammar.rules import Expression, Rules
-    from infd.request import Constraint
 
 _ANYTHING: Final = Times(Set(ANY), 0, None)
 

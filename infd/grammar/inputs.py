@@ -39,11 +39,11 @@ from infd.grammar.rules import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from infd.constraint import CallSyntax
     from infd.grammar.automata import Automaton
     from infd.grammar.lark_syntax import LarkGrammar
     from infd.grammar.protocol import Limits
     from infd.grammar.rules import Expression, Ranges, Rules
-    from infd.request import CallSyntax
 
 INPUT: Final = "input"  # name of the only argument of a custom tool
 

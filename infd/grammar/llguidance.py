@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from infd.constraint import Continuation
 from infd.errors import GrammarFailed, TooSlow
 from infd.grammar import markup, writing
 from infd.grammar.binding import Handle, Library, error_of
 from infd.grammar.locating import locate
 from infd.grammar.refusal import failed, refused
-from infd.request import Continuation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from infd.constraint import Constraint
     from infd.grammar.protocol import Limits, Matcher, Vocabulary
     from infd.grammar.trial import Trial
     from infd.grammar.writing import Written
-    from infd.request import Constraint
 
 # With this fuel a compilation usually takes at most 20 ms; a mask usually takes 0.02 ms, and at most about 20 ms. A
 # matcher creates lexer states as its answer grows: for `.*a.{200}` 50 states for each token. 20,000 states take 10 MiB.

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from infd.constraint import AfterThought, Calls, Headed, JsonSchema
 from infd.errors import GrammarFailed
 from infd.grammar import arguments, bounds
 from infd.grammar.schema.faults import located
 from infd.grammar.schema.rewriting import prepare_part
 from infd.grammar.writing import encoded, with_options
-from infd.request import AfterThought, Calls, Headed, JsonSchema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from infd.constraint import Constraint
     from infd.grammar.protocol import Limits
     from infd.grammar.schema.refusals import Path
-    from infd.request import Constraint
 
     Compile = Callable[[bytes], object]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from infd.constraint import AfterThought, Calls, Headed
 from infd.errors import GrammarFailed
 from infd.grammar.arguments import named as named_tool
 from infd.grammar.inputs import INPUT, Input
@@ -29,17 +30,16 @@ from infd.grammar.rules import (
     Without,
     ranges_of,
 )
-from infd.request import AfterThought, Calls, Headed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Many
     from typing import Any
 
+    from infd.constraint import CallSyntax, Constraint, Header, Thought
     from infd.grammar.parameters import Parameter, Parameters
     from infd.grammar.protocol import Vocabulary
     from infd.grammar.rules import Expression, Rules
-    from infd.request import CallSyntax, Constraint, Header, Thought
 
     TokenOf = Callable[[str], int | None]
 

@@ -22,8 +22,8 @@ from infd.grammar.schema.rewriting import prepare
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from infd.constraint import CallSyntax, ToolSchema
     from infd.grammar.protocol import Limits
-    from infd.request import CallSyntax, ToolSchema
 
 _DEPTH: Final = 16  # most levels of references and alternatives
 _UNREADABLE: Final = re.compile(r'[<>"]|\A\s|\s\Z|\A\Z')

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from infd.constraint import Constraint, Restriction
     from infd.errors import GrammarFailed
-    from infd.request import Constraint, Restriction
 
 
 P = ParamSpec("P")

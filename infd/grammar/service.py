@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 import msgspec
 
+from infd.constraint import ThoughtBudget
 from infd.errors import ConfigError, GrammarFailed, InfdError, TooSlow, Unsupported
 from infd.grammar import budget, forcing
 from infd.grammar.budget import BudgetGrammar
 from infd.grammar.protocol import Limits
 from infd.grammar.recent import Recent
 from infd.memory import trim
-from infd.request import ThoughtBudget
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from infd.config import GrammarConfig
+    from infd.constraint import Constraint, Restriction
     from infd.grammar.protocol import Forced, Grammar, Matcher, Vocabulary
     from infd.grammar.select import AnyTrial, Selection
     from infd.offload import Offload
-    from infd.request import Constraint, Restriction
     from infd.telemetry.metrics import Metrics
 
 P = ParamSpec("P")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from infd.constraint import Constraint  # noqa: TC001 (msgspec reads annotations)
 from infd.errors import GrammarFailed
 from infd.grammar.forks import work
 from infd.grammar.locating import locate
@@ -20,7 +21,6 @@ from infd.grammar.protocol import Limits  # noqa: TC001 (msgspec reads annotatio
 from infd.grammar.refusal import refused
 from infd.grammar.workers import Outcome, Workers
 from infd.grammar.writing import Written, encoded, listed, write
-from infd.request import Constraint  # noqa: TC001 (msgspec reads annotations)
 
 if TYPE_CHECKING:
     from infd.grammar.binding import Handle, Library

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from infd.errors import GrammarFailed
-from infd.grammar import arguments, bounds, ebnf, inputs, lark, markup, parameters, structural
-from infd.grammar.inputs import Input
-from infd.grammar.regex_syntax import spelled
-from infd.grammar.schema.rewriting import prepare
-from infd.request import (
+from infd.constraint import (
     AfterThought,
     Calls,
     Choice,
@@ -31,13 +26,18 @@ from infd.request import (
     Regex,
     StructuralTag,
 )
+from infd.errors import GrammarFailed
+from infd.grammar import arguments, bounds, ebnf, inputs, lark, markup, parameters, structural
+from infd.grammar.inputs import Input
+from infd.grammar.regex_syntax import spelled
+from infd.grammar.schema.rewriting import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from infd.constraint import Plain
     from infd.grammar.protocol import Limits
     from infd.grammar.rules import Rules
-    from infd.request import Plain
 
 # White space between two tokens of a JSON document: one space, or a newline and the indentation of the next line.
 # The amount is limited because a model may otherwise generate white space until its token limit.

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
+from infd.constraint import Continuation
 from infd.errors import GrammarFailed
 from infd.grammar import markup, xgrammar_writing
 from infd.grammar.xgrammar_library import Library
-from infd.request import Continuation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from infd.constraint import Constraint
     from infd.grammar.protocol import Limits, Matcher, Vocabulary
-    from infd.request import Constraint
 
 _SPECIAL: Final = b"\xff"  # UTF-8 never contains this byte, so no rule matches the byte
 

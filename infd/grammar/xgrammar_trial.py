@@ -17,11 +17,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from infd.constraint import Constraint  # noqa: TC001 (msgspec reads annotations)
 from infd.grammar import xgrammar_writing
 from infd.grammar.forks import work
 from infd.grammar.protocol import Limits  # noqa: TC001 (msgspec reads annotations)
 from infd.grammar.workers import Outcome, Workers
-from infd.request import Constraint  # noqa: TC001 (msgspec reads annotations)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,8 @@ from infd.grammar.rules import ROOT, Reference, Repeated, Sequence, Text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from infd.constraint import Constraint
     from infd.grammar.protocol import Limits
-    from infd.request import Constraint
 
 _TEXT_BYTES: Final = 2**20  # most bytes of a written grammar
 

@@ -10,28 +10,19 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Raw, Struct
 
+from infd.constraint import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag, ToolSchema
 from infd.errors import InvalidRequest, Unsupported, shorten
 from infd.http.sampling import refuse_unsupported
 from infd.http.schema.tools import ToolChoice
 from infd.http.schema.unsupported import ABSENT
-from infd.request import (
-    Choice,
-    Ebnf,
-    JsonObject,
-    JsonSchema,
-    Lark,
-    Regex,
-    StructuralTag,
-    ToolSchema,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from infd.constraint import Plain
     from infd.http.conversation import ToolSpec
     from infd.http.schema.constraints import ResponseFormat, StructuredOutputs
     from infd.http.schema.openai import OpenAIRequest
-    from infd.request import Plain
 
 # Fields of a response_format, by its type.
 _FORMAT_FIELDS: Final = {

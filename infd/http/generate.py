@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from infd.constraint import AfterThought, Calls, Continuation, Headed
 from infd.errors import GrammarFailed, InvalidRequest, Unsupported
 from infd.http import beams, samplers, sampling
 from infd.http.answer import Answer, PromptReport
@@ -21,7 +22,7 @@ from infd.http.formats.base import ENTRY_BYTES, Accepted
 from infd.http.generation import Conversation
 from infd.http.outputs import Body, Folded, Stream
 from infd.http.prompt import bad_word_ids, predicted_ids, read_prompts, text_of
-from infd.request import AfterThought, Calls, Continuation, Generate, Headed, Request, Route, Score
+from infd.request import Generate, Request, Route, Score
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from infd.config import Config, LimitsConfig
+    from infd.constraint import Constraint, Plain, Restriction
     from infd.engine.admission.ticket import Ticket
     from infd.http.backend import Backend
     from infd.http.exchange import Events, Exchange
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from infd.http.pieces import Pieces
     from infd.http.prompt import Prompt
     from infd.http.served_model import ServedModel
-    from infd.request import Breakers, Constraint, Plain, Restriction, Want
+    from infd.request import Breakers, Want
     from infd.text.markup import Reading
 
 # The text that continues a prompt is decoded together with this many of the prompt's last tokens: many tokenizers drop

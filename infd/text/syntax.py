@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from infd.constraint import ThoughtBudget
 from infd.errors import CheckpointError, ConfigError, InvalidRequest
-from infd.request import ThoughtBudget
 from infd.text import answers, reasoning, tools
 from infd.text.answers.response_template import ResponseTemplate
 from infd.text.chat import PROBING
@@ -26,7 +26,7 @@ from infd.text.tools.offered import Offered
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infd.request import CallSyntax, Constraint, Header, Thought
+    from infd.constraint import CallSyntax, Constraint, Header, Thought
     from infd.text.answers.base import AnswerSyntax
     from infd.text.chat import ChatTemplate, Message
     from infd.text.markup import Parser

@@ -20,7 +20,7 @@ import pytest
 from msgspec import Struct
 
 from infd import embedded
-from infd.request import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
+from infd.constraint import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
 from infd.text.tokenizer import Tokenizer
 from tests.e2e.clients import idle_status
 from tests.e2e.process import Daemon, Events

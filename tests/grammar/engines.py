@@ -24,8 +24,8 @@ from infd.grammar.xgrammar import XgrammarCompiler
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from infd.constraint import Constraint
     from infd.grammar.protocol import Compiler, Grammar, Limits, Vocabulary
-    from infd.request import Constraint
 
 ENGINES = ("llguidance", "xgrammar")
 NAMED = os.environ.get("INFD_TEST_GRAMMAR_ENGINE")

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from infd.constraint import Lark
 from infd.errors import GrammarFailed
 from infd.grammar import constraint_rules, lark_syntax
 from infd.grammar.protocol import Limits, Vocabulary
-from infd.request import Lark
 from tests.grammar import engines
 from tests.grammar.longest_match import LongestMatch
 from tests.grammar.shortest import ShortestEnd
@@ -30,8 +30,8 @@ from tests.grammar.shortest import ShortestEnd
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from infd.constraint import Constraint
     from infd.grammar.protocol import Matcher
-    from infd.request import Constraint
     from tests.grammar.shortest import Item
 
 CLOSING = b'}])">,:'  # bytes that lead to an end, best first

@@ -16,7 +16,7 @@ import jsonschema
 import lark
 from msgspec import Struct
 
-from infd.request import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
+from infd.constraint import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
 from tests.grammar.ambiguous_grammars import draw_grammar
 from tests.grammar.test_json_schema import DRAFTS, real
 

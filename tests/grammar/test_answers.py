@@ -34,7 +34,7 @@ from infd.executors.local import LocalExecutor, build_runner
 from infd.grammar.service import GrammarService
 from infd.models.base import PageTensor
 from infd.offload import Offload
-from infd.request import Constraint, FinishReason, Generate, Request, SamplingParams
+from infd.request import FinishReason, Generate, Request, SamplingParams
 from infd.scheduler.layout import CacheLayout, PageGroup
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import nothing_is_left, running
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from infd.constraint import Constraint
     from infd.grammar.protocol import Grammar, Matcher, Vocabulary
     from infd.models.base import Batch, PassAdapters
     from infd.runner.pulse import Pulse

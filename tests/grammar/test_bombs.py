@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from infd.constraint import Calls, Choice, Constraint, Ebnf, JsonSchema, Lark, Regex, ToolSchema
 from infd.errors import GrammarFailed
 from infd.grammar.protocol import Limits
 from infd.grammar.xgrammar_trial import SLOWNESS
-from infd.request import Calls, Choice, Constraint, Ebnf, JsonSchema, Lark, Regex, ToolSchema
 from infd.text.tools.families_json import HERMES
 from tests.grammar import engines, vocabularies
 

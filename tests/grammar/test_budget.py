@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from infd.constraint import AfterThought, Regex, Thought, ThoughtBudget
 from infd.errors import GrammarFailed
 from infd.grammar import budget
 from infd.grammar.budget import BudgetGrammar, BudgetMatcher, spell
 from infd.grammar.llguidance import LlguidanceCompiler
 from infd.grammar.protocol import Limits, Vocabulary
-from infd.request import AfterThought, Regex, Thought, ThoughtBudget
 from infd.text.answers.harmony import CHANNEL, END, MARKS, MESSAGE, START, Harmony
 from infd.text.markup import Reading
 from infd.text.reasoning.base import BlockParser

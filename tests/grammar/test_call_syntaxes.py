@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from infd.constraint import AfterThought, Calls, CallSyntax, Headed, Regex, Thought, ToolSchema
 from infd.errors import GrammarFailed
 from infd.grammar.protocol import Limits, Vocabulary
-from infd.request import AfterThought, Calls, CallSyntax, Headed, Regex, Thought, ToolSchema
 from infd.text import answers, reasoning, tools
 from infd.text.markup import Reading
 from infd.text.tools.offered import Offered
@@ -21,8 +21,8 @@ from tests.grammar.vocabularies import walk
 from tests.thorough import THOROUGH
 
 if TYPE_CHECKING:
+    from infd.constraint import Constraint
     from infd.grammar.protocol import Compiler, Grammar
-    from infd.request import Constraint
 
 pytestmark = pytest.mark.usefixtures("engine")
 SCHEMAS: dict[str, dict[str, Any]] = {

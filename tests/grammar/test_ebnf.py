@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import lark
 import pytest
 
+from infd.constraint import Ebnf
 from infd.errors import GrammarFailed
 from infd.grammar import ebnf
 from infd.grammar.protocol import Limits
-from infd.request import Ebnf
 from tests.grammar import engines, vocabularies
 
 # GBNF, and the same language for the lark package, whose complete dynamic lexer tries every way to cut the text.

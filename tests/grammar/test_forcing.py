@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from infd import embedded
+from infd.constraint import Choice, Constraint, JsonSchema, Lark, Regex, ThoughtBudget
 from infd.drafting.drafter import NO_DRAFTS
 from infd.drafting.forced import ForcedDrafter
 from infd.engine.steps import constraints
 from infd.grammar import budget, forcing
 from infd.grammar.budget import BudgetGrammar
 from infd.grammar.protocol import Limits, Matcher, Vocabulary
-from infd.request import Choice, Constraint, JsonSchema, Lark, Regex, Request, ThoughtBudget
+from infd.request import Request
 from infd.scheduler.sequence import Sequence
 from infd.text.tokenizer import Tokenizer
 from tests.grammar import engines

@@ -12,11 +12,11 @@ from functools import cache
 import lark
 import pytest
 
+from infd.constraint import Calls, CallSyntax, ToolSchema
 from infd.errors import GrammarFailed
 from infd.grammar import constraint_rules
 from infd.grammar.llguidance import LlguidanceCompiler
 from infd.grammar.protocol import Limits, Vocabulary
-from infd.request import Calls, CallSyntax, ToolSchema
 from infd.text import tools
 from infd.text.markup import Reading
 from infd.text.tools.offered import Offered

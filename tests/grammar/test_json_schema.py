@@ -20,11 +20,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from infd.constraint import JsonSchema
 from infd.errors import GrammarFailed
 from infd.grammar.protocol import Limits, Vocabulary
 from infd.grammar.schema.patterns import other_than
 from infd.grammar.schema.rewriting import prepare
-from infd.request import JsonSchema
 from tests.grammar import engines, schema_page, vocabularies
 from tests.thorough import SOAK, among
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from infd.constraint import Ebnf
 from infd.grammar import ebnf, lark, lexing
 from infd.grammar.llguidance import LlguidanceCompiler
 from infd.grammar.protocol import Limits
 from infd.grammar.rules import trimmed
-from infd.request import Ebnf
 from tests.grammar import vocabularies
 from tests.grammar.ambiguous_grammars import ALIKE, CLASSES, draw_grammar
 from tests.grammar.recogniser import Recogniser

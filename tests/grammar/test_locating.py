@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from infd.constraint import Calls, CallSyntax, JsonSchema, ToolSchema
 from infd.errors import GrammarFailed
 from infd.grammar.llguidance import LlguidanceCompiler
 from infd.grammar.protocol import Limits, Vocabulary
 from infd.grammar.trial import Trial
-from infd.request import Calls, CallSyntax, JsonSchema, ToolSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

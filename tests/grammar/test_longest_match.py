@@ -8,10 +8,10 @@ from functools import cache
 
 import pytest
 
+from infd.constraint import Ebnf, Lark
 from infd.grammar import lark_syntax
 from infd.grammar.llguidance import LlguidanceCompiler
 from infd.grammar.protocol import Limits, Vocabulary
-from infd.request import Ebnf, Lark
 from tests.grammar import vocabularies
 from tests.grammar.ambiguous_grammars import draw_grammar
 from tests.grammar.finishing import Finisher

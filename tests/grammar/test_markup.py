@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from infd.constraint import AfterThought, Calls, CallSyntax, Constraint, Regex, Thought, ToolSchema
 from infd.errors import GrammarFailed
 from infd.grammar.protocol import Limits, Vocabulary
-from infd.request import AfterThought, Calls, CallSyntax, Constraint, Regex, Thought, ToolSchema
 from infd.text.markup import Reading
 from infd.text.reasoning.base import BlockParser
 from infd.text.tools.families_json import HERMES

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infd.constraint import Choice, Continuation, JsonObject, JsonSchema, Lark, Regex
 from infd.errors import GrammarFailed
 from infd.grammar.protocol import Limits
-from infd.request import Choice, Continuation, JsonObject, JsonSchema, Lark, Regex
 from tests.grammar import engines, vocabularies
 from tests.thorough import THOROUGH, among
 
 if TYPE_CHECKING:
+    from infd.constraint import Constraint
     from infd.grammar.protocol import Compiler, Matcher
-    from infd.request import Constraint
 
 pytestmark = pytest.mark.usefixtures("engine")
 LIMITS = Limits()

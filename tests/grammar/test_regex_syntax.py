@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 
+from infd.constraint import Constraint, JsonSchema, Regex, StructuralTag
 from infd.errors import GrammarFailed
 from infd.grammar.binding import Library, error_of
 from infd.grammar.llguidance import FUEL
@@ -15,7 +16,6 @@ from infd.grammar.protocol import Limits
 from infd.grammar.regex_syntax import spelled
 from infd.grammar.unicode_names import BINARY, CATEGORIES, SCRIPTS, known
 from infd.grammar.writing import encoded, listed
-from infd.request import Constraint, JsonSchema, Regex, StructuralTag
 from tests.grammar import engines, vocabularies
 
 pytestmark = pytest.mark.usefixtures("engine")

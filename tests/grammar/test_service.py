@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from infd.constraint import AfterThought, Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag, Thought
 from infd.errors import GrammarFailed, TooSlow, Unsupported
 from infd.grammar.service import LIMITS_S, GrammarService, looks_cheap
 from infd.offload import GRAMMAR_THREADS, Offload
-from infd.request import AfterThought, Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag, Thought
 from infd.telemetry.metrics import Metrics
 from tests.grammar import engines, vocabularies
 from tests.grammar.engines import Untried
@@ -23,8 +23,8 @@ from tests.grammar.engines import Untried
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from infd.constraint import Constraint
     from infd.grammar.protocol import Limits, Vocabulary
-    from infd.request import Constraint
 
 pytestmark = pytest.mark.usefixtures("engine")
 

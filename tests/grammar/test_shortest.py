@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from infd.constraint import Choice, Ebnf, JsonSchema, Lark, Regex
 from infd.grammar import constraint_rules, ebnf
 from infd.grammar.protocol import Limits
 from infd.grammar.rules import trimmed
-from infd.request import Choice, Ebnf, JsonSchema, Lark, Regex
 from tests.grammar.ambiguous_grammars import draw_grammar
 from tests.grammar.finishing import Finisher
 from tests.grammar.shortest import ShortestEnd
 
 if TYPE_CHECKING:
-    from infd.request import Constraint
+    from infd.constraint import Constraint
 
 
 def ends(constraint: Constraint) -> ShortestEnd:

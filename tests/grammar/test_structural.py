@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from infd.constraint import StructuralTag
 from infd.errors import GrammarFailed
 from infd.grammar.protocol import Limits
-from infd.request import StructuralTag
 from tests.grammar import engines, vocabularies
 
 if TYPE_CHECKING:

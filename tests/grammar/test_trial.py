@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from infd.constraint import JsonObject, JsonSchema, Lark, Regex
 from infd.errors import GrammarFailed, GrammarInterrupted, InfdError, ServerStopped, TooSlow
 from infd.grammar.forks import MEMORY, NICE
 from infd.grammar.llguidance import FUEL, LlguidanceCompiler
@@ -19,13 +20,12 @@ from infd.grammar.protocol import Limits
 from infd.grammar.trial import Trial
 from infd.grammar.workers import WORKERS
 from infd.offload import WORKER_STACK
-from infd.request import JsonObject, JsonSchema, Lark, Regex
 from tests.grammar import vocabularies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from infd.request import Constraint
+    from infd.constraint import Constraint
 
 PATTERNS = [{"pattern": f".*{a}.*{b}"} for a in "abcdef" for b in "uvwxyz"]
 ENDLESS = JsonSchema(json.dumps({"allOf": PATTERNS}))  # takes the whole of any limit of time

@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from infd.errors import GrammarFailed
-from infd.grammar import bounds
-from infd.grammar.protocol import Limits
-from infd.grammar.writing import WHITESPACE, Draft, write
-from infd.request import (
+from infd.constraint import (
     AfterThought,
     Calls,
     Choice,
@@ -28,11 +24,15 @@ from infd.request import (
     Thought,
     ToolSchema,
 )
+from infd.errors import GrammarFailed
+from infd.grammar import bounds
+from infd.grammar.protocol import Limits
+from infd.grammar.writing import WHITESPACE, Draft, write
 from infd.text import tools
 from infd.text.tools.families_json import HERMES
 
 if TYPE_CHECKING:
-    from infd.request import Constraint
+    from infd.constraint import Constraint
 
 MARKS = {"<think>": 5, "</think>": 6, "<final>": 7, "<tool_call>": 8, "</tool_call>": 9}
 THOUGHT = Thought("<think>", "</think>", inside=True)

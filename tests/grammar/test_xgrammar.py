@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from msgspec.structs import replace
 
+from infd.constraint import Calls, JsonSchema, Lark, Regex, ToolSchema
 from infd.errors import ConfigError, GrammarFailed, ServerStopped, TooSlow
 from infd.grammar import gbnf, numerals, regexes, xgrammar_writing
 from infd.grammar.automata import automaton, automaton_of
@@ -39,15 +40,14 @@ from infd.grammar.select import select
 from infd.grammar.xgrammar import XgrammarCompiler
 from infd.grammar.xgrammar_library import Library
 from infd.grammar.xgrammar_trial import SLOWNESS, XgrammarTrial
-from infd.request import Calls, JsonSchema, Lark, Regex, ToolSchema
 from infd.text.tools.families_json import HERMES
 from tests.grammar import vocabularies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from infd.constraint import Constraint
     from infd.grammar.protocol import Vocabulary
-    from infd.request import Constraint
 
 pytestmark = pytest.mark.usefixtures("xgrammar")
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from infd.config import Config
+from infd.constraint import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag, ToolSchema
 from infd.errors import InvalidRequest, NothingAllowed, Unsupported
 from infd.http.apis.chat import CHAT
 from infd.http.constraints import ConstrainedCalls, constrained
 from infd.http.generation import Conversation
 from infd.http.json_body import decode
-from infd.request import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag, ToolSchema
 from tests.engine.fake_grammars import Counted, CountedGrammar, FakeGrammars
 from tests.http.endpoint import serving
 from tests.http.model import tokenizer

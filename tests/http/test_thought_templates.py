@@ -17,7 +17,7 @@ from tests.text.templates import published
 from tests.text.transcripts import Message, read
 
 if TYPE_CHECKING:
-    from infd.request import Thought
+    from infd.constraint import Thought
 
 QUESTION = [{"role": "user", "content": "Why?"}]
 THOUGHT = "Let me see, there is much to say about that."

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from infd.constraint import AfterThought, Calls, JsonObject
 from infd.errors import GrammarFailed
-from infd.request import AfterThought, Calls, JsonObject
 from tests.engine.fake_grammars import FakeGrammars
 from tests.http.model import TEMPLATE
 from tests.http.scripted import ids_of, speaking

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from infd.constraint import AfterThought, Calls, Headed, Regex, ToolSchema
 from infd.grammar.protocol import Limits, Vocabulary
-from infd.request import AfterThought, Calls, Headed, Regex, ToolSchema
 from infd.text import answers
 from infd.text.chat import ChatTemplate
 from infd.text.markup import Reading

@@ -8,8 +8,8 @@ from itertools import takewhile
 
 import pytest
 
+from infd.constraint import Calls, Headed, Regex, ToolSchema
 from infd.grammar.protocol import Limits, Vocabulary
-from infd.request import Calls, Headed, Regex, ToolSchema
 from infd.text import answers
 from infd.text.chat import ChatTemplate
 from infd.text.markup import Reading

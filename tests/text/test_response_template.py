@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from transformers.utils.chat_parsing import parse_response
 
+from infd.constraint import Calls, ToolSchema
 from infd.errors import CheckpointError, ConfigError
 from infd.grammar.llguidance import LlguidanceCompiler
 from infd.grammar.protocol import Limits, Vocabulary
-from infd.request import Calls, ToolSchema
 from infd.text.answers.response_template import ResponseTemplate
 from infd.text.chat import ChatTemplate
 from infd.text.markup import Reading

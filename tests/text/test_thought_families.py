@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from infd.constraint import AfterThought, Regex, Thought
 from infd.grammar.protocol import Limits, Vocabulary
-from infd.request import AfterThought, Regex, Thought
 from infd.text.chat import ChatTemplate, Compiled
 from infd.text.fuel import Limits as TemplateLimits
 from infd.text.markup import Reading

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from infd.adapters.registry import Adapters
     from infd.config import LiveConfig
+    from infd.constraint import Restriction
     from infd.engine.admission.budget import QueueBudget
     from infd.engine.admission.gate import Gate
     from infd.engine.admission.ticket import Watchers
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from infd.engine.telemetry import Telemetry
     from infd.errors import RequestError
     from infd.grammar.protocol import Grammar, Grammars
-    from infd.request import Adapter, Request, Restriction, Tenant
+    from infd.request import Adapter, Request, Tenant
 
 BYTES_PER_TOKEN: Final = 4  # estimates a body's prompt tokens until the prompt is read, see `QueueBudget.exchange`
 

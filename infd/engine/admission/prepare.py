@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     from infd.adapters.registry import Adapters
+    from infd.constraint import Restriction
     from infd.grammar.protocol import Grammar, Grammars
-    from infd.request import Adapter, Restriction
+    from infd.request import Adapter
 
 
 class Need(Protocol):

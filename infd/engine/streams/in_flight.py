@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
     from infd.adapters.registry import Adapters
+    from infd.constraint import Restriction
     from infd.drafting.drafter import Drafting
     from infd.engine.admission.budget import QueueBudget
     from infd.engine.admission.ticket import Ticket
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from infd.engine.streams.stream import Stream, Watcher
     from infd.engine.telemetry import Telemetry
     from infd.grammar.protocol import Grammar
-    from infd.request import Adapter, Request, Restriction
+    from infd.request import Adapter, Request
     from infd.scheduler.scheduler import Outcome, Scheduler
     from infd.scheduler.sequence import QueuePlace
 

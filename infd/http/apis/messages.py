@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from infd.constraint import JsonSchema
 from infd.errors import InvalidRequest, Unsupported, shorten
 from infd.http import sampling
 from infd.http.apis.api import Api
@@ -16,7 +17,6 @@ from infd.http.formats.messages import MESSAGES_ERRORS, MessagesFormat
 from infd.http.generation import Conversation, Generation
 from infd.http.schema.anthropic import MessagesRequest
 from infd.http.thinking import Thinking
-from infd.request import JsonSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
+from infd.constraint import JsonObject, JsonSchema
 from infd.errors import InvalidRequest, Unsupported, shorten
 from infd.http import sampling
 from infd.http.constraints import CallChoice, Constrained, constrained_calls, is_set, json_text, sole, structured
@@ -17,7 +18,6 @@ from infd.http.response_items import template_messages
 from infd.http.schema.chat import MESSAGES
 from infd.http.schema.responses import InputItem, ResponseToolChoice
 from infd.http.thinking import Thinking
-from infd.request import JsonObject, JsonSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

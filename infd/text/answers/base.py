@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from infd.request import CallSyntax, Header, Thought
+    from infd.constraint import CallSyntax, Header, Thought
     from infd.text.chat import ChatTemplate
     from infd.text.markup import ThoughtParser
     from infd.text.tools.offered import Offered

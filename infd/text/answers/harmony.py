@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from infd.request import CallSyntax, Header, Thought
+from infd.constraint import CallSyntax, Header, Thought
 from infd.text.answers.frame import Frame, FramedParser
 from infd.text.harmony_marks import (
     CALL,

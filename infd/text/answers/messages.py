@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
-from infd.request import CallSyntax, Header, Thought
+from infd.constraint import CallSyntax, Header, Thought
 from infd.text.answers.frame import Frame, FramedParser
 from infd.text.tools.families_json import INKLING
 from infd.text.tools.families_values import MUSE

@@ -17,12 +17,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from infd.request import CallSyntax, Header
+from infd.constraint import CallSyntax, Header
 from infd.text.tools.marked import MarkedCalls
 from infd.text.tools.scan import ObjectScan
 
 if TYPE_CHECKING:
-    from infd.request import Thought
+    from infd.constraint import Thought
     from infd.text.chat import ChatTemplate
     from infd.text.markup import Asides
     from infd.text.tools.offered import Offered

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from infd.constraint import Thought
 from infd.errors import CheckpointError
-from infd.request import Thought
 from infd.text.answers.regions.fields import CALLS, THOUGHTS, Field, Template, delimiter
 from infd.text.answers.regions.parser import STEPS, RegionsParser
 from infd.text.answers.regions.writing import Unwritten, call_syntax
@@ -29,7 +29,7 @@ from infd.text.patterns import Refused, Steps
 from infd.text.tools.offered import Offered
 
 if TYPE_CHECKING:
-    from infd.request import CallSyntax, Header
+    from infd.constraint import CallSyntax, Header
     from infd.text.chat import ChatTemplate
 
 _MOST_FIELDS: Final = 16

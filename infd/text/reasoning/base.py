@@ -10,7 +10,7 @@ from infd.text.markup import overlap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infd.request import Header, Thought
+    from infd.constraint import Header, Thought
     from infd.text.chat import ChatTemplate
     from infd.text.markup import Asides, ThoughtParser
 

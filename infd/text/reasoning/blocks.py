@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from infd.request import Header, Thought
+from infd.constraint import Header, Thought
 from infd.text.reasoning.base import BlockParser
 
 if TYPE_CHECKING:

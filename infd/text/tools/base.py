@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from infd.request import CallSyntax
+    from infd.constraint import CallSyntax
     from infd.text.markup import Parser
     from infd.text.tools.offered import Offered
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from infd.request import CallSyntax
+from infd.constraint import CallSyntax
 from infd.text.tools.elements import Elements
 from infd.text.tools.tag_values import ATTRIBUTES, KEY, NAME, SPACE, TAG, Marked, TagValues
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from infd.request import CallSyntax
+from infd.constraint import CallSyntax
 from infd.text.tools.marked import MarkedCalls
 
 if TYPE_CHECKING:

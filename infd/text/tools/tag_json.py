@@ -21,7 +21,7 @@ from infd.text.tools.marked import MarkedCalls
 from infd.text.tools.scan import ObjectScan
 
 if TYPE_CHECKING:
-    from infd.request import CallSyntax
+    from infd.constraint import CallSyntax
     from infd.text.markup import Asides
     from infd.text.tools.offered import Offered
 

@@ -22,7 +22,7 @@ from infd.text.tools import typed
 from infd.text.tools.marked import MarkedCalls
 
 if TYPE_CHECKING:
-    from infd.request import CallSyntax
+    from infd.constraint import CallSyntax
     from infd.text.markup import Asides
     from infd.text.tools.elements import Elements
     from infd.text.tools.offered import Offered

@@ -10,7 +10,7 @@ from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as syntax  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any, Final
 
-from infd.request import CallSyntax
+from infd.constraint import CallSyntax
 from infd.text.answers.regions.contents import PLACEHOLDER
 
 if TYPE_CHECKING:
