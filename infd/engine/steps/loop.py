@@ -181,11 +181,18 @@ class StepLoop:
                 continue
             if step is None:
                 return
-            issued = Issued(step, self._executor.forward(step.plan), at, self._constraints.applies_to(step))
+            forwarded = self._executor.forward(step.plan, alone=self._is_alone)
+            issued = Issued(step, forwarded, at, self._constraints.applies_to(step))
             self._in_flight.append(issued)
             if not issued.constrained:
                 self._sample()
             self._on_plan(issued)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the step just planned is of one sequence, and no other sequence or step awaits the event loop."""
+        scheduler = self._scheduler
+        return not (self._in_flight or self._committed or scheduler.waiting) and len(scheduler.running) == 1
 
     def _sample(self) -> None:
         """Permit steps to sample, in order, up to the first step that waits for a mask.
@@ -209,7 +216,10 @@ class StepLoop:
 
     def _let_sample(self, issued: Issued, mask: Mask | None) -> None:
         issued.result = issued.forwarded.sample(mask)
-        issued.result.add_done_callback(self._on_done)
+        if issued.result.done():  # a turn of the event loop is spared
+            self.wake()
+        else:
+            issued.result.add_done_callback(self._on_done)
 
     def _end(self, filled: Filled) -> None:
         """End the choices whose grammars are complete or have failed, before their step is committed."""
