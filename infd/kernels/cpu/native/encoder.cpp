@@ -24,8 +24,30 @@ inline Vec error_function(Vec x) {
   return choose_below(max(set(0), x), 1e-30f, set(0) - value, value);  // for x <= 0 the first
 }
 
+// x * P(X <= x) for a normal variable X.
+template <class Number>
 struct ExactGelu {
   Vec operator()(Vec x) const { return x * set(0.5f) * (set(1) + error_function(x * set(0.70710678f))); }
+};
+
+// For results in bfloat16: with an absolute error below 2e-5, and a relative one below 1e-4 for |x| < 1, a twentieth of
+// bfloat16's. It is max(0, x) - t * P(X > t), where t = |x|; the probability is (4.5 - t) times the best polynomial, 0 from
+// 4.5 on.
+template <>
+struct ExactGelu<bf16> {
+  Vec operator()(Vec x) const {
+    const Vec t = min(set(4.5f), absolute(x));
+    Vec p = set(1.3317721e-5f);
+    p = fma(p, t, set(-2.551670e-4f));
+    p = fma(p, t, set(1.9242000e-3f));
+    p = fma(p, t, set(-6.8109440e-3f));
+    p = fma(p, t, set(8.8936590e-3f));
+    p = fma(p, t, set(7.4198716e-3f));
+    p = fma(p, t, set(-1.2838615e-2f));
+    p = fma(p, t, set(-6.4133580e-2f));
+    p = fma(p, t, set(1.1111456e-1f));
+    return max(set(0), x) - t * (set(4.5f) - t) * p;
+  }
 };
 struct Relu {
   Vec operator()(Vec x) const { return max(set(0), x); }
@@ -64,7 +86,7 @@ template <class Number>
 void activate(int64_t activation, const Number* x, Number* out, int64_t tokens, int64_t size, int64_t gated,
               int64_t enough) {
   switch (activation) {
-    case EXACT_GELU: return activate_rows<ExactGelu>(x, out, tokens, size, gated, enough);
+    case EXACT_GELU: return activate_rows<ExactGelu<Number>>(x, out, tokens, size, gated, enough);
     case TANH_GELU: return activate_rows<Gelu>(x, out, tokens, size, gated, enough);
     case RELU: return activate_rows<Relu>(x, out, tokens, size, gated, enough);
     case SILU: return activate_rows<Silu>(x, out, tokens, size, gated, enough);

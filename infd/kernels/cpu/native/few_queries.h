@@ -6,11 +6,6 @@
 
 namespace {
 
-template <int N>
-struct Constant {
-  static constexpr int value = N;
-};
-
 // scores [R, WIDTH / R] = a [R, size in units] times the first WIDTH / R of `keys`.
 template <class Number, class Form, int R>
 void score_group(Units a, const Number* const* keys, int64_t size, float* scores, int64_t pitch) {

@@ -6,6 +6,11 @@
 
 namespace {
 
+template <int N>
+struct Constant {
+  static constexpr int value = N;
+};
+
 struct Singles {
   static constexpr int64_t PER_UNIT = 1;
   using Number = float;

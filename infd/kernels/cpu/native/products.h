@@ -351,6 +351,8 @@ struct Product {
     if (columns <= 0) return;
     const uint32_t* header = this->panel(panel) + begin;
     sums += begin;
+    if (columns == PANEL && !wide && bias.narrow)
+      return put_all(sums, row, count, header, bias.narrow + first, static_cast<bf16*>(out) + row * stride + first);
     float added[PANEL] = {};
     if (bias.narrow) convert(bias.narrow + first, added, columns);
     if (bias.wide) convert(bias.wide + first, added, columns);
@@ -361,6 +363,18 @@ struct Product {
       else
         put(sums + i * PANEL, row + i, header, added, static_cast<bf16*>(out) + at, columns);
     }
+  }
+
+  // The same for a whole panel in bfloat16.
+  void put_all(const float* sums, int64_t row, int64_t count, const uint32_t* header, const bf16* added, bf16* to) const {
+    constexpr int VECTORS = PANEL / WIDTH;
+    Vec more[VECTORS];
+#pragma GCC unroll 8
+    for (int j = 0; j < VECTORS; j++) more[j] = load(added + j * WIDTH);
+    for (int64_t i = 0; i < count; i++)
+#pragma GCC unroll 8
+      for (int j = 0; j < VECTORS; j++)
+        store(to + i * stride + j * WIDTH, x.value(load(sums + i * PANEL + j * WIDTH), row + i, header + j * WIDTH) + more[j]);
   }
 
   template <class Number>

@@ -56,6 +56,8 @@ inline Vec rough_power_of_two(Vec x) {
 struct Seen {
   uint64_t of[TILE], all, any;
 
+  // Whether all rows see the block's first `keys` keys.
+  bool all_of(int keys) const { return ~all << (BLOCK - keys) == 0; }
   __mmask16 lanes(int row, int vector) const { return of[row] >> (vector * WIDTH); }
 };
 
@@ -66,39 +68,23 @@ struct Tile {
   Matrix<float> sums, totals;  // totals [TILE, WIDTH]: the sum of weights, by lane
   float* bases;                // times log2(e); -inf: the row has seen no key
 
-  bool multiply(const Units& keys, int64_t steps, float factor, const Seen& seen) const {
-    return seen.all == ~uint64_t{0} ? multiply<false>(keys, steps, factor, seen) : multiply<true>(keys, steps, factor, seen);
+  // Compute the weights of a block's `padded` keys, and add them to the totals. Return whether all bases may stay; if not,
+  // only `weights` have changed, and `raise` is to be called.
+  bool multiply(const Units& keys, int64_t padded, int64_t steps, float factor, const Seen& seen) const {
+    return by_vectors(padded, [&](auto vectors) {
+      constexpr int V = vectors.value;
+      return seen.all_of(V * WIDTH) ? weigh_keys<V, false, false>(keys, steps, factor, seen)
+                                    : weigh_keys<V, true, false>(keys, steps, factor, seen);
+    });
   }
 
-  // Compute the weights of a block's keys, and add them to the totals. Return whether all bases may stay; if not, only
-  // `weights` have changed, and `raise` is to be called.
-  template <bool MASKED>
-  bool multiply(const Units& keys, int64_t steps, float factor, const Seen& seen) const {
-    Vec x[TILE][VECTORS], sum[TILE];
-    for (int r = 0; r < TILE; r++)
-      for (int v = 0; v < VECTORS; v++) x[r][v] = set(0);
-    for (int64_t step = 0; step < steps; step++) {
-      Vec right[VECTORS];
-      for (int v = 0; v < VECTORS; v++) right[v] = load_units(keys.at + step * BLOCK + v * WIDTH);
-      for (int r = 0; r < TILE; r++) {
-        const Vec left = repeat_unit(queries.row(r) + step);
-        for (int v = 0; v < VECTORS; v++) x[r][v] = Pairs::multiply_add(left, right[v], x[r][v]);
-      }
-    }
-    __mmask16 beyond = 0;
-#pragma GCC unroll TILE  // otherwise the scores would pass through memory
-    for (int r = 0; r < TILE; r++) {
-      if (MASKED)
-        for (int v = 0; v < VECTORS; v++) x[r][v] = _mm512_mask_mov_ps(set(-INFINITY), seen.lanes(r, v), x[r][v]);
-      sum[r] = weigh(x[r], factor, bases[r], load(totals.row(r)), weights + r * UNITS);
-      beyond |= over(sum[r]);
-    }
-    if (beyond) return false;
-    for (int r = 0; r < TILE; r++) store(totals.row(r), sum[r]);
-    return true;
+  // The same for rows of which none has seen a key: their bases are set. Return whether all rows have a base.
+  bool begin(const Units& keys, int64_t padded, int64_t steps, float factor, const Seen& seen) const {
+    by_vectors(padded, [&](auto vectors) { return weigh_keys<vectors.value, true, true>(keys, steps, factor, seen); });
+    return based();
   }
 
-  // The same, for rows that have not seen a key, or whose base may have to be raised. Return whether all rows have a base.
+  // The same for any rows: some may have seen no key, and a base may have to be raised. Return whether all rows have a base.
   bool raise(const Units& keys, int64_t padded, int64_t steps, float factor, const Seen& seen) const {
     alignas(64) float scores[TILE * BLOCK];
     bool based = true;
@@ -113,27 +99,87 @@ struct Tile {
       if (bases[r] == -INFINITY) bases[r] = largest_now;
       if (bases[r] == -INFINITY) based = false;
       const Vec total = load(totals.row(r));
-      Vec sum = weigh(x, factor, bases[r] > -INFINITY ? bases[r] : 0, total, weights + r * UNITS);
+      Vec sum = weigh<VECTORS>(x, factor, bases[r] > -INFINITY ? bases[r] : 0, total, weights + r * UNITS);
       if (over(sum)) {
         const float least = bases[r] + LEAST_RAISE, base = largest_now > least ? largest_now : least;
         const Vec shrink = power_of_two(set(bases[r] - base));
         for (int64_t d = 0; d < sums.pitch; d += WIDTH) store(sums.row(r) + d, load(sums.row(r) + d) * shrink);
         bases[r] = base;
-        sum = weigh(x, factor, base, total * shrink, weights + r * UNITS);
+        sum = weigh<VECTORS>(x, factor, base, total * shrink, weights + r * UNITS);
       }
       store(totals.row(r), sum);
     }
     return based;
   }
 
+  // Whether no row has seen a key.
+  bool fresh() const {
+    for (int r = 0; r < TILE; r++)
+      if (bases[r] > -INFINITY) return false;
+    return true;
+  }
+
+  // Whether all rows have a base.
+  bool based() const {
+    for (int r = 0; r < TILE; r++)
+      if (!(bases[r] > -INFINITY)) return false;
+    return true;
+  }
+
+  // Call `act` with the number of vectors of `padded` keys, as a constant.
+  template <class Act>
+  static bool by_vectors(int64_t padded, Act act) {
+    switch (padded / WIDTH) {
+      case 1: return act(Constant<1>());
+      case 2: return act(Constant<2>());
+      case 3: return act(Constant<3>());
+      default: return act(Constant<4>());
+    }
+  }
+
+  // FRESH: no row has seen a key, so that each base is the largest score, and no total is too large.
+  template <int V, bool MASKED, bool FRESH>
+  bool weigh_keys(const Units& keys, int64_t steps, float factor, const Seen& seen) const {
+    Vec x[TILE][V], sum[TILE];
+    for (int r = 0; r < TILE; r++)
+      for (int v = 0; v < V; v++) x[r][v] = set(0);
+    for (int64_t step = 0; step < steps; step++) {
+      Vec right[V];
+      for (int v = 0; v < V; v++) right[v] = load_units(keys.at + step * BLOCK + v * WIDTH);
+      for (int r = 0; r < TILE; r++) {
+        const Vec left = repeat_unit(queries.row(r) + step);
+        for (int v = 0; v < V; v++) x[r][v] = Pairs::multiply_add(left, right[v], x[r][v]);
+      }
+    }
+    __mmask16 beyond = 0;
+#pragma GCC unroll TILE  // otherwise the scores would pass through memory
+    for (int r = 0; r < TILE; r++) {
+      if (MASKED)
+        for (int v = 0; v < V; v++) x[r][v] = _mm512_mask_mov_ps(set(-INFINITY), seen.lanes(r, v), x[r][v]);
+      float base = bases[r];
+      if (FRESH) {
+        Vec most = set(-INFINITY);
+        for (int v = 0; v < V; v++) most = max(x[r][v] * set(factor), most);
+        bases[r] = largest(most);
+        base = bases[r] > -INFINITY ? bases[r] : 0;
+      }
+      sum[r] = weigh<V>(x[r], factor, base, load(totals.row(r)), weights + r * UNITS);
+      beyond |= over(sum[r]);
+    }
+    if (!FRESH && beyond) return false;
+    for (int r = 0; r < TILE; r++) store(totals.row(r), sum[r]);
+    return true;
+  }
+
   static __mmask16 over(Vec total) { return _mm512_cmp_ps_mask(total, set(MOST_TOTAL), _CMP_NLT_UQ); }  // also NaN
 
-  // Convert a block's products q·k to weights. Return `total` plus the weights.
+  // Convert V vectors of a block's products q·k to weights. Return `total` plus the weights.
+  template <int V>
   [[gnu::always_inline]] static Vec weigh(const Vec* products, float factor, float base, Vec total, uint32_t* weights) {
     const Vec less = set(-base), ones = _mm512_castsi512_ps(_mm512_set1_epi32(0x3f803f80));
-    for (int v = 0; v < VECTORS; v += 2) {
+    for (int v = 0; v < V; v += 2) {
       const Vec low = rough_power_of_two(fma(products[v], set(factor), less));
-      const Vec high = rough_power_of_two(fma(products[v + 1], set(factor), less));
+      const Vec high = v + 1 < V ? rough_power_of_two(fma(products[v + 1], set(factor), less)) : set(0);
       const Vec rounded = Pairs::joined(low, high);
       total = Pairs::multiply_add(rounded, ones, total);
       store(reinterpret_cast<float*>(weights + v * WIDTH / 2), rounded);
@@ -158,7 +204,7 @@ struct RowOfTile<bf16, bf16, Pairs> {
     for (int v = 0; v < VECTORS; v++) x[v] = load(products + v * WIDTH);
     if (seen.largest == -INFINITY) seen.largest = largest_of(x, factor);
     const float base = seen.largest > -INFINITY ? seen.largest : 0;
-    const float total = seen.total + sum(Tile::weigh(x, factor, base, set(0), weights));
+    const float total = seen.total + sum(Tile::weigh<VECTORS>(x, factor, base, set(0), weights));
     if (total < MOST_TOTAL) {
       seen.total = total;
       return;
@@ -167,7 +213,7 @@ struct RowOfTile<bf16, bf16, Pairs> {
     seen.largest = largest_now > least ? largest_now : least;
     const Vec shrink = power_of_two(set(base - seen.largest));
     for (int64_t d = 0; d < width; d += WIDTH) store(sums + d, load(sums + d) * shrink);
-    seen.total = seen.total * first_of(shrink) + sum(Tile::weigh(x, factor, seen.largest, set(0), weights));
+    seen.total = seen.total * first_of(shrink) + sum(Tile::weigh<VECTORS>(x, factor, seen.largest, set(0), weights));
   }
 
  private:
@@ -229,18 +275,22 @@ class Tiles<bf16, bf16, Pairs> {
       place_values<bf16, Pairs>(block, next, size, values_);
       const Seen ends[] = {seen_by(sight, 0, rows, shared, begin, block.count),
                            seen_by(sight, padded - TILE, rows, shared, begin, block.count)};
-      const bool whole = (ends[0].all & ends[1].all) == ~uint64_t{0};  // then the rows between see all keys, too
+      // If the first and the last row see the same keys, the rows between do, too; unless they see none.
+      const uint64_t all = ends[0].all;
+      const bool alike = all != 0 && ends[0].any == all && ends[1].all == all && ends[1].any == all;
       for (int64_t row = 0; row < padded; row += PAIR) {
         const int count = row + PAIR <= padded ? 2 : 1;
         uint64_t used = 0;
         for (int i = 0; i < count; i++) {
           const int64_t first = row + i * TILE;
-          const Seen seen = whole ? ends[0] : seen_by(sight, first, rows, shared, begin, block.count);
+          const Seen seen = alike ? ends[0] : seen_by(sight, first, rows, shared, begin, block.count);
           const Tile tile = at(first, i);
           used |= seen.any;
           if (seen.any == 0)
             memset(tile.weights, 0, TILE * BLOCK * sizeof(bf16));
-          else if (!based_[first / TILE] || !tile.multiply(keys_, steps, factor, seen))
+          else if (!based_[first / TILE] && tile.fresh())
+            based_[first / TILE] = tile.begin(keys_, block.padded(), steps, factor, seen);
+          else if (!based_[first / TILE] || !tile.multiply(keys_, block.padded(), steps, factor, seen))
             based_[first / TILE] = tile.raise(keys_, block.padded(), steps, factor, seen);
         }
         if (used) weigh(row, count, used);
