@@ -101,7 +101,7 @@ def test_sizes_may_carry_a_unit(text: str, size: int, write: Write) -> None:
     assert load(file=write("a.toml", f'[cache]\nbytes = "{text}"')).config.cache.bytes == size
 
 
-def test_text_becomes_what_the_setting_is() -> None:
+def test_text_is_converted_to_the_type_of_the_setting() -> None:
     config = from_environ(
         INFD_LOG__BANNER="false",
         INFD_MODEL__SERVED_NAMES="a, b",
@@ -250,7 +250,7 @@ def test_a_misspelt_variable_is_an_error() -> None:
     ]
 
 
-def test_every_setting_says_what_it_is_for_and_flags_are_unique() -> None:
+def test_every_setting_has_help_and_flags_are_unique() -> None:
     flags = [setting.flag for setting in SETTINGS.values() if setting.flag is not None]
 
     assert all(setting.help and setting.values for setting in SETTINGS.values())
@@ -368,7 +368,9 @@ def test_a_number_that_no_daemon_could_start_with_is_refused(setting: str, value
         ({}, "None"),
     ],
 )
-def test_compiled_kernels_are_kept_with_what_else_is_cached(variables: dict[str, str], kept: str) -> None:
+def test_compiled_kernels_are_kept_in_the_cache_directory_or_the_configured_one(
+    variables: dict[str, str], kept: str
+) -> None:
     environment = Environment.read(variables, pid=7, uid=1000)
     assert str(environment.kernel_cache(Config())) == kept
     assert environment.kernel_cache(Config(device=DeviceConfig(kernel_cache="/k"))) == Path("/k")

@@ -20,7 +20,7 @@ PAGES: dict[str, str] = runpy.run_path(str(DIRECTORY / "generate.py"))["pages"](
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_page_is_what_would_be_generated(name: str) -> None:
+def test_the_page_is_current(name: str) -> None:
     assert (DIRECTORY / name).read_text(encoding="utf-8") == PAGES[name], "out of date: run `make man`"
 
 
@@ -31,7 +31,7 @@ def test_pages_name_every_command_and_setting() -> None:
     assert ".BI priority_patience" in PAGES["infd.toml.5"]
 
 
-def test_a_page_says_what_each_kernel_computes_in() -> None:
+def test_the_man_page_names_device_and_types_of_each_kernel() -> None:
     page = PAGES["infd.1"].replace("\\", "")
     for families in (CANDIDATES, *CACHED.values()):
         for some in families.values():

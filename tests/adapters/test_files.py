@@ -193,7 +193,7 @@ def test_numbers_that_the_models_type_cannot_hold_are_refused(tmp_path: Path) ->
         read(directory, torch.float16)
 
 
-def test_a_rank_beyond_what_is_computed_is_refused(tmp_path: Path) -> None:
+def test_a_rank_above_the_supported_one_is_refused(tmp_path: Path) -> None:
     tensors = {A: torch.ones(257, 8), B: torch.ones(8, 257)}
 
     assert "ranks up to 256" in refused(save(tmp_path, {**CONFIG, "r": 257}, tensors))

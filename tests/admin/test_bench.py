@@ -209,7 +209,7 @@ async def test_no_server_is_exit_code_3(capsys: pytest.CaptureFixture[str], unus
 
 
 @pytest.mark.exhaustive
-async def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
+async def test_ctrl_c_prints_the_measurement_so_far(tmp_path: Path) -> None:
     fates: Any = lambda number: "" if number < 2 else "hang"  # noqa: E731
     path = tmp_path / "out.json"
     async with FakeOpenAI(fail=fates).serving() as server:

@@ -49,7 +49,7 @@ async def test_status_answers_before_a_model_is_loaded(backend: AdminEngine) -> 
     assert body["last_step_age_s"] is None
 
 
-async def test_status_counts_what_runs(backend: AdminEngine) -> None:
+async def test_status_counts_running_and_waiting_sequences(backend: AdminEngine) -> None:
     async with backend.loaded(), backend.request():
         _, body = await ask(backend.socket, "GET", "/v1/status")
     assert body["state"] == "ready"
@@ -92,7 +92,7 @@ async def test_kernels_are_listed_after_the_model_is_loaded(backend: AdminEngine
     ]
 
 
-async def test_drain_does_what_term_does_and_answers_at_once(backend: AdminEngine) -> None:
+async def test_drain_stops_the_daemon_like_term_and_answers_at_once(backend: AdminEngine) -> None:
     async with backend.loaded(), backend.request():
         status, body = await ask(backend.socket, "POST", "/v1/drain")
         assert backend.drained.is_set()
@@ -100,7 +100,7 @@ async def test_drain_does_what_term_does_and_answers_at_once(backend: AdminEngin
     assert body["running"] + body["waiting"] == 1
 
 
-async def test_a_dump_shows_what_a_task_awaits(backend: AdminEngine) -> None:
+async def test_a_dump_shows_the_call_that_a_task_awaits(backend: AdminEngine) -> None:
     async with backend.loaded():
         _, body = await ask(backend.socket, "GET", "/v1/dump")
     frames = [frame for stack in body["tasks"] for frame in stack["frames"]]
@@ -172,7 +172,7 @@ async def test_an_internal_error_is_a_problem_without_details(
 @pytest.mark.parametrize(
     ("groups", "read", "change"), [((), 403, 403), ((50,), 200, 403), ((50, 60), 200, 200), ((60,), 403, 200)]
 )
-async def test_groups_decide_what_another_user_may_do(
+async def test_groups_decide_which_verbs_another_user_may_use(
     tmp_path: Path, backend: AdminEngine, groups: tuple[int, ...], read: int, change: int
 ) -> None:
     server = AdminServer(

@@ -43,7 +43,7 @@ async def test_sleep_and_staged_wake_report_their_effect(backend: AdminEngine) -
         assert (code, moved(out).state, moved(out).kv_cache) == (0, "ready", "loaded"), err
 
 
-async def test_status_reports_what_stays_on_the_gpu_during_sleep(
+async def test_status_reports_the_memory_that_stays_on_the_gpu_during_sleep(
     backend: AdminEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     context = AdminContext(backend.engine, "embedded", backend.drained.set, fixed())

@@ -281,7 +281,7 @@ def test_flashinfers_modules_are_tried_from_the_kit_without_compiling() -> None:
     assert all(part.flashinfer == (part.name == "flashinfer-probe") for part in PLAN if part.name in asked)
 
 
-def test_the_kit_pins_what_the_constraints_pin() -> None:
+def test_the_kit_pins_the_versions_of_the_constraints() -> None:
     constraints = set((ROOT / "constraints.txt").read_text().splitlines())
     for name in ("gpu_kit.txt", "gpu_kit_flashinfer.txt"):
         pins = [line for line in (first_gpu.BENCH / name).read_text().splitlines() if "==" in line]

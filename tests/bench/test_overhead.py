@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 
-def test_a_quantile_is_of_what_came_between_two_readings() -> None:
+def test_a_quantile_counts_the_samples_between_two_readings() -> None:
     inf = float("inf")
     before = {0.01: 100.0, 0.02: 100.0, inf: 100.0}
     after = {0.01: 190.0, 0.02: 200.0, inf: 200.0}
@@ -31,7 +31,7 @@ def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:
     assert quantile({}, {0.01: 1.0, float("inf"): 10.0}, 0.99) == 0.01
 
 
-def test_infds_metrics_hold_what_the_benchmark_reads() -> None:
+def test_infds_metrics_have_the_series_that_the_benchmark_reads() -> None:
     metrics = Metrics("m")
     metrics.generation_tokens = 41
     for lag in (0.003, 0.003, 0.015):

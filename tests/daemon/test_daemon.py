@@ -299,7 +299,7 @@ async def test_a_lost_device_ends_every_stream_with_an_error_and_the_daemon(
     assert events[-1] == "[DONE]"
 
 
-async def test_a_device_lost_while_nothing_runs_ends_the_daemon(tmp_path: Path) -> None:
+async def test_a_device_lost_while_no_step_runs_ends_the_daemon(tmp_path: Path) -> None:
     executor = FakeExecutor()
     daemon = daemon_of(tmp_path, executor)
     running = asyncio.ensure_future(daemon.run())

@@ -33,7 +33,7 @@ def request(prompt: list[int]) -> Request:
         ([8, 4, 4, 4], [4, 4, 4]),
     ],
 )
-def test_ngrams_draft_what_followed_the_last_tokens(tokens, expected):
+def test_ngrams_draft_the_tokens_that_followed_the_last_ones_before(tokens, expected):
     assert NgramDrafter().draft(tokens, 3) == expected
 
 
@@ -249,7 +249,7 @@ def test_what_follows_a_token_that_ends_a_free_part_is_drafted_behind_the_first_
     assert not drafter.expects([1, 2, 3, 9, 7, 4, 5, 6, 8, 9, 4, 5])
 
 
-def test_a_draft_that_ends_a_free_part_goes_on_with_what_is_forced_behind_it():
+def test_a_draft_that_ends_a_free_part_continues_with_the_forced_tokens_behind_it():
     drafter = ForcedDrafter(NgramDrafter())
     drafter.expect(6, {7: [4, 5]})
     assert drafter.draft([1, 2, 3, 7, 8, 1, 2], 4) == [3, 7, 4, 5]

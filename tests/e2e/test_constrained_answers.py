@@ -180,7 +180,7 @@ def test_a_strict_tool_leaves_text_free_and_binds_its_calls(client: openai.OpenA
 
 
 @pytest.mark.parametrize("thinking", [False, True])
-def test_beside_tools_an_answer_is_calls_or_what_its_format_accepts(client: openai.OpenAI, thinking: bool):
+def test_beside_tools_an_answer_is_calls_or_text_of_its_format(client: openai.OpenAI, thinking: bool):
     messages = [*USER, {"role": "assistant", "content": "Hm."}, {"role": "user", "content": "What is 7 times 8?"}]
     found = set()
     for said in (USER, messages):
@@ -259,7 +259,7 @@ def test_min_tokens_lets_a_grammar_go_on_that_may(client: openai.OpenAI):
     assert choice.message.content.isdigit()
 
 
-def test_bad_words_and_biases_choose_among_what_the_grammar_allows(client: openai.OpenAI):
+def test_bad_words_and_biases_choose_among_the_tokens_of_the_grammar(client: openai.OpenAI):
     tokenizer = Tokenizer.load(embedded.path())
     ids = {digit: tokenizer.encode(digit)[0] for digit in "0123456789"}
     for seed in range(5):

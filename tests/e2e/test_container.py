@@ -111,7 +111,7 @@ def test_the_images_variables_place_every_file_in_a_directory_that_may_be_writte
     assert CONTAINER["securityContext"]["readOnlyRootFilesystem"]
 
 
-def test_probes_and_health_check_ask_what_a_daemon_answers(daemon: Daemon) -> None:
+def test_probes_and_health_check_ask_paths_that_a_daemon_answers(daemon: Daemon) -> None:
     host, port = daemon.address
     command = json.loads(last("HEALTHCHECK").partition("CMD ")[2])
     command = [sys.executable, command[1], command[2].replace("127.0.0.1:8000", f"127.0.0.1:{port}")]

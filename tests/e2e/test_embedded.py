@@ -112,7 +112,7 @@ def test_it_chooses_a_tool_and_copies_its_arguments(client: openai.OpenAI):
     assert json.loads(call.function.arguments) == {"city": "Lisbon"}
 
 
-def test_it_uses_what_a_tool_returns(client: openai.OpenAI):
+def test_the_model_uses_the_result_of_a_tool(client: openai.OpenAI):
     question = "What's the weather in Lisbon?"
     called = ask(client, question, tools=TOOLS)
     (call,) = called.tool_calls or []

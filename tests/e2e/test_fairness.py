@@ -106,7 +106,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         daemon.close()
 
 
-async def test_a_flood_takes_nothing_from_a_tenant_within_its_share(daemon: Daemon):
+async def test_a_flood_takes_no_share_from_a_tenant_within_its_own(daemon: Daemon):
     url = "http://{}:{}".format(*daemon.address)
     alone = await served(url, 2.5)
     async with clients(url, "bob", 40, 48, 60) as flood:

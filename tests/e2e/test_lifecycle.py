@@ -98,7 +98,7 @@ def test_int_or_a_second_term_ends_streams_at_once(start_daemon: Start, first: s
     assert (cut_off["reason"], cut_off["requests"]) == ("INT" if first is signal.SIGINT else "a second TERM", 1)
 
 
-def test_infdctl_drain_is_what_term_does(start_daemon: Start) -> None:
+def test_infdctl_drain_stops_the_daemon_like_term(start_daemon: Start) -> None:
     daemon = start_daemon(*QUICK).ready()
     command = [sys.executable, "-c", "from infd.admin.ctl import main; main()", "--socket", str(daemon.admin_socket)]
     with daemon.stream(max_tokens=50) as events:
@@ -208,7 +208,7 @@ def test_a_living_daemons_socket_is_not_taken(start_daemon: Start) -> None:
     assert living.get("/readyz")[0] == 200
 
 
-def test_a_port_in_use_is_exit_71_and_says_what_to_do(start_daemon: Start) -> None:
+def test_a_port_in_use_is_exit_71_with_the_options_that_change_it(start_daemon: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         daemon = start_daemon("--port", str(port))

@@ -85,7 +85,7 @@ def close(found: Any, expected: Any) -> bool:
     return (torch.tensor(found) - torch.as_tensor(expected)).abs().max().item() < 2e-5
 
 
-def test_the_model_says_what_it_serves(url: str):
+def test_the_models_entry_lists_its_tasks(url: str):
     (card,) = requests.get(f"{url}/v1/models", timeout=60).json()["data"]
 
     assert card["tasks"] == ["embed", "token_embed", "token_classify", "score"]

@@ -52,7 +52,7 @@ def end_events(daemon: Daemon, path: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
-def test_a_restart_loses_nothing_stored_and_ends_what_was_in_flight(tmp_path: Path, by: signal.Signals):
+def test_a_restart_loses_no_stored_response_and_fails_those_in_flight(tmp_path: Path, by: signal.Signals):
     daemon = started(tmp_path / "first", "--set", "server.drain_timeout_s=0").ready()
     try:
         conversation = told(daemon, "POST", "/v1/conversations", {"metadata": {"a": "b"}})
@@ -92,7 +92,7 @@ def test_a_file_that_is_no_store_ends_the_start_with_78(tmp_path: Path):
         daemon.close()
 
 
-def test_a_full_disk_costs_only_what_is_to_be_stored(tmp_path: Path):
+def test_a_full_disk_fails_only_requests_that_are_to_be_stored(tmp_path: Path):
     daemon = started(tmp_path / "first").ready()
     try:
         first = told(daemon, "POST", "/v1/responses", BRIEF)

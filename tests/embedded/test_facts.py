@@ -107,7 +107,7 @@ def choices(option: click.Parameter) -> list[str]:
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check not in AWAITED])
-def test_a_fact_is_what_the_code_does(check: str, routes: set[tuple[str, str]]):
+def test_a_fact_agrees_with_the_code(check: str, routes: set[tuple[str, str]]):
     assert holds(check, routes)
 
 

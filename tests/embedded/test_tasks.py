@@ -71,7 +71,7 @@ def test_the_same_seed_draws_the_same_conversations(subject: ModuleType, pool: P
 
 @pytest.mark.parametrize("pool", Pool)
 @pytest.mark.parametrize("subject", SUBJECTS, ids=name)
-def test_every_answer_is_what_its_conversation_expects(sample, subject: ModuleType, pool: Pool):
+def test_every_drawn_answer_meets_its_conversations_expectation(sample, subject: ModuleType, pool: Pool):
     for conversation in sample((subject, pool)):
         assert conversation.expect != Expect()
         answer = conversation.messages[-1]
@@ -328,7 +328,7 @@ def test_json_stands_alone_and_has_its_keys_in_the_order_asked_for(sample, pool:
 
 
 @pytest.mark.parametrize("pool", Pool)
-def test_json_says_nothing_that_the_text_does_not(sample, pool: Pool):
+def test_values_of_an_answers_json_are_booleans_or_in_the_request(sample, pool: Pool):
     for conversation in sample((structured, pool)):
         request = " ".join(message["content"] for message in conversation.messages[:-1])
         for value in json.loads(conversation.messages[-1]["content"]).values():

@@ -278,7 +278,7 @@ italic ::= "_" text+ "_"
 
 
 @pytest.mark.exhaustive
-def test_the_error_of_an_ambiguous_grammar_says_what_helps(engine: str, compiler: Compiler):
+def test_the_error_of_an_ambiguous_grammar_names_the_remedy(engine: str, compiler: Compiler):
     if engine != "llguidance":
         pytest.skip("xgrammar has no limit of readings")
     draw, advice = random.Random(1), "derive each text in one way only"

@@ -89,7 +89,7 @@ def parsed(parser: lark.Lark, text: str) -> bool:
 
 
 @pytest.mark.parametrize(("grammar", "same"), RECURSIVE.values(), ids=RECURSIVE)
-def test_a_recursive_grammar_accepts_what_lark_accepts(grammar: str, same: str):
+def test_a_recursive_grammar_accepts_the_texts_that_lark_accepts(grammar: str, same: str):
     parser = lark.Lark(same, parser="earley", lexer="dynamic_complete")
     found = answers(grammar, 40)
     assert len(found) > 5
@@ -112,7 +112,7 @@ def variants(text: str, draw: random.Random) -> list[str]:
 
 
 @pytest.mark.parametrize(("grammar", "pattern"), REGULAR.items(), ids=REGULAR)
-def test_a_grammar_without_recursion_accepts_what_its_regular_expression_does(grammar: str, pattern: str):
+def test_a_grammar_without_recursion_accepts_the_texts_of_its_regular_expression(grammar: str, pattern: str):
     found = answers(grammar, 30)
     assert found
     assert all(re.fullmatch(pattern, each) for each in found)

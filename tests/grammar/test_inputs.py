@@ -213,7 +213,9 @@ def test_an_input_without_quotes_contains_no_mark():
         ("start: /(?s:.)+/", "a text whose last terminal can go on with '\\n'"),
     ],
 )
-def test_a_grammar_that_could_write_the_mark_is_refused_in_such_a_syntax(grammar: str, message: str):
+def test_a_grammar_that_could_write_the_closing_mark_is_refused_where_arguments_have_no_quotes(
+    grammar: str, message: str
+):
     with pytest.raises(GrammarFailed) as refusal:
         compiler(()).compile(calls(grammar, VALUES), Limits())
     assert message in str(refusal.value)

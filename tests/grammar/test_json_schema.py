@@ -219,7 +219,7 @@ def test_of_500_real_world_schemas_few_are_refused(engine: str):
     assert len(refused()) <= 25  # 5 %; SCHEMAS.md has the number of the default engine
 
 
-def test_the_page_of_what_is_kept_is_current(engine: str):
+def test_the_page_of_kept_schemas_is_current(engine: str):
     if engine != "llguidance":
         pytest.skip("the page is of llguidance")
     assert schema_page.FILE.read_text() == schema_page.page(judged(), refused(), real())

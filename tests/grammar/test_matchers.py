@@ -196,7 +196,7 @@ def test_an_end_id_is_never_text():
     assert matcher.validate([letter]) == 1
 
 
-def test_nothing_but_end_ids_follows_an_end_id():
+def test_only_end_ids_follow_an_end_id():
     compiled = compiler("byte_level")
     end = min(compiled.vocabulary.end_ids)
     matcher = compiled.compile(Regex("a*"), LIMITS).matcher()
@@ -303,7 +303,7 @@ def test_a_clients_options_for_the_library_are_stripped():
     ],
     ids=repr,
 )
-def test_what_cannot_be_compiled_is_refused_by_name(constraint: Constraint, code: str):
+def test_constraints_that_cannot_be_compiled_are_refused_by_name(constraint: Constraint, code: str):
     with pytest.raises(GrammarFailed) as failed:
         compiler("byte_level").compile(constraint, LIMITS)
     assert failed.value.code == code

@@ -190,7 +190,7 @@ def test_a_constraint_that_takes_too_long_ends_in_its_worker_and_the_next_is_com
     assert tried.compile(Regex("a+"), Limits()).matcher()
 
 
-def test_a_worker_writes_what_this_process_would_write(tried: XgrammarCompiler):
+def test_a_worker_writes_the_rules_that_this_process_writes(tried: XgrammarCompiler):
     trial, calls = (
         XgrammarTrial(),
         Calls(HERMES.grammar, (ToolSchema("f", '{"type": "object"}', "tools[0]"),), required=True),

@@ -12,7 +12,7 @@ from tests.http import field_page
 STRUCTS = field_page.requests()
 
 
-def test_the_page_is_what_would_be_generated():
+def test_the_page_is_current():
     assert field_page.FILE.read_text(encoding="utf-8") == field_page.page(), "run `python -m tests.http.field_page`"
 
 

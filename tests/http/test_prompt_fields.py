@@ -425,7 +425,7 @@ async def test_spaces_between_special_tokens_cannot_be_switched_off_for_unknown_
     assert (status, body["error"]["param"]) == (400, "spaces_between_special_tokens")
 
 
-async def test_an_echo_aborted_before_it_was_scored_has_nothing_in_the_places_of_scores(endpoint: Endpoint):
+async def test_an_echo_aborted_before_it_was_scored_has_null_scores(endpoint: Endpoint):
     endpoint.executor.gate.clear()
     said = {"prompt": PROMPT, "echo": True, "logprobs": 1, "prompt_logprobs": 1}
     asking = asyncio.create_task(endpoint.post("/v1/completions", said))

@@ -64,7 +64,7 @@ async def ask(endpoint: Endpoint, key: str, path: str = "/v1/completions", **fie
     st.sampled_from([0.5, 6.0, 60.0]),
     st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 700), st.integers(0, 700)), max_size=40),
 )
-def test_a_bucket_admits_what_an_exact_one_admits(
+def test_a_bucket_admits_the_requests_that_an_exact_one_admits(
     per_minute: int, burst_s: float, requests: list[tuple[int, int, int]]
 ):
     limit = Limit("tokens", "this key", per_minute, burst_s, Bucket())
@@ -111,7 +111,7 @@ async def test_a_key_beyond_its_rate_of_requests_is_refused_with_retry_after():
         assert [(await ask(endpoint, "ann"))[0] for _ in range(2)] == [200, 429]
 
 
-async def test_a_request_reserves_max_tokens_and_returns_what_it_does_not_use():
+async def test_a_request_reserves_max_tokens_and_returns_the_unused_ones():
     async with limited(Clock(), key_file("ann"), tokens_per_minute=100) as endpoint:
         whole = await ask(endpoint, "ann", return_token_ids=True)
         assert whole[1]["x-ratelimit-remaining-tokens"] == "90"  # 3 of the prompt, 7 generated
@@ -217,7 +217,7 @@ async def test_usage_is_counted_by_the_names_of_keys_and_forgotten_with_them():
         assert metrics.usage.keys() == {"bob"}
 
 
-async def test_an_abandoned_stream_counts_what_was_delivered():
+async def test_an_abandoned_stream_counts_the_delivered_tokens():
     async with limited(Clock(), key_file("ann"), tokens_per_minute=1000) as endpoint:
         body = {"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True, "stream": True}
         async with endpoint.session.post("/v1/completions", json=body, headers={"X-Api-Key": "ann"}) as response:

@@ -182,7 +182,7 @@ def test_a_seed_leaves_room_for_the_choices():
     assert params().seed != params().seed
 
 
-def test_max_tokens_left_out_is_what_fits_or_the_default_if_that_is_less():
+def test_max_tokens_is_by_default_the_rest_of_the_context_or_a_smaller_default():
     model = served(100)
 
     assert sampling.max_tokens(30, None, None, model, prompt_param="messages") == 70

@@ -463,7 +463,7 @@ async def test_a_custom_tool_is_called_with_text(arguments: str, text: str):
 
 
 @pytest.mark.parametrize("end", range(1, 12))
-async def test_an_input_that_max_tokens_cuts_is_what_was_written(end: int):
+async def test_an_input_that_max_tokens_cuts_ends_with_the_last_token(end: int):
     call = query('{"input": "ab\\nc"}')
     at = len(call[: call.index("ab") + end].encode())
     async with speaking(call) as endpoint:

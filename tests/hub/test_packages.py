@@ -185,7 +185,7 @@ def test_a_hubs_model_is_removed_with_all_revisions(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.glob("models--*")] == ["models--org--ab"]
 
 
-def test_an_unfinished_fetch_is_removed_with_what_it_left(tmp_path: Path) -> None:
+def test_the_files_of_an_unfinished_fetch_are_removed(tmp_path: Path) -> None:
     access, repository = HubAccess(cache=tmp_path), tmp_path / "models--org--a"
     (repository / "blobs").mkdir(parents=True)
     (repository / "blobs" / "x.incomplete").write_bytes(b"1234")

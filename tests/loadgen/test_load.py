@@ -210,7 +210,7 @@ async def test_adapters_share_the_requests_by_weight_or_in_turns() -> None:
     assert {name: one.completed for name, one in in_turns.models.items()} == {"a": 2, "b": 2}
 
 
-async def test_acceptance_is_what_the_servers_counters_gained() -> None:
+async def test_acceptance_is_computed_from_the_servers_counters() -> None:
     def scrape(drafts: int, drafted: int, accepted: tuple[int, int]) -> str:
         places = "".join(
             f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{place}"}} {count}\n'
@@ -273,7 +273,7 @@ async def test_an_answer_that_cannot_be_judged_fails_alone() -> None:
     assert (report.requests.completed, report.requests.errors) == (1, {"malformed event": 1})
 
 
-async def test_an_interrupted_run_reports_what_has_ended() -> None:
+async def test_an_interrupted_run_reports_the_requests_that_have_ended() -> None:
     fates = ["", "", "hang", "hang"]
     async with FakeOpenAI(fail=fates.__getitem__).serving() as server:
         settings = Settings(url=server.url, requests=50, concurrency=2, warmup=0)

@@ -112,7 +112,7 @@ def test_scores_are_cosines(url: str, expected: Vectors):
     assert np.allclose([each["relevance_score"] for each in ranked], np.sort(similar)[::-1][:5], atol=1e-4)
 
 
-def test_the_model_says_what_it_serves_and_refuses_the_rest(url: str):
+def test_the_models_entry_lists_its_tasks_and_other_routes_are_refused(url: str):
     assert requests.get(f"{url}/v1/models", timeout=10).json()["data"][0]["tasks"] == ["embed", "token_embed", "score"]
     for path, body in {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},

@@ -123,7 +123,7 @@ def test_a_parameter_has_no_storage_before_it_is_loaded():
         _ = build(LLAMA).parameters[0].tensor
 
 
-def test_fused_weights_name_what_they_are_made_of():
+def test_fused_weights_name_the_tensors_that_they_stack():
     model = build({**LLAMA, "num_key_value_heads": 1})
     (qkv,) = (p for p in model.parameters if p.sources[0].name == "model.layers.0.self_attn.q_proj.weight")
     assert qkv.shape == (16, 8)

@@ -303,7 +303,7 @@ def test_a_model_that_pools_is_quantized_without_a_language_model_head(plain: Pa
     assert names(tmp_path / "out") == names(tmp_path / "whole")
 
 
-def test_what_cannot_be_quantized_is_refused_before_anything_is_written(plain: Path, tmp_path: Path) -> None:
+def test_checkpoints_that_cannot_be_quantized_are_refused_before_a_file_is_written(plain: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for name in ("ct-w4a16-g32", "gptq-g32", "bnb-nf4"):
         with pytest.raises(CheckpointError, match=r"is quantized already \((compressed-tensors|gptq|bitsandbytes)\)"):

@@ -26,7 +26,7 @@ def test_a_join_writes_everything_and_a_grant_adds_to_it():
     assert (rows.floats[2, Float.TOP_P], rows.integers[2, Integer.TOP_K]) == (torch.tensor(0.9), 3)
 
 
-def test_a_row_given_to_a_new_sequence_keeps_nothing_of_the_old_one():
+def test_a_row_of_a_new_sequence_keeps_no_state_of_the_old_one():
     rows = make_rows()
     asking = SamplingParams(max_tokens=9, logprobs=3, logit_bias={4: 1.0}, presence_penalty=1.0)
     rows.stage([join(1, list(range(20)), [[1, 2, 3, 4, 5]], asking)], [])

@@ -389,7 +389,7 @@ def test_a_mask_without_a_token_fails_its_row_alone(temperature, bias):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_to_which_nothing_is_allowed_fails(temperature):
+def test_a_row_without_an_allowed_token_fails(temperature):
     asked = params(temperature=temperature, min_tokens=8)
     sampled = sample_one(logits_of(1)[0], asked, bits({2, 4}))  # the grammar allows ends only, min_tokens none
     assert sampled.verdict.item() == NOTHING_ALLOWED

@@ -117,7 +117,7 @@ def test_the_order_of_turns_is_the_order_in_which_sequences_start(arrivals, data
     assert [floods.serve() for _ in foreseen] == foreseen
 
 
-def test_an_idle_tenant_saves_nothing_up():
+def test_an_idle_tenant_saves_up_no_share():
     floods = Floods({"a": 1.0, "b": 1.0})
     for _ in range(50):
         floods.refill({"a": (10, 10)})

@@ -116,7 +116,7 @@ def run(costs: StepCosts, seconds: float, drafts: float, steps: int = 100) -> No
         costs.learn(10, (True, False), drafts)
 
 
-def test_steps_with_drafts_cost_what_they_were_seen_to_cost():
+def test_the_cost_of_steps_with_drafts_is_learnt_from_their_durations():
     costs = StepCosts(FREE_TO_6)
     assert costs.of(10, (True, False)) / costs.of(8) == pytest.approx(1.25)
     run(costs, 1.0, 2.0)
@@ -161,7 +161,7 @@ def test_drafts_that_became_too_expensive_are_tried_again():
     assert 64 <= steps <= 1000
 
 
-def test_a_step_with_a_prompt_says_nothing_of_decoding_steps():
+def test_a_step_with_a_prompt_does_not_change_the_cost_of_decoding_steps():
     speculation, other = control(FREE_TO_6), control(FREE_TO_6)
     plan = StepPlan(0, [], [], [Span(0, 3, 2, 2), Span(1, 0, 100, 1)], [], [Draft(0, 3, [1])])
     for _ in range(100):

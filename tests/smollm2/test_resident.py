@@ -43,7 +43,7 @@ def beside(directory: Path, model: str) -> int:
         return resident(daemon) - int(status(daemon)["large_pages"]["of"])
 
 
-def test_resident_memory_is_the_weights_and_what_any_model_needs(tmp_path: Path) -> None:
+def test_resident_memory_is_the_weights_and_the_need_of_any_model(tmp_path: Path) -> None:
     if (file := find("smollm2", MODELS)) is None:
         pytest.skip("make test-data")
     small, real = beside(tmp_path / "embedded", "embedded"), beside(tmp_path / "smollm2", str(file))

@@ -175,7 +175,7 @@ def test_an_added_token_whose_white_space_another_strips_is_a_reason_to_run_apar
     assert not Tokenizer.load(hostile(tmp_path, added_tokens=[mark]), worker).apart
 
 
-def test_an_added_token_of_which_nothing_is_left_is_a_reason_to_run_apart(tmp_path: Path, worker: Worker):
+def test_an_added_token_that_normalization_empties_makes_the_tokenizer_run_apart(tmp_path: Path, worker: Worker):
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False)
     blank = {"id": 900, "content": " ", "normalized": True, **flags}
     strip = {"type": "Strip", "strip_left": True, "strip_right": True}

@@ -74,7 +74,7 @@ def recorded(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", recorded("deepseek_v32"))
-def test_deepseek_v32_renders_what_its_own_encoding_does(case: str):
+def test_deepseek_v32_renders_like_its_own_encoding(case: str):
     name, _, mode = case.rpartition(", ")
     messages, tools = CONVERSATIONS[name]
     said = chat("deepseek_v32").render(messages, tools=tools, kwargs={"thinking": mode == "thinking"})
@@ -175,7 +175,7 @@ def test_harmony_replaces_the_template_that_gpt_oss_publishes(tmp_path: Path):
 
 
 @pytest.mark.parametrize("case", HARMONY_CASES)
-def test_harmony_renders_what_openai_harmony_does(case: str):
+def test_harmony_renders_like_openai_harmony(case: str):
     messages, tools, kwargs, continues = HARMONY_CASES[case]
     text = harmony().render(
         messages, tools=tools, kwargs=kwargs, add_generation_prompt=not continues, continue_final_message=continues
@@ -203,7 +203,7 @@ def test_the_recordings_of_harmony_drop_thoughts_before_the_last_final_answer_on
 
 
 @pytest.mark.parametrize("case", ["one question", "several turns", "offered tools", "calls in two rounds"])
-def test_harmony_agrees_with_the_published_template_but_for_what_the_template_does_otherwise(case: str):
+def test_harmony_agrees_with_the_published_template_except_for_its_known_differences(case: str):
     template = ChatTemplate({"default": published()["llama.cpp/openai-gpt-oss-120b"]}, {}, now=lambda: RECORDED_AT)
     messages, tools = CONVERSATIONS[case]
     own, other = (each.render(messages, tools=tools) for each in (harmony(), template))
@@ -299,7 +299,7 @@ def test_types_of_tools_are_bounded():
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_mistral_renders_and_encodes_what_mistral_common_does(checkpoints: dict[str, Path], version: str):
+def test_mistral_renders_and_encodes_like_mistral_common(checkpoints: dict[str, Path], version: str):
     tokenizer = Tokenizer.load(checkpoints[version])
     template = ChatTemplate.load(tokenizer)
     cases = recorded("mistral")[version]
@@ -333,7 +333,7 @@ def test_mistral_states_the_efforts_that_its_tekken_lists(checkpoints: dict[str,
         assert not silent.reads("reasoning_effort")
 
 
-def test_tekken_encodes_and_decodes_what_mistral_common_does(checkpoints: dict[str, Path]):
+def test_tekken_encodes_and_decodes_like_mistral_common(checkpoints: dict[str, Path]):
     tokenizer = Tokenizer.load(checkpoints["v13"])
     for text, ids in recorded("mistral")["texts"].items():
         assert tokenizer.encode(text) == ids

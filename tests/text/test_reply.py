@@ -96,7 +96,7 @@ def test_with_merged_tokens_too(text: str, stops: list[str], batches: list[int])
 
 @settings(max_examples=300, deadline=None)
 @given(text=letters, stops=stop_lists, include=st.booleans(), min_tokens=st.integers(0, 10))
-def test_min_tokens_and_inclusion_mean_what_they_mean_for_the_whole_text(
+def test_min_tokens_and_inclusion_of_stop_strings_apply_to_the_whole_text(
     text: str, stops: list[str], include: bool, min_tokens: int
 ):
     ids = byte_ids(text)

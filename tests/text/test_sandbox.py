@@ -224,7 +224,7 @@ REACHING = [
 
 
 @pytest.mark.parametrize("source", REACHING)
-def test_a_template_reaches_nothing_of_python(source: str):
+def test_a_template_reaches_no_object_of_python(source: str):
     template = ChatTemplate({"default": source})
 
     with contextlib.suppress(InvalidRequest):

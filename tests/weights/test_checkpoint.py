@@ -162,7 +162,7 @@ entries = st.fixed_dictionaries(
 @given(header=st.dictionaries(st.text(max_size=4), entries | json_values, max_size=4), body=st.integers(0, 40))
 @example(header={"a": {"dtype": "F4", "shape": [1], "data_offsets": [0, 0]}}, body=0)
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_header_is_refused_or_holds_what_it_promises(file, header, body):
+def test_any_header_is_refused_or_describes_its_file(file, header, body):
     try:
         opened = file(raw(header, bytes(body)))
     except CheckpointError:

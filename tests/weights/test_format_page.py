@@ -7,7 +7,7 @@ from tests.weights import format_page
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("built")
-def test_the_page_is_what_would_be_generated() -> None:
+def test_the_page_is_current() -> None:
     assert format_page.FILE.read_text(encoding="utf-8") == format_page.page(), (
         "run `python -m tests.weights.format_page`"
     )

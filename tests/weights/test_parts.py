@@ -82,7 +82,9 @@ def filled(model: Model, directory: Path, natively: Noting | None) -> tuple[torc
 @pytest.mark.parametrize("part_bytes", [1, 2**12, 2**19])
 @pytest.mark.parametrize("inputs", [33, 96])
 @pytest.mark.parametrize("form", FORMS)
-def test_native_code_fills_what_python_places(tmp_path, monkeypatch, library: Library, form, inputs, part_bytes):
+def test_native_code_fills_the_bytes_that_python_places(
+    tmp_path, monkeypatch, library: Library, form, inputs, part_bytes
+):
     monkeypatch.setattr(parts, "PART_BYTES", part_bytes)
     written = stored(inputs)
     shards = {"1.safetensors": {"k": written.pop("k")}, "2.safetensors": written}

@@ -32,7 +32,7 @@ async def test_a_model_that_only_generates_says_which_model_would(endpoint: Endp
     assert endpoint.engine.core.in_flight.accepted == 0
 
 
-async def test_a_model_without_the_task_says_what_it_serves(endpoint: Endpoint):
+async def test_a_model_without_the_task_names_the_tasks_that_it_serves(endpoint: Endpoint):
     served = endpoint.server.served
     assert served is not None
     needed = {

@@ -46,7 +46,7 @@ def test_other_types_are_rounded_when_they_are_placed(library):
     assert Placed(Matrices(library), weight).look_up(torch.arange(70)).equal(weight.bfloat16())
 
 
-def test_the_form_means_what_the_plain_form_means(library):
+def test_products_and_rows_are_near_those_of_the_plain_form(library):
     weight, x, bias = draw(96, 80), draw(9, 80, seed=1), draw(96, seed=2)
     placed, plain = Placed(Matrices(library), weight), Placed(dense.Matrices(), weight)
     torch.testing.assert_close(placed.multiply(x, bias), plain.multiply(x, bias), rtol=2**-7, atol=2**-6)

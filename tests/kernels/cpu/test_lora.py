@@ -27,7 +27,7 @@ def close(ours: torch.Tensor, exact: torch.Tensor, size: int) -> None:
 
 @BOTH
 @pytest.mark.parametrize("inputs", [1, 7, 16, 72, 1000, 1024])
-def test_each_row_gets_what_its_own_adapter_adds(library, dtype, inputs):
+def test_each_row_gets_the_product_of_its_own_adapter(library, dtype, inputs):
     groups = [(rows, adapter(ranks, inputs, dtype=dtype)) for rows, ranks in zip(ROWS, RANKS, strict=True)]
     x, y = draw(TOKENS, inputs, seed=1, dtype=dtype), draw(TOKENS, OUTPUTS, seed=2, dtype=dtype)
     exact, given = y.float(), y.clone()

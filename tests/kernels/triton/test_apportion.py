@@ -81,7 +81,7 @@ STEPS = [[5, 0, 40, 300], [520, 15, 16, 1], [0, 0, 0, 0], [60, 2, 400, 270]]
     ("asked", "window", "softcap", "sinks"),
     [({}, None, None, False), ({}, 270, 2.0, False), ({"shared": 3, "head": 24}, None, None, True)],
 )
-def test_one_plan_attends_to_what_each_step_has(device, unsynchronised, asked, window, softcap, sinks):
+def test_one_plan_attends_to_the_current_keys_of_each_step(device, unsynchronised, asked, window, softcap, sinks):
     from infd.kernels.triton.attention import PagedAttention
 
     first, *later = (

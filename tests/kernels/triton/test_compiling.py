@@ -56,7 +56,7 @@ def test_kernels_compile_for_gpus_and_fit(family):
 
 
 @pytest.mark.usefixtures("triton")
-def test_blocks_of_large_heads_are_cut_down_to_what_a_gpu_has():
+def test_blocks_of_large_heads_are_reduced_to_a_gpus_shared_memory():
     kernels = compiled("large heads")
     assert {kernel["target"] for kernel in kernels} == set(SHARED)
     assert not [kernel for kernel in kernels if kernel["shared"] > SHARED[kernel["target"]]]

@@ -47,7 +47,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize(("dtype", "result"), TYPES)
-def test_each_row_gets_what_its_own_adapter_adds(lora, device, unsynchronised, dtype, result):
+def test_each_row_gets_the_product_of_its_own_adapter(lora, device, unsynchronised, dtype, result):
     groups = [(rows, adapter(ranks, INPUTS, dtype=dtype)) for rows, ranks in zip(ROWS, RANKS, strict=True)]
     x, y = draw(TOKENS, INPUTS, seed=1, dtype=dtype), draw(TOKENS, OUTPUTS, seed=2, dtype=result)
     expected = y.clone()
@@ -126,7 +126,7 @@ def test_the_number_of_kept_tables_is_bounded(lora, device, monkeypatch):
 
 
 @pytest.mark.parametrize(("dtype", "result"), TYPES)
-def test_in_captured_steps_each_row_gets_what_its_slot_holds(lora, device, unsynchronised, dtype, result):
+def test_in_captured_steps_each_row_gets_the_product_of_its_slots_adapter(lora, device, unsynchronised, dtype, result):
     held = [adapter(RANKS[0], INPUTS, dtype=dtype), None, adapter(RANKS[1], INPUTS, dtype=dtype)]
     captured = lora.captured(TOKENS + 3, device)
     carried = staging(device)

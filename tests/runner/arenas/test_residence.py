@@ -191,7 +191,7 @@ async def test_a_changed_checkpoint_is_refused_unless_it_is_named(tiny, tmp_path
         assert await answers(fresh, capacity) == after
 
 
-async def test_a_wake_that_fails_midway_holds_nothing_and_can_be_tried_again(tiny, monkeypatch):
+async def test_a_wake_that_fails_midway_holds_no_memory_and_can_be_tried_again(tiny, monkeypatch):
     async with running(tiny("llama")) as (runs, capacity):
         before = await answers(runs, capacity)
         await runs.sleep(2)

@@ -213,7 +213,7 @@ def test_a_staged_wake_restores_the_named_parts(serve, level):
         assert served.answer() == before
 
 
-def test_a_wake_that_finds_the_device_full_holds_nothing_and_can_be_tried_again(serve):
+def test_a_wake_that_finds_the_device_full_holds_no_memory_and_can_be_tried_again(serve):
     served = serve()
     before = served.answer()
     all_of_it = served.driver.capacity

@@ -282,7 +282,7 @@ def test_memory_that_could_not_be_unpinned_is_unpinned_later():
         assert not driver.registered
 
 
-def test_the_host_keeps_what_it_has_room_for(monkeypatch):
+def test_the_host_parks_weights_that_fit_its_memory(monkeypatch):
     room = Bank(FakeDriver())
     arena = room.arena(10 * GRAIN, "weights")
     arena.take((10 * GRAIN,), torch.uint8)

@@ -188,7 +188,7 @@ def test_a_scale_of_the_next_power_of_two_is_exact_at_powers() -> None:
     assert found[1, 1] == 2.0**-7
 
 
-def test_groups_need_not_divide_the_inputs_and_what_is_not_finite_stays_so() -> None:
+def test_groups_need_not_divide_the_inputs_and_rows_that_are_not_finite_stay_so() -> None:
     x = torch.randn(3, 160)
     x[1, 150] = torch.inf
     found = Inputs().round(x, InputScheme("e4m3", 128), None, None)
