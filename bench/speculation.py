@@ -1,15 +1,21 @@
 """Measure what speculation gains on bench/speculation.jsonl: decoding with each drafter beside decoding without drafts.
 
-Each setting has its own model in this process. All models have the step sizes and durations that the first one measured
-at start, so they cut prompts alike, and their answers are compared token for token. All answer a request before any
-begins the next one, each time in another order. A ratio is the median of the ratios of answers to the same requests.
-Only decoding is timed, from the first token to the last. Models draft nothing that another setting's model has seen.
+One model is loaded. Its drafter is exchanged while no request is in flight, so all ways read the same weights, and the
+pages of the same prompts. All ways answer the same requests before any way answers the next ones, each time in another
+order. Answers are compared token for token. A ratio is one of answers to the same requests; with --block, of steps a
+few tenths of a second apart. Shown are the median of the ratios, and the bounds of nine tenths of the medians of as
+many ratios drawn from them. Only decoding is timed: of one stream from the first token to the last, of several with
+prompts that are cached. In the second of several passes, drafters remember no answer of the first.
 
     python bench/speculation.py smollm2                       the model's own greedy answers
-    python bench/speculation.py DIR --replay --take 8         a test sampler repeats the corpus's replies; DIR is a
+    python bench/speculation.py DIR --replay --take 10        a test sampler repeats the corpus's replies; DIR is a
                                                               checkpoint of bench/random_checkpoint.py
     python bench/speculation.py smollm2 --streams 8           eight requests at once
-    python bench/speculation.py smollm2 --way off             the noise: a second model without drafts beside the first
+    python bench/speculation.py smollm2 --streams 8 --block 64
+                                                              drafts are switched on and off every 64 tokens, while
+                                                              answers are written: tells one per cent
+    python bench/speculation.py smollm2 --way off             the noise: plain decoding beside plain decoding
+    python bench/speculation.py smollm2 --way declined        requests that turn drafts off
     python bench/speculation.py smollm2 --peer 'NAME=COMMAND' a server of the same file answers the same requests, with
                                                               its own drafts, and is stopped (SIGSTOP) meanwhile; $port
                                                               in COMMAND is its port. llama.cpp's servers report when
@@ -24,38 +30,48 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import shlex
 import tempfile
 import time
 from collections import defaultdict
 from contextlib import AsyncExitStack, closing
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import torch
-from msgspec.structs import replace
 from native_kernels import require_native_kernels
 from server_process import ServerProcess, free_port
 
 import infd.runner.runner
-import infd.runner.start.assembly
 from infd import LLM
+from infd.config import SchedulerConfig
+from infd.drafting.select import drafting
+from infd.http.apis.chat import CHAT
+from infd.http.apis.completions import COMPLETIONS
+from infd.http.schema.chat import ChatResponse
+from infd.http.schema.completions import CompletionResponse
 from infd.runner.row_sampling import Integer
 from infd.runner.sampler import Sampler
-from infd.runner.start.calibration import Calibration, calibrate
+from infd.scheduler.speculation import Speculation
 
 if TYPE_CHECKING:
+    import torch
+
     from infd.runner.sampled import Likeliest, SampledPositions
+    from infd.text.tokenizer import Tokenizer
 
 CORPUS = Path(__file__).with_name("speculation.jsonl")
-WAYS = ("off", "ngram", "suffix")
+WAYS = ("off", "ngram", "suffix", "declined")
+DEFAULT_WAYS = ("ngram", "suffix")
+DRAWS = 2000
 WARMING = 4  # answers of a peer that are not measured: vLLM's first ones are slow
 
 
 class Replaying(Sampler):
-    """Samples as ever, then replaces each greedy token by the token of a reply.
+    """Samples as ever, but the likeliest token of a row is the token of a reply.
 
     replies  by the seed of the request; not 0, which is the seed of the steps that are measured at start
     """
@@ -64,35 +80,39 @@ class Replaying(Sampler):
     _at: SampledPositions | None = None
 
     def __call__(
-        self, logits: Any, at: SampledPositions, allowed: Any, appended: Any = None, samples: Any = None
+        self,
+        logits: Any,
+        at: SampledPositions,
+        allowed: Any,
+        likeliest: Likeliest | None = None,
+        samples: Any = None,
     ) -> Any:
-        self._at = at
-        return super().__call__(logits, at, allowed, None, samples)
+        if likeliest is None:
+            self._at = at
+        elif self._replace(likeliest, at) and samples is None:  # the step has appended its own tokens
+            self._rows.on_host.append(at.row_ids, at.ends.numpy(), likeliest.tokens.numpy())
+        return super().__call__(logits, at, allowed, likeliest, samples)
 
     def likeliest(self, logits: torch.Tensor) -> Likeliest:
         found, at = super().likeliest(logits), self._at
-        if at is None or not self.replies:
-            return found
         self._at = None
-        rows = self._rows.integers[at.rows]
-        places = zip(rows[:, Integer.SEED_LOW].tolist(), (at.ends - rows[:, Integer.PROMPT]).tolist(), strict=True)
-        tokens = found.tokens.tolist()
-        for row, (seed, place) in enumerate(places):
+        if at is not None:
+            self._replace(found, at)
+        return found
+
+    def _replace(self, found: Likeliest, at: SampledPositions) -> bool:
+        """Replace tokens in place; return whether any row has a reply."""
+        if not self.replies:
+            return False
+        rows = self._rows.integers.numpy()[at.row_ids]
+        places = zip(
+            rows[:, Integer.SEED_LOW].tolist(), (at.ends.numpy() - rows[:, Integer.PROMPT]).tolist(), strict=True
+        )
+        tokens, any_reply = found.tokens.numpy(), False
+        for i, (seed, place) in enumerate(places):
             if (reply := self.replies.get(seed)) is not None:
-                tokens[row] = reply[min(place, len(reply) - 1)]
-        return found._replace(tokens=torch.tensor(tokens))
-
-
-def measure_once() -> None:
-    """Let every model that is loaded from now on have what the first of them measures."""
-    found: list[Calibration] = []
-
-    def measured(trial: Any, settings: Any, most: int) -> Calibration:
-        if not found:
-            found.append(calibrate(trial, replace(settings, speculative="ngram"), most))
-        return found[0]
-
-    infd.runner.start.assembly.calibrate = measured
+                tokens[i], any_reply = reply[min(place, len(reply) - 1)], True
+        return any_reply
 
 
 class Count(NamedTuple):
@@ -119,26 +139,81 @@ class Answered(NamedTuple):
     tokens: list[list[int]]
 
 
-class Way:
-    """A model with one setting of --speculative."""
+class Loaded:
+    """A loaded model, whose drafter is exchanged."""
 
-    def __init__(self, name: str, model: str, speculative: str, streams: int, settings: dict[str, Any]) -> None:
-        self.name = name
-        self._llm = LLM(model, speculative=speculative, max_num_seqs=streams, **settings)
+    def __init__(self, model: str, streams: int, settings: dict[str, Any]) -> None:
+        # Loaded with drafts, so that the costs of their steps are measured.
+        self._llm = LLM(model, speculative="ngram", max_num_seqs=streams, **settings)
+        self._used: Way | None = None
 
     def close(self) -> None:
         self._llm.close()
 
+    @property
+    def _backend(self) -> Any:
+        return self._llm._server._backend
+
+    @property
+    def core(self) -> Any:
+        return self._backend.engine.core
+
+    @property
+    def row_costs(self) -> tuple[tuple[int, float], ...]:
+        return self.core.capacity.row_costs
+
     def encode(self, text: str) -> list[int]:
         return self._backend.model().tokenizer.encode(text, add_special_tokens=False)
 
+    def speculation(self, most: int) -> Speculation:
+        return Speculation(self.core.scheduler.cache, most, self.row_costs)
+
+    def use(self, way: Way) -> None:
+        """Let requests be answered by another way, once the last step in flight has ended."""
+        core = self.core
+        while core.loop.in_flight or len(core.in_flight):
+            time.sleep(1e-4)
+        core.in_flight._drafting = way.drafting
+        self.speculate(way)
+
+    def speculate(self, way: Way) -> None:
+        """Let a way choose the drafts of the steps that follow."""
+        core = self.core
+        if core.scheduler.speculation is not way.speculation:
+            way.speculation.committed()  # other tokens are known than those that it considered last
+            core.scheduler.speculation = way.speculation
+        core.loop._constraints._most_drafts = way.drafting.most
+        core.loop._constraints._seeks = way.speculation.pays_alone
+
+    def answers(self, requests: list[dict[str, Any]]) -> list[Any]:
+        kinds = {True: (CHAT, ChatResponse), False: (COMPLETIONS, CompletionResponse)}
+        api, kind = kinds["messages" in requests[0]]
+        return self._llm._answer(api, requests, kind, progress=False)
+
+
+class Way:
+    """One setting of --speculative for a loaded model; or `declined`: suffixes, which each request turns off."""
+
+    def __init__(self, name: str, loaded: Loaded, speculative: str) -> None:
+        self.name = name
+        self._declines = speculative == "declined"
+        self._settings = SchedulerConfig(speculative="suffix" if self._declines else speculative)
+        self._loaded = loaded
+        self.forget()
+        self.speculation = loaded.speculation(self.drafting.most)
+
+    def forget(self) -> None:
+        """Forget earlier answers, but not what was learned of costs and agreement."""
+        self.drafting = drafting(self._settings)
+
     def answer(self, requests: list[dict[str, Any]]) -> Answered:
         """Answer requests at once."""
-        if len(requests) > 1:  # prompts are computed before the clock starts, one by one, so all models cut them alike
-            for each in requests:
-                self._answers([{**each, "max_tokens": 1}])
+        loaded = self._loaded
+        loaded.use(self)
+        if self._declines:
+            requests = [{**each, "speculative": False} for each in requests]
         before, began = self._drafts(), time.perf_counter()
-        answers = self._answers(requests)
+        answers = loaded.answers(requests)
         took = time.perf_counter() - began
         spans, drafted, kept = (b - a for a, b in zip(before, self._drafts(), strict=True))
         tokens = sum(each.usage.completion_tokens for each in answers)
@@ -147,23 +222,90 @@ class Way:
         found = [each.choices[0].token_ids for each in answers]
         return Answered(Count(tokens, took, spans, drafted, kept), found)
 
-    @property
-    def _backend(self) -> Any:
-        return self._llm._server._backend
-
     def _drafts(self) -> tuple[int, int, int]:
-        counted = self._backend.engine.core.scheduler.speculation
+        counted = self.speculation
         return counted.drafts, counted.drafted, sum(counted.accepted)
 
-    def _answers(self, requests: list[dict[str, Any]]) -> list[Any]:
-        from infd.http.apis.chat import CHAT
-        from infd.http.apis.completions import COMPLETIONS
-        from infd.http.schema.chat import ChatResponse
-        from infd.http.schema.completions import CompletionResponse
 
-        kinds = {True: (CHAT, ChatResponse), False: (COMPLETIONS, CompletionResponse)}
-        api, kind = kinds["messages" in requests[0]]
-        return self._llm._answer(api, requests, kind, progress=False)
+class Blocks:
+    """Steps of a way and steps of plain decoding, in blocks of tokens that follow one another as in a b b a."""
+
+    def __init__(self, tokens: int) -> None:
+        """Set up. tokens: of a block. Blocks of as many steps would count texts that repeat themselves more."""
+        self.totals = Count(), Count()  # of the way and of plain decoding
+        self.ratios: list[float] = []  # of four blocks
+        self._tokens = tokens
+        self._done = 0
+        self._four = Count(), Count()
+
+    @property
+    def plain(self) -> bool:
+        """Whether the next step is one of plain decoding."""
+        return self._done // self._tokens % 4 in (1, 2)
+
+    def add(self, step: Count) -> None:
+        way, off = self._four
+        self._four = way, off = (way, off.plus(step)) if self.plain else (way.plus(step), off)
+        self._done += step.tokens
+        if self._done >= 4 * self._tokens:
+            self._done -= 4 * self._tokens
+            self.totals = self.totals[0].plus(way), self.totals[1].plus(off)
+            if way.tokens and off.tokens:  # not if one step was longer than a block
+                self.ratios.append(way.rate / off.rate)
+            self._four = Count(), Count()
+
+
+class Alternated:
+    """Each way's answers to the requests of one kind, with drafts switched on and off.
+
+    Compares steps that are tenths of a second apart, so what else the machine does cancels out. Drafters read in their
+    own blocks what was decoded in the others, and seek forced tokens there anew: the ratio is rather too low.
+    """
+
+    def __init__(self, kind: str, loaded: Loaded, off: Way, tokens: int) -> None:
+        """Set up. tokens: of a block."""
+        self._kind, self._loaded, self._off = kind, loaded, off
+        self._blocks: dict[str, Blocks] = defaultdict(lambda: Blocks(tokens))
+        self._equal: dict[str, list[bool]] = defaultdict(list)
+        self._plain: dict[str, list[list[int]]] = {}
+        self._last = 0.0
+
+    def add(self, requests: list[dict[str, Any]], ways: list[Way]) -> None:
+        """Let each way answer the requests."""
+        key = json.dumps(requests)
+        if key not in self._plain:
+            self._plain[key] = self._off.answer(requests).tokens
+        scheduler = self._loaded.core.scheduler
+        for way in ways:
+            self._last = time.perf_counter()
+            scheduler.commit = partial(self._commit, scheduler.commit, way, self._blocks[way.name])
+            found = way.answer(requests).tokens
+            del scheduler.commit
+            self._equal[way.name] += [a == b for a, b in zip(found, self._plain[key], strict=True)]
+
+    def _commit(self, commit: Any, way: Way, blocks: Blocks, step: Any, result: Any) -> Any:
+        """Commit a step, and choose whether the next ones have drafts."""
+        found, now, spans = commit(step, result), time.perf_counter(), step.plan.spans
+        if all(span.count == span.samples for span in spans):
+            drafts = [(span.drafts, kept - 1) for span, kept in zip(spans, result.accepted, strict=True) if span.drafts]
+            verified = len(drafts), sum(each[0] for each in drafts), sum(each[1] for each in drafts)
+            blocks.add(Count(sum(result.accepted), now - self._last, *verified))
+        if way.speculation is not self._loaded.core.scheduler.speculation or blocks.plain:
+            # A way learns no durations of others' steps.
+            self._loaded.core.loop._last = self._loaded.core.loop._clock()
+        self._loaded.speculate(self._off if blocks.plain else way)
+        self._last = now
+        return found
+
+    def show(self) -> None:
+        for way, blocks in self._blocks.items():
+            (drafted, plain), equal = blocks.totals, self._equal[way]
+            print(
+                f"{self._kind:12} {way:8} {drafted.rate:7.1f} tok/s, plain {plain.rate:7.1f}  ratio"
+                f" {spread(blocks.ratios)}, all together {drafted.rate / plain.rate:.3f}; {sum(equal)} of {len(equal)}"
+                f" answers equal; {_drafts(drafted)}",
+                flush=True,
+            )
 
 
 class Peer:
@@ -257,45 +399,55 @@ def replayed(encode: Any, entries: list[dict[str, Any]], tokens: int) -> list[di
 class Compared:
     """The answers of all ways and peers to the requests of one kind."""
 
-    def __init__(self, kind: str, peers: list[str]) -> None:
+    def __init__(self, kind: str, off: Way) -> None:
         self._kind = kind
-        self._peers = peers
+        self._off = off
         self._counts: dict[str, Count] = defaultdict(Count)
         self._ratios: dict[str, list[float]] = defaultdict(list)
         self._equal: dict[str, list[bool]] = defaultdict(list)
+        self._peers: set[str] = set()
+        self._turn = 0
 
-    def add(self, found: dict[str, Answered]) -> None:
-        plain = found["off"]
+    def add(self, requests: list[dict[str, Any]], ways: list[Way | Peer]) -> None:
+        """Let plain decoding and all ways answer the same requests in turn, each time in another order."""
+        self._peers |= {way.name for way in ways if isinstance(way, Peer)}
+        every: list[Way | Peer] = [self._off, *ways]
+        first, self._turn = self._turn % len(every), self._turn + 1
+        found = {way.name: way.answer(requests) for way in every[first:] + every[:first]}
         if not all(each.count.tokens for each in found.values()):
             return
-        for way, (count, answers) in found.items():
-            self._counts[way] = self._counts[way].plus(count)
-            self._ratios[way].append(count.rate / plain.count.rate)
-            self._equal[way] += [a == b for a, b in zip(answers, plain.tokens, strict=False)]
+        plain = found["off"]
+        for way in every:
+            count, answers = found[way.name]
+            self._counts[way.name] = self._counts[way.name].plus(count)
+            self._ratios[way.name].append(count.rate / plain.count.rate)
+            self._equal[way.name] += [a == b for a, b in zip(answers, plain.tokens, strict=False)]
 
     def show(self) -> None:
+        plain = self._counts["off"]
         for way, count in self._counts.items():
-            line = f"{self._kind:12} {way:7} {count.tokens:6} tokens {count.rate:7.1f} tok/s"
+            line = f"{self._kind:12} {way:8} {count.tokens:6} tokens {count.rate:7.1f} tok/s"
             if way != "off":
                 equal = self._equal[way]
-                line += f"  ratio {_spread(self._ratios[way])}"
-                line += f", {sum(equal)} of {len(equal)} answers equal" if equal else ""
-                line += f", {_drafts(count)}"
+                line += f"  ratio {spread(self._ratios[way])}, all together {count.rate / plain.rate:.3f}"
+                line += f"; {sum(equal)} of {len(equal)} answers equal" if equal else ""
+                line += f"; {_drafts(count)}"
             print(line, flush=True)
         for peer in self._peers:
             told = [
-                f"{way} {_spread([a / b for a, b in zip(ratios, self._ratios[peer], strict=True)])}"
+                f"{way} {spread([a / b for a, b in zip(ratios, self._ratios[peer], strict=True)])}"
                 for way, ratios in self._ratios.items()
                 if way not in self._peers
             ]
             print(f"{self._kind:12} over {peer}: {', '.join(told)}", flush=True)
 
 
-def _spread(ratios: list[float]) -> str:
-    """Return the median; tenth and ninetieth percentile; the number."""
-    ratios = sorted(ratios)
-    tenth = len(ratios) // 10
-    return f"{median(ratios):.3f} ({ratios[tenth]:.2f} to {ratios[-1 - tenth]:.2f}; {len(ratios)})"
+def spread(ratios: list[float]) -> str:
+    """Return the median, the interval that nine tenths of medians of redrawn ratios are in, and the number."""
+    draw = random.Random(1)  # noqa: S311 - intervals are no secrets
+    medians = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(DRAWS))
+    twentieth = DRAWS // 20
+    return f"{median(ratios):.3f} ({medians[twentieth]:.3f} to {medians[-1 - twentieth]:.3f}; {len(ratios)})"
 
 
 def _drafts(count: Count) -> str:
@@ -311,12 +463,17 @@ def _drafts(count: Count) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
-    parser.add_argument("--way", action="append", choices=WAYS, help="repeatable; default: ngram and suffix")
+    parser.add_argument(
+        "--way", action="append", choices=WAYS, help=f"repeatable; default: {' and '.join(DEFAULT_WAYS)}"
+    )
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="repeatable")
     parser.add_argument("--kind", action="append", help="repeatable; default: all")
     parser.add_argument("--take", type=int, default=40, help="requests of a kind")
+    parser.add_argument("--skip", type=int, default=0, help="of these, requests that an earlier run has measured")
+    parser.add_argument("--passes", type=int, default=1, help="how often the requests are answered")
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
     parser.add_argument("--streams", type=int, default=1)
+    parser.add_argument("--block", type=int, default=0, help="switch drafts on and off every so many tokens")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no request of a kind later")
     parser.add_argument("--replay", action="store_true")
     parser.add_argument("--quantization", default="none")
@@ -324,6 +481,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.peer and arguments.streams > 1:
         parser.error("peers answer one request at a time")
+    if arguments.peer and arguments.block:
+        parser.error("a peer's drafts are not switched")
     require_native_kernels()
     asyncio.run(started(arguments))
 
@@ -349,36 +508,53 @@ def measure(arguments: argparse.Namespace, peers: list[Peer]) -> None:
         if arguments.kind is None or entry["kind"] in arguments.kind:
             kinds[entry["kind"]].append(entry)
     # Spread over the kind, whose neighbouring requests may share a text.
-    taken = [each for kind in kinds.values() for each in kind[:: max(1, len(kind) // arguments.take)][: arguments.take]]
+    taken = [
+        each
+        for kind in kinds.values()
+        for each in kind[:: max(1, len(kind) // arguments.take)][: arguments.take][arguments.skip :]
+    ]
     if arguments.replay:
         infd.runner.runner.Sampler = Replaying  # type: ignore[misc]
-        source = Way("source", "smollm2", "off", 1, settings | {"kv_cache_bytes": "64MiB"})
-        bodies = replayed(source.encode, taken, arguments.tokens)
-        source.close()
+        bodies = replayed(tokenizer().encode, taken, arguments.tokens)
     else:
         bodies = [asked(each, arguments.tokens) for each in taken]
     settings |= {"kv_cache_bytes": "768MiB", "quantization": arguments.quantization}
-    measure_once()
-    chosen = {"off": "off"} | {"again" if way == "off" else way: way for way in arguments.way or WAYS[1:]}
+    loaded = Loaded(arguments.model, arguments.streams, settings)
+    print("ms of a step by rows:", ", ".join(f"{rows} {1000 * seconds:.2f}" for rows, seconds in loaded.row_costs))
+    off = Way("off", loaded, "off")
     ways: list[Way | Peer] = [
-        Way(name, arguments.model, way, arguments.streams, settings) for name, way in chosen.items()
+        Way("again" if way == "off" else way, loaded, way) for way in arguments.way or DEFAULT_WAYS
     ]
     ways += peers
-    turn = 0
+    for way in (off, *ways):  # caches and pages are first touched
+        way.answer(bodies[: arguments.streams])
     for kind in kinds:
         of_kind = [body for entry, body in zip(taken, bodies, strict=True) if entry["kind"] == kind]
-        began, compared = time.monotonic(), Compared(kind, [peer.name for peer in peers])
-        for at in range(0, len(of_kind), arguments.streams):
+        rounds = [of_kind[at : at + arguments.streams] for at in range(0, len(of_kind), arguments.streams)]
+        found = Alternated(kind, loaded, off, arguments.block) if arguments.block else Compared(kind, off)
+        began = time.monotonic()
+        for turn in range(arguments.passes * len(rounds)):
             if time.monotonic() - began > arguments.seconds:
                 break
-            first, turn = turn % len(ways), turn + 1
-            answered = {
-                way.name: way.answer(of_kind[at : at + arguments.streams]) for way in ways[first:] + ways[:first]
-            }
-            compared.add({way.name: answered[way.name] for way in ways})
-        compared.show()
-    for way in ways:
-        way.close()
+            if turn % len(rounds) == 0:
+                for way in ways:
+                    way.forget()
+            requests = rounds[turn % len(rounds)]
+            if len(requests) > 1:  # compute the prompts, one by one, before the clock starts
+                for each in requests:
+                    off.answer([{**each, "max_tokens": 1}])
+            found.add(requests, ways)
+        found.show()
+    for peer in peers:
+        peer.close()
+    loaded.close()
+
+
+def tokenizer() -> Tokenizer:
+    """Return SmolLM2's tokenizer."""
+    with LLM("smollm2", device="cpu", max_model_len=256, kv_cache_bytes="16MiB") as model:
+        found: Tokenizer = model._server._backend.model().tokenizer
+    return found
 
 
 if __name__ == "__main__":

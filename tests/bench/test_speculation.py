@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import speculation
-from speculation import Peer, Replaying, Way, described_server, replayed
+from speculation import (
+    Alternated,
+    Blocks,
+    Count,
+    Loaded,
+    Peer,
+    Replaying,
+    Way,
+    described_server,
+    replayed,
+)
 
 import infd.runner.runner
-import infd.scheduler.speculation
+from infd.scheduler import step_costs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +39,8 @@ ENTRIES = [
 def replaying(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(infd.runner.runner, "Sampler", Replaying)
     # Steps of so small a model take less time than steps issued ahead save, so that drafts would never pay.
-    monkeypatch.setattr(infd.scheduler.speculation, "AHEAD_S", 0.0)
+    monkeypatch.setattr(step_costs, "FIRST_LATE_S", 0.0)
+    monkeypatch.setattr(step_costs.StepCosts, "_learn_late", lambda *_: None)
     yield
     Replaying.replies.clear()
 
@@ -39,21 +51,61 @@ def test_every_answer_of_a_replay_is_the_reply_and_drafts_of_repetitions_are_kep
 ) -> None:
     settings: dict[str, Any] = {"device": "cpu", "device__threads": 1, "max_model_len": 256}
     settings["device__kernel_cache"] = str(tmp_path)  # steps that verify drafts are measured at start
-    kept = {}
-    for name in ("off", "ngram", "suffix"):
-        way = Way(name, "embedded", name, streams, settings)
-        try:
-            bodies = replayed(way.encode, ENTRIES, 64)
-            for at in range(0, len(bodies), streams):
+    loaded = Loaded("embedded", streams, settings)
+    try:
+        kept = defaultdict(int)
+        ways = [Way(name, loaded, name) for name in ("off", "ngram", "suffix", "declined", "off")]
+        bodies = replayed(loaded.encode, ENTRIES, 64)
+        for at in range(0, len(bodies), streams):
+            for way in ways:  # on the same pages, one after another
                 asked = bodies[at : at + streams]
                 answered = way.answer(asked)
                 assert answered.tokens == [Replaying.replies[each["seed"]] for each in asked]
-                kept[name] = kept.get(name, 0) + answered.count.kept
-        finally:
-            way.close()
-    assert kept["off"] == 0
+                kept[way.name] += answered.count.kept
+    finally:
+        loaded.close()
+    assert kept["off"] == kept["declined"] == 0
     assert kept["ngram"] > 0
     assert kept["suffix"] > 0
+
+
+def test_a_way_that_forgets_drafts_no_earlier_answer(replaying: None, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"device": "cpu", "device__threads": 1, "max_model_len": 256}
+    settings["device__kernel_cache"] = str(tmp_path)
+    loaded = Loaded("embedded", 1, settings)
+    try:
+        way = Way("suffix", loaded, "suffix")
+        (body,) = replayed(loaded.encode, [{"prompt": "Tell.", "reply": "once upon a time there was no end"}], 64)
+        first, known = (way.answer([body]).count.kept for _ in range(2))
+        way.forget()
+        assert (first, way.answer([body]).count.kept) == (0, 0)
+        assert known > 0
+    finally:
+        loaded.close()
+
+
+def test_blocks_of_tokens_cancel_a_machine_that_becomes_slower() -> None:
+    blocks = Blocks(6)
+    for step in range(18):
+        blocks.add(Count(1 if blocks.plain else 2, 1.0 if step < 9 else 2.0))
+    assert blocks.ratios == pytest.approx([2.0])
+    assert [count.tokens for count in blocks.totals] == [12, 12]
+    assert [count.seconds for count in blocks.totals] == [9.0, 18.0]
+
+
+def test_answers_whose_drafts_are_switched_on_and_off_equal_plain_ones(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"device": "cpu", "device__threads": 1, "max_model_len": 256}
+    settings["device__kernel_cache"] = str(tmp_path)
+    loaded = Loaded("embedded", 2, settings)
+    try:
+        way = Way("ngram", loaded, "ngram")
+        alternated = Alternated("code", loaded, Way("off", loaded, "off"), 2)
+        prompt = loaded.encode("one two three one two three one two")
+        alternated.add([{"prompt": prompt, "max_tokens": 48, "temperature": 0, "return_token_ids": True}] * 2, [way])
+        assert alternated._equal["ngram"] == [True, True]
+        assert sum(count.tokens for count in alternated._blocks["ngram"].totals) > 48
+    finally:
+        loaded.close()
 
 
 async def test_a_peer_is_stopped_but_while_it_answers(tmp_path: Path) -> None:
