@@ -118,7 +118,12 @@ class Replays:
         self.steps, self.ahead = self.steps + 1, self.ahead + ahead
         seconds = self._costs.of(plan.tokens) * (self._overhead if plan.drafts else 1.0)
         seconds += 0.0 if ahead else self._late
-        self._speculation.took(plan, seconds * self._random.lognormvariate(0.0, self._noise), masked=False)
+        self._speculation.took(
+            plan,
+            seconds * self._random.lognormvariate(0.0, self._noise),
+            masked=False,
+            late=not ahead and self._late > 0,
+        )
         return seconds
 
 

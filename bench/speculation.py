@@ -265,8 +265,8 @@ class Alternated:
     def __init__(self, kind: str, loaded: Loaded, off: Way, tokens: int) -> None:
         """Set up. tokens: of a block."""
         self._kind, self._loaded, self._off = kind, loaded, off
-        self._blocks: dict[str, Blocks] = defaultdict(lambda: Blocks(tokens))
-        self._equal: dict[str, list[bool]] = defaultdict(list)
+        self.blocks: dict[str, Blocks] = defaultdict(lambda: Blocks(tokens))
+        self.equal: dict[str, list[bool]] = defaultdict(list)
         self._plain: dict[str, list[list[int]]] = {}
         self._last = 0.0
 
@@ -278,10 +278,10 @@ class Alternated:
         scheduler = self._loaded.core.scheduler
         for way in ways:
             self._last = time.perf_counter()
-            scheduler.commit = partial(self._commit, scheduler.commit, way, self._blocks[way.name])
+            scheduler.commit = partial(self._commit, scheduler.commit, way, self.blocks[way.name])
             found = way.answer(requests).tokens
             del scheduler.commit
-            self._equal[way.name] += [a == b for a, b in zip(found, self._plain[key], strict=True)]
+            self.equal[way.name] += [a == b for a, b in zip(found, self._plain[key], strict=True)]
 
     def _commit(self, commit: Any, way: Way, blocks: Blocks, step: Any, result: Any) -> Any:
         """Commit a step, and choose whether the next ones have drafts."""
@@ -298,8 +298,8 @@ class Alternated:
         return found
 
     def show(self) -> None:
-        for way, blocks in self._blocks.items():
-            (drafted, plain), equal = blocks.totals, self._equal[way]
+        for way, blocks in self.blocks.items():
+            (drafted, plain), equal = blocks.totals, self.equal[way]
             print(
                 f"{self._kind:12} {way:8} {drafted.rate:7.1f} tok/s, plain {plain.rate:7.1f}  ratio"
                 f" {spread(blocks.ratios)}, all together {drafted.rate / plain.rate:.3f}; {sum(equal)} of {len(equal)}"

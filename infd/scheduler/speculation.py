@@ -11,7 +11,8 @@ steps are estimated by `StepCosts`.
 
 Drafts follow known tokens. So a step with drafts is planned once the step before is committed, while the device has
 nothing to do, if `Executor.depth` is 1. Where drafts gain less than the next step issued ahead, that step is issued
-ahead, without drafts.
+ahead, without drafts. To seek drafts costs processor time, too: for many sequences at once they are sought in fewer
+steps while they are not worthwhile.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ MANY: Final = 4  # sequences of a step from which on guesses are skipped, becaus
 MISSES: Final = 4  # guesses in a row that failed, or were none, for each step without a guess that follows
 MOST_SKIPPED: Final = 3  # steps: an answer that begins to repeat itself soon has drafts
 RECONSIDERED: Final = 64  # steps after which it is decided anew whether any drafts could pay
-AHEAD_S: Final = 0.3e-3  # seconds that a step saves by being issued while the one before is computed
+TIRED: Final = 8  # steps in a row without worthwhile drafts, for each step that follows in which none are sought
 GAIN_RATE: Final = 1 / 16  # weight of one step in the mean gain of drafts
 DELAYED: Final = 0.6  # share of the gain of drafts that is lost if they begin one token later
 
@@ -84,6 +85,9 @@ class Speculation:
         self._considered = False  # whether drafts behind the tokens known now were considered
         self._gain = 0.0  # of these: logarithm of the speed with them over that without, mean of the step's sequences
         self._mean_gain = 0.0  # of the latest steps
+        self._late = False  # whether steps with drafts begin late, because others may be issued ahead
+        self._tired = 0  # steps in a row in which drafts were sought, and none were worthwhile
+        self._resting = 0  # further steps in which none are sought
         self._masked = False  # whether the last step waited for a mask
         self._hopeless: dict[int, bool] = {}  # by number of sequences: whether drafts do not pay, be they all right
         self._alone: dict[int, bool] = {}  # by number of sequences: see `pays_alone`
@@ -115,9 +119,12 @@ class Speculation:
 
         decoding  all running sequences
         """
+        self._late = True
         if not self._considered:
             self._consider(decoding, self.most * len(decoding), known=True)
-        return max(self._gain, DELAYED * self._mean_gain) > AHEAD_S / self._costs.of(len(decoding))
+        kind, count = (False, self._masked), len(decoding)
+        saved = self._costs.log(count, kind, late=True) - self._costs.log(count, kind)
+        return max(self._gain, DELAYED * self._mean_gain) > saved
 
     def committed(self) -> None:
         """Called when a step is committed: more tokens are known."""
@@ -134,8 +141,15 @@ class Speculation:
         found: Many[tuple[float, Sequence]] = []
         if self._is_hopeless(count):
             self._costs.forget(count + 1, (True, self._masked))
-        elif offers := self._offered(decoding, known=known):
-            found = self._worthwhile(count, offers, room)
+        elif self._resting and count >= MANY:
+            self._resting -= 1
+            for seq in decoding:
+                seq.skips -= seq.skips > 0
+        else:
+            if offers := self._offered(decoding, known=known):
+                found = self._worthwhile(count, offers, room)
+            self._tired = 0 if found else self._tired + 1
+            self._resting = min(MOST_SKIPPED, self._tired // TIRED)
         self._mean_gain += GAIN_RATE * (self._gain - self._mean_gain)
         return found
 
@@ -189,14 +203,15 @@ class Speculation:
         plan.drafts.append(Draft(seq.row, len(seq.tokens), seq.drafts[: seq.in_flight + drafts]))
         return drafts
 
-    def took(self, plan: StepPlan, seconds: float, *, masked: bool) -> None:
+    def took(self, plan: StepPlan, seconds: float, *, masked: bool, late: bool = False) -> None:
         """Learn what a step costs, if it only decodes.
 
         masked  whether the step waited for a mask
+        late    whether it was issued only once the step before was committed, although others are issued ahead
         """
         self._masked = masked
         if all(span.count == span.samples for span in plan.spans):
-            self._costs.learn(plan.tokens, (bool(plan.drafts), masked), seconds)
+            self._costs.learn(plan.tokens, (bool(plan.drafts), masked), seconds, late=late)
             self._learned += 1
             if self._learned == RECONSIDERED:
                 self._learned = 0
@@ -209,9 +224,9 @@ class Speculation:
         To seek them costs processor time that the steps lack, so they must gain as much as drafts after none.
         """
         if (pays := self._alone.get(count)) is None:
-            kind, plain = (True, self._masked), self._costs.log(count, (False, self._masked))
+            kind, late, plain = (True, self._masked), self._late, self._costs.log(count, (False, self._masked))
             pays = self._alone[count] = any(
-                log(1 + drafts) > count * (self._costs.log(count + drafts, kind) - plain + WORTH)
+                log(1 + drafts) > count * (self._costs.log(count + drafts, kind, late=late) - plain + WORTH)
                 for drafts in range(1, self.most + 1)
             )
         return pays
@@ -254,13 +269,13 @@ class Speculation:
         offers  see `_offers`
         room    most drafts of the step
         """
-        costs, kind, gain = self._costs, (True, self._masked), 0.0
-        plain = costs.log(count, (False, self._masked))
+        costs, kind, late, gain = self._costs, (True, self._masked), self._late, 0.0
+        plain = costs.log(count, (False, self._masked), late=late)
         most, best = 0.0 if self._drafting else count * WORTH, 0
         offers.sort(key=itemgetter(0), reverse=True)  # a sequence's first drafts stay before its others
         for drafts, (more, _) in enumerate(offers[:room], 1):
             gain += more
-            net = gain - count * (costs.log(count + drafts, kind) - plain)
+            net = gain - count * (costs.log(count + drafts, kind, late=late) - plain)
             if net > most + TIE:
                 best, most = drafts, net
         self._drafting = best > 0
@@ -277,6 +292,8 @@ class Speculation:
             plain = costs.log(count, (False, self._masked)) - log(count)
             # The cost beyond the measured rows is a straight line, so the largest number stands for those between.
             tried = (*range(1, min(most, MEASURED)), most)
-            hopeless = all(costs.log(count + drafts, kind) - log(count + drafts) >= plain for drafts in tried)
+            hopeless = all(
+                costs.log(count + drafts, kind, late=self._late) - log(count + drafts) >= plain for drafts in tried
+            )
             self._hopeless[count] = hopeless
         return hopeless

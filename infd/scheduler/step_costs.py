@@ -3,12 +3,15 @@
 Steps that verify drafts, and steps that wait for masks, cost the host work that steps at start do not. Contexts are
 longer than at start, and other programs use the processor. So each kind of step has its own correction, which every
 committed step of the kind adjusts.
+
+A step that is issued only once the step before is committed begins late, because the device waits for the host. By how
+much is learned where both are seen: steps that begin late, and steps that were issued ahead.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from math import exp, log
+from math import exp, log, log1p
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -19,11 +22,19 @@ RATE: Final = 1 / 16  # share that corrects the steps of the same kind; again, t
 CLIP: Final = 0.4  # largest deviation that counts, as a logarithm: a longer pause has other causes than the step's kind
 FORGOTTEN: Final = 1 / 256  # of the correction of steps with drafts, by each step for which drafts are too expensive
 
+FIRST_LATE_S: Final = 0.3e-3  # seconds by which a step begins late, assumed until steps of both sorts are seen
+FIRST_LATE_STEPS: Final = 16  # late steps that the assumption outweighs
+LATE_STEPS: Final = 64  # late steps over which the mean is taken
+RECENT: Final = 64  # steps after one that was issued ahead in which late steps are compared with it
+
 Kind = tuple[bool, bool]  # whether the step verifies drafts, and whether it waits for a mask
 
 
 class StepCosts:
-    """The duration of a decoding step by its kind and its number of rows."""
+    """The duration of a decoding step by its kind and its number of rows.
+
+    late_s  seconds by which a step begins late that is issued only once the step before is committed
+    """
 
     def __init__(self, measured: Many[tuple[int, float]]) -> None:
         """measured: pairs of rows and seconds, by ascending rows; empty: all steps take equally long, and ever will."""
@@ -32,26 +43,44 @@ class StepCosts:
         self._speed = 0.0  # logarithm of the duration of all steps now over that at start
         # Logarithms of factors: for all steps of a kind (size 0), and for those of a size. Both apply to a step.
         self._corrections: dict[tuple[Kind, int], float] = {}
+        self.late_s = FIRST_LATE_S
+        self._late_steps = FIRST_LATE_STEPS
+        self._recent = 0  # steps in which late steps are still compared with one that was issued ahead
 
     def of(self, rows: int, kind: Kind = (False, False)) -> float:
         """Return a step's duration in seconds, at the machine's speed at start."""
         return exp(self.log(rows, kind))
 
-    def log(self, rows: int, kind: Kind = (False, False)) -> float:
-        """Return the logarithm of a step's duration."""
+    def log(self, rows: int, kind: Kind = (False, False), *, late: bool = False) -> float:
+        """Return the logarithm of a step's duration. late: whether it begins late."""
         if (found := self._by_rows.get(rows)) is None:
             found = self._by_rows[rows] = log(self._at_start(rows))
-        return found + self._correction(kind, 0) + self._correction(kind, _size(rows))
+        found += self._correction(kind, 0) + self._correction(kind, _size(rows))
+        return found + log1p(self.late_s * exp(-found - self._speed)) if late else found
 
-    def learn(self, rows: int, kind: Kind, seconds: float) -> None:
-        """Correct the estimates by the duration of a step."""
+    def learn(self, rows: int, kind: Kind, seconds: float, *, late: bool = False) -> None:
+        """Correct the estimates by the duration of a step. late: whether it began late."""
         if not self._measured or seconds <= 0:
             return
+        if not late:
+            self._recent = RECENT
+        elif self._recent and not kind[0]:  # the lateness of steps with drafts is not told from their other costs
+            self._recent -= 1
+            self._learn_late(exp(self.log(rows, kind) + self._speed), seconds)
+            return
+        else:
+            seconds = max(seconds / 2, seconds - self.late_s)
         deviation = log(seconds) - self.log(rows, kind) - self._speed
         deviation = max(-CLIP, min(CLIP, deviation))
         self._speed += SPEED_RATE * deviation
         for size in (0, _size(rows)):
             self._corrections[kind, size] = self._correction(kind, size) + RATE * deviation
+
+    def _learn_late(self, expected: float, seconds: float) -> None:
+        """Learn by how much a step began late that took `seconds`, and `expected` seconds had it been issued ahead."""
+        self._late_steps = min(LATE_STEPS, self._late_steps + 1)
+        more = max(-CLIP * expected, min(CLIP * expected, seconds - expected))
+        self.late_s = max(0.0, self.late_s + (more - self.late_s) / self._late_steps)
 
     def forget(self, rows: int, kind: Kind) -> None:
         """Let the corrections of a kind approach those of steps without drafts, because no step of the kind is tried.

@@ -102,8 +102,8 @@ def test_answers_whose_drafts_are_switched_on_and_off_equal_plain_ones(tmp_path:
         alternated = Alternated("code", loaded, Way("off", loaded, "off"), 2)
         prompt = loaded.encode("one two three one two three one two")
         alternated.add([{"prompt": prompt, "max_tokens": 48, "temperature": 0, "return_token_ids": True}] * 2, [way])
-        assert alternated._equal["ngram"] == [True, True]
-        assert sum(count.tokens for count in alternated._blocks["ngram"].totals) > 48
+        assert alternated.equal["ngram"] == [True, True]
+        assert sum(count.tokens for count in alternated.blocks["ngram"].totals) > 48
     finally:
         loaded.close()
 

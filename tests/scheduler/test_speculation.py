@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import exp
 
 import pytest
 from msgspec.structs import replace
@@ -143,6 +144,58 @@ def test_a_long_pause_says_little_of_a_steps_cost():
     before = costs.of(10, (True, False))
     costs.learn(10, (True, False), 500.0)
     assert costs.of(10, (True, False)) < 1.06 * before
+
+
+def test_by_how_much_a_step_begins_late_is_learned_beside_steps_issued_ahead():
+    costs = StepCosts(FREE_TO_6)
+    before = costs.late_s
+    for _ in range(50):
+        costs.learn(1, (False, False), 1.2, late=True)
+    assert costs.late_s == before, "a slow machine is not told from a late step"
+    for _ in range(200):
+        costs.learn(1, (False, False), 3.0)
+        costs.learn(1, (False, False), 3.6, late=True)
+        costs.learn(4, (True, False), 4.5, late=True)
+    assert costs.late_s == pytest.approx(0.6, rel=0.1), "of steps that take three times as long as at start"
+    assert exp(costs.log(1, late=True) - costs.log(1)) == pytest.approx(1.2, rel=0.03)
+    assert exp(costs.log(4, (True, False), late=True) - costs.log(1)) == pytest.approx(1.5, rel=0.1)
+    costs.learn(1, (False, False), 500.0, late=True)
+    assert costs.late_s < 0.66
+
+
+def test_steps_that_begin_much_later_than_those_issued_ahead_are_not_awaited_for_a_small_gain():
+    def awaits(late: float) -> bool:
+        speculation = control(((1, 1.0), (8, 1.0)))
+        plain = StepPlan(0, [], [], [Span(0, 3, 1, 1)])
+        for _ in range(200):
+            speculation.took(plain, 1.0, masked=False)
+            speculation.took(plain, 1.0 + late, masked=False, late=True)
+        seq = sequence([1, 2, 3], max_tokens=40, drafter=Oracle.of([1, 2, 3], 40))
+        seq.row, seq.covered, seq.agreement = 0, 100, [0.15] * CLASSES
+        return speculation.awaits([seq])
+
+    assert awaits(0.05)
+    assert not awaits(0.3)
+
+
+def test_many_sequences_whose_drafts_do_not_pay_are_guessed_for_in_fewer_steps_and_the_others_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def asked(sequences: int, costs) -> int:
+        driver = Driver(replace(capacity(rows=8, pages=400, max_model_len=256), row_costs=costs), drafts=4)
+        drafters = [Asked.of([n, 2, 3], 121, wrong=0.5) for n in range(sequences)]
+        for n, drafter in enumerate(drafters):
+            driver.add(sequence([n, 2, 3], max_tokens=120, drafter=drafter))
+        driver.finish()
+        driver.check_answers()
+        return sum(each.asked for each in drafters)
+
+    dear = tuple((rows, 1.0 + 0.12 * rows) for rows in range(1, 41))  # an offer that is always right would just pay
+    resting = {(count, costs): asked(count, costs) for count in (2, 8) for costs in (dear, FLAT)}
+    monkeypatch.setattr(module, "TIRED", 1000)
+    for (count, costs), found in resting.items():
+        share = found / asked(count, costs)
+        assert share < 0.65 if (count, costs) == (8, dear) else share == 1, (count, share)
 
 
 def test_drafts_that_became_too_expensive_are_tried_again():

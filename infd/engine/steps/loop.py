@@ -41,6 +41,7 @@ class Issued(Struct):
 
     at           time before the step was planned, monotonic seconds
     constrained  whether the step may sample only once `filled` is done
+    late         whether it was issued only once the step before was committed, although others are issued ahead
     filled       future of the step's mask; None until filling begins
     result       future of the step's result; None until the step may sample
     """
@@ -49,6 +50,7 @@ class Issued(Struct):
     forwarded: Step
     at: float
     constrained: bool
+    late: bool = False
     filled: asyncio.Future[Filled] | None = None
     result: asyncio.Future[StepResult] | None = None
 
@@ -150,7 +152,8 @@ class StepLoop:
             outcomes = self._scheduler.commit(issued.step, result.result())
             if (speculation := self._scheduler.speculation).most:
                 now = self._clock()
-                speculation.took(issued.step.plan, now - max(issued.at, self._last), masked=issued.constrained)
+                seconds = now - max(issued.at, self._last)
+                speculation.took(issued.step.plan, seconds, masked=issued.constrained, late=issued.late)
                 self._last = now
         elif isinstance(error, DeviceLost):
             raise error
@@ -181,8 +184,9 @@ class StepLoop:
                 continue
             if step is None:
                 return
+            late = not ahead and self._executor.decoding_depth > self._executor.depth
             forwarded = self._executor.forward(step.plan, alone=self._is_alone)
-            issued = Issued(step, forwarded, at, self._constraints.applies_to(step))
+            issued = Issued(step, forwarded, at, self._constraints.applies_to(step), late)
             self._in_flight.append(issued)
             if not issued.constrained:
                 self._sample()
