@@ -306,10 +306,11 @@ def test_a_sure_draft_is_verified_although_other_guesses_were_wrong():
     driver.check_answers()
 
 
-def test_a_draft_takes_no_page_that_a_running_sequence_needs_next():
+@pytest.mark.parametrize(("pages", "tokens"), [(20, 16), (9, 10)])
+def test_a_draft_takes_no_page_that_a_running_sequence_needs_next(pages: int, tokens: int):
     layout = CacheLayout((PageGroup(layers=(0,), page_tokens=2),))
-    driver = Driver(capacity(layout, pages=20, rows=2, step_tokens=16), drafts=4)
-    add(driver, [1, 2, 3], max_tokens=16)
+    driver = Driver(capacity(layout, pages=pages, rows=2, step_tokens=16), drafts=4)
+    add(driver, [1, 2, 3], max_tokens=tokens)
     add(driver, [4, 5, 6], max_tokens=16)
     driver.finish()
     assert not driver.scheduler.preemptions
