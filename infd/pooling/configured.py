@@ -57,6 +57,8 @@ def configured(settings: PoolingConfig, directory: Path, config: Mapping[str, An
         found = _by_tokens(found, tokens, directory)
     elif settings.label_tokens:
         raise ConfigError(f"pooling.label_tokens: the model does not classify with pooling.task {settings.task!r}")
+    if settings.step_token:
+        found = _by_steps(found, settings.step_token, directory)
     changed: dict[str, object] = {}
     if settings.mode != "auto":
         changed["pooling"] = settings.mode
@@ -83,7 +85,16 @@ def _by_tokens(found: PoolingSettings, tokens: tuple[str, ...], directory: Path)
     )
 
 
-def token_ids(directory: Path, tokens: tuple[str, ...]) -> tuple[int, ...]:
+def _by_steps(found: PoolingSettings, token: str, directory: Path) -> PoolingSettings:
+    """Return settings with labels of the tokens that end steps alone. Raises ConfigError if no token has labels."""
+    if found.label_tokens:
+        found = structs.replace(found, tasks=("token_classify",), pairs=False)
+    if "token_classify" not in found.tasks or found.token_weight is not None:
+        raise ConfigError("pooling.step_token: the model gives tokens no labels; pooling.label_tokens names some")
+    return structs.replace(found, step_token=token_ids(directory, (token,), "pooling.step_token")[0])
+
+
+def token_ids(directory: Path, tokens: tuple[str, ...], setting: str = "pooling.label_tokens") -> tuple[int, ...]:
     """Return the ids of tokens, which are spelled as tokenizer.json spells them. Raises CheckpointError."""
     path = directory / "tokenizer.json"
     try:
@@ -94,5 +105,5 @@ def token_ids(directory: Path, tokens: tuple[str, ...]) -> tuple[int, ...]:
     known = vocab if isinstance(vocab, dict) else {token: number for number, (token, _) in enumerate(vocab)}
     known |= {each.content: each.id for each in tokenizer.added_tokens}
     if missing := [token for token in tokens if token not in known]:
-        raise CheckpointError(f"{path}: no tokens {', '.join(map(repr, missing))}, which pooling.label_tokens names")
+        raise CheckpointError(f"{path}: no tokens {', '.join(map(repr, missing))}, which {setting} names")
     return tuple(known[token] for token in tokens)

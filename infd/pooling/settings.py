@@ -52,6 +52,7 @@ class PoolingSettings(Struct, frozen=True, kw_only=True):
     labels          of classification, by index
     label_tokens    ids of the tokens whose logits after the prompt are those of the labels, for a model without a head
                     for labels. Two: the only label's logit is that of the second less that of the first
+    step_token      id of the token that ends a step of an answer: only such tokens have labels; None: all tokens have
     activation      from logits of labels to their scores
     pairs           whether the model has one label, so that it scores pairs of texts
     prompts         texts before the input's, by name
@@ -74,6 +75,7 @@ class PoolingSettings(Struct, frozen=True, kw_only=True):
     matryoshka: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
     label_tokens: tuple[int, ...] = ()
+    step_token: int | None = None
     activation: Activation = "none"
     pairs: bool = False
     prompts: Mapping[str, str] = MappingProxyType({})

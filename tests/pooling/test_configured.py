@@ -56,6 +56,16 @@ def test_tokens_may_be_the_labels_of_a_model_that_generates(
     assert settings(folder, label_tokens=tokens, activation="none").activation == "none"
 
 
+def test_steps_of_an_answer_may_have_labels(folder: Path):
+    config = {**DECODER, "architectures": ["Qwen3ForTokenClassification"], "num_labels": 2}
+    found = settings(folder, config, step_token="<Yes>")
+    assert (found.tasks, found.step_token, len(found.labels)) == (("token_classify",), 9, 2)
+
+    found = settings(folder, label_tokens=("no", "yes"), step_token="<Yes>")
+    assert (found.tasks, found.step_token, found.pairs) == (("token_classify",), 9, False)
+    assert (found.label_tokens, found.labels, found.activation) == ((3, 5), ("yes",), "sigmoid")
+
+
 def test_a_cross_encoder_of_logits_names_its_tokens(folder: Path):
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.Transformer"},
@@ -80,5 +90,10 @@ def test_settings_that_do_not_suit_the_checkpoint_are_refused_by_name(folder: Pa
         settings(folder, label_tokens=("nein", "yes"))
     with pytest.raises(ConfigError, match=r"pooling\.label_tokens"):
         settings(folder, label_tokens=("no", "yes"), task="embed")
+    with pytest.raises(CheckpointError, match=r"no tokens '<step>', which pooling\.step_token"):
+        settings(folder, label_tokens=("no", "yes"), step_token="<step>")
+    for task in ("generate", "embed"):
+        with pytest.raises(ConfigError, match=r"pooling\.step_token"):
+            settings(folder, task=task, step_token="<Yes>")
     with pytest.raises(ConfigError, match=r"pooling\.task"):
         settings(folder, normalize="yes")

@@ -144,6 +144,14 @@ class PoolingConfig(Section, frozen=True, kw_only=True):
             " Qwen3-Reranker. Of two, the score is that of the second against the first"
         ),
     ] = ()
+    step_token: Annotated[
+        str,
+        about(
+            "token that ends a step of an answer, for a model that judges steps: /pooling returns the labels of these"
+            " tokens alone; with label_tokens, their logits behind each step. Empty: labels of all tokens, or of the"
+            " prompt"
+        ),
+    ] = ""
 
 
 class GrammarConfig(Section, frozen=True, kw_only=True):

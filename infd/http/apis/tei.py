@@ -51,7 +51,8 @@ def embed_all(request: EmbedAllRequest, body_bytes: int, served: ServedModel, co
 
 def embed_sparse(request: EmbedSparseRequest, body_bytes: int, served: ServedModel, config: Config) -> Pooling:
     """Convert a request for weights of tokens. Raises InvalidRequest, CannotServe."""
-    if "token_classify" in served.pools and len(served.pooling.labels) > 1:
+    judges = len(served.pooling.labels) > 1 or served.pooling.step_token is not None
+    if "token_classify" in served.pools and judges:
         raise CannotServe(f"{served.names[0]} gives tokens labels, not weights")
     return _pooling(request, body_bytes, served, config, "token_classify")
 

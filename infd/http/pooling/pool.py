@@ -74,6 +74,7 @@ async def pool(pooling: Pooling, body: Body, exchange: Exchange, backend: Backen
                 held = block.pop_all()
     ids, skips = [prompt.ids for prompt in prompts], [prompt.skip for prompt in prompts]
     pooled = [_before_end(*each, task, served) for each in zip(pooled, ids, strict=True)]
+    pooled = [_of_steps(*each, task, served) for each in zip(pooled, ids, skips, strict=True)]
     return _encoded(body(Reduced(ticket.id, int(time.time()), model, task, served, ids, skips, pooled)), held)
 
 
@@ -100,6 +101,15 @@ def _before_end(pooled: Pooled, ids: Sequence[int], task: PoolTask, served: Serv
     if not weighs or ids[-1] not in served.tokenizer.ids_of("eos_token", "sep_token"):
         return pooled
     return Pooled(pooled.width, pooled.values[: -NUMBER_BYTES * pooled.width])
+
+
+def _of_steps(pooled: Pooled, ids: Sequence[int], skip: int, task: PoolTask, served: ServedModel) -> Pooled:
+    """Return the labels of the tokens that end steps, for a model that judges steps; other numbers as they are."""
+    if task != "token_classify" or (token := served.pooling.step_token) is None:
+        return pooled
+    size = NUMBER_BYTES * pooled.width
+    ends = [at * size for at, each in enumerate(ids[skip:]) if each == token]
+    return Pooled(pooled.width, b"".join(pooled.values[at : at + size] for at in ends))
 
 
 async def _collect(choices: Choices, inputs: int) -> list[Pooled]:

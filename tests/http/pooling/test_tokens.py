@@ -26,6 +26,20 @@ async def test_tasks_by_token_have_a_list_for_each_token(endpoint: Endpoint):
     assert body["data"] == [{"object": "pooling", "index": 0, "data": state("a b")}], "the first task is embed"
 
 
+async def test_a_model_that_judges_steps_returns_the_labels_of_the_tokens_that_end_them(endpoint: Endpoint):
+    settings(endpoint, step_token=9, labels=("good",))
+    prompts = [[5, 9, 6, 7, 9], [9], [5, 6]]
+
+    status, body = await endpoint.post("/pooling", {"input": prompts, "task": "token_classify"})
+
+    labels = [state(prompt, "token_classify") for prompt in prompts]
+    assert status == 200, body
+    assert [each["data"] for each in body["data"]] == [[[labels[0][1]], [labels[0][4]]], [[labels[1][0]]], []]
+    assert (await endpoint.post("/pooling", {"input": [5, 6], "task": "token_embed"}))[1]["data"][0]["data"] != []
+    status, body = await endpoint.post("/embed_sparse", {"inputs": [5, 9]})
+    assert (status, "labels, not weights" in body["error"]) == (400, True)
+
+
 async def test_a_token_that_recurs_has_its_largest_weight_and_special_tokens_none(endpoint: Endpoint):
     special = tokenizer().id_of("<|im_end|>") or 0
     prompt = [5, 6, 5, special]
