@@ -21,6 +21,8 @@ import torch
 from bandwidth import MemoryProbe
 from native_kernels import require_native_kernels
 
+from infd.kernels.cpu.linear import PANEL
+from infd.kernels.cpu.product import Addressable
 from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 from infd.kernels.select import CANDIDATES, quantized, select
 from infd.models import registry
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.attention import AttentionPlan
+    from infd.kernels.families.matrices import Form
     from infd.kernels.ops import Ops
     from infd.models.base import Model
     from infd.models.parameter import Parameter, Source
@@ -160,10 +163,10 @@ class Mixture:
             if isinstance(parameter, MatrixStack):
                 chosen = len(self.routes[:, stacks // 2].unique())  # gate and up, down
                 stacks += 1
-                whole = whole // len(parameter.tensor) * chosen
-            elif not self._reads_whole(parameter):
-                whole = 0
-            size += whole
+                whole = chosen * _bytes_of(parameter.form, parameter.outputs)
+            elif isinstance(parameter, Matrix):
+                whole = _bytes_of(parameter.form, sum(source.shape[0] for source in parameter.sources))
+            size += whole if isinstance(parameter, MatrixStack) or self._reads_whole(parameter) else 0
         return size
 
     def _reads_whole(self, parameter: Parameter) -> bool:
@@ -202,6 +205,12 @@ def fill(parameter: Parameter) -> None:
             parameter.form.place(parameter.tensor, source.row, _drawn(source.shape[0], inputs))
     else:
         parameter.tensor.copy_(torch.randn(parameter.shape) / 32)
+
+
+def _bytes_of(form: Form, outputs: int) -> int:
+    """Return the bytes that a product with a matrix of `outputs` outputs reads."""
+    assert isinstance(form, Addressable)
+    return -(-outputs // PANEL) * form.panel_bytes
 
 
 def _inputs(source: Source) -> int:

@@ -15,7 +15,6 @@ from infd.kernels.cpu.lora import Group, structure
 from infd.kernels.cpu.product import Addressable, Product
 from infd.kernels.families.experts import Routes
 from infd.kernels.reference import experts as reference
-from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from infd.kernels.recipe import ExpertsRecipe, RouterRecipe, StackRecipe
 
 SCORES: Final = ("softmax", "chosen", "sigmoid", "margin")  # in the order of Scores in native/experts.cpp
-PANEL: Final = 64  # outputs in a panel
 
 
 class Router(ctypes.Structure):
@@ -185,4 +183,4 @@ def _products(stack: StackRecipe) -> ExpertProducts | None:
     if not isinstance(form, Addressable) or form.reordered:
         return None
     product = form.product(first, None if stack.bias is None else stack.bias[0])
-    return ExpertProducts(first=product, stride=first.nbytes, panel=first.nbytes // ceil_div(product.outputs, PANEL))
+    return ExpertProducts(first=product, stride=first.nbytes, panel=form.panel_bytes)

@@ -98,6 +98,11 @@ class GroupPanels(Panels):
         self.reordered = bool(groups.order)
         step = self._to_lines + self._lines * PANEL
         self.shape = (self._order + ceil_div(outputs, PANEL) * self._steps * step,)
+        self._panel_bytes = self._steps * step * self.dtype.itemsize
+
+    @property
+    def panel_bytes(self) -> int:
+        return self._panel_bytes
 
     def place(self, storage: Tensor, first: int, rows: Tensor) -> None:
         if self.layout:

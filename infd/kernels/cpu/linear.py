@@ -8,6 +8,7 @@ x W^T is bitwise determined by W and row i of x, whatever the numbers of rows an
 from __future__ import annotations
 
 import ctypes
+import math
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -109,10 +110,15 @@ class Panels:
         assert activations in kernels.multiply
         self._kernels = kernels
         self._outputs, self._inputs, self._activations = outputs, inputs, activations
+        self._packed_inputs = inputs  # argument of the kernels that pack
         self.shape = (ceil_div(outputs, PANEL), *panel)
         self.dtype = dtype
         self.least_rows = 1
         self.wide = torch.float32
+
+    @property
+    def panel_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def rows(self, storage: Tensor, first: int, count: int) -> None:
         """Return None: panels do not contain checkpoint rows unchanged."""
@@ -124,12 +130,12 @@ class Panels:
         rows = rows.contiguous()
         assert rows.shape[1] == self._inputs
         assert first + rows.shape[0] <= self._outputs
-        pack[rows.dtype](storage.data_ptr(), self._inputs, rows.data_ptr(), first, rows.shape[0])
+        pack[rows.dtype](storage.data_ptr(), self._packed_inputs, rows.data_ptr(), first, rows.shape[0])
 
     def packing(self, storage: Tensor, dtype: torch.dtype | str) -> Packing | None:
         if (kernel := self._kernels.pack.get(dtype)) is None:
             return None
-        return Packing(address(kernel), storage.data_ptr(), self._inputs, PANEL)
+        return Packing(address(kernel), storage.data_ptr(), self._packed_inputs, PANEL)
 
     def multiply(self, x: Tensor, storage: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
         rows, inputs = x.shape
@@ -191,18 +197,40 @@ class Matrices:
         return Panels(self._kernels, outputs, inputs, (ceil_div(inputs, 2), PANEL, 2), torch.bfloat16, dtype)
 
 
+class CompressedPanels(Panels):
+    """A matrix of bfloat16 in panels and their rests; layout in `native/compressed.h`."""
+
+    HEADER, TABLES, LINE, LINES = (
+        64,
+        64,
+        192,
+        32,
+    )  # bytes of a panel's header, of a step's tables and of a line; lines of a step
+
+    def __init__(self, kernels: Kernels, outputs: int, inputs: int, activations: torch.dtype) -> None:
+        pairs, pairs_step = ceil_div(inputs, 2), self.LINES * PANEL * 4
+        steps = ceil_div(pairs, self.LINES)
+        steps_bytes = steps * self.TABLES + pairs * self.LINE
+        self._panel_bytes = self.HEADER + steps_bytes
+        rest = (steps - steps_bytes // pairs_step) * pairs_step
+        super().__init__(kernels, outputs, inputs, ((self._panel_bytes + rest) // 2,), torch.bfloat16, activations)
+        self._packed_inputs = outputs << 32 | inputs
+
+    @property
+    def panel_bytes(self) -> int:
+        return self._panel_bytes
+
+
 class Compressed:
     """Forms of bfloat16 weights in 12 bits, without loss; see `native/compressed.h`."""
 
     numbers = None
-    HEADER = 32  # numbers of a panel before the weights
 
     def __init__(self, library: Library | None = None) -> None:
         self._kernels = Kernels("compressed", HALF, library)
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Panels:
-        panel = (self.HEADER + ceil_div(inputs, 2) * PANEL * 2,)
-        return Panels(self._kernels, outputs, inputs, panel, torch.bfloat16, dtype)
+        return CompressedPanels(self._kernels, outputs, inputs, dtype)
 
 
 class Floats:

@@ -50,11 +50,15 @@ class DecoderTable(ctypes.Structure):
 class Addressable(Protocol):
     """A matrix form whose products native code can compute, and whose rows it can look up.
 
-    reordered  whether a table precedes the panels, which then cannot be multiplied alone
+    reordered    whether a table precedes the panels, which then cannot be multiplied alone
+    panel_bytes  bytes from a panel to the next one, unless `reordered`: what a product with it reads
     """
 
     @property
     def reordered(self) -> bool: ...
+
+    @property
+    def panel_bytes(self) -> int: ...
 
     def product(self, storage: Tensor, bias: Tensor | None) -> Product:
         """Describe the product with the matrix in `storage`; `storage` and `bias` must outlive the structure."""

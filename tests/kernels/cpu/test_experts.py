@@ -10,7 +10,7 @@ import torch
 from infd.groups import Groups
 from infd.kernels.cpu.experts import Experts, layer_of
 from infd.kernels.cpu.groups import Int4, Kept, QuantizedMXFP4
-from infd.kernels.cpu.linear import Int8, Kernels, Matrices
+from infd.kernels.cpu.linear import PANEL, Compressed, Int8, Kernels, Matrices
 from infd.kernels.cpu.packed import QuantizedFloat8
 from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.families.experts import ExpertChanges
@@ -151,6 +151,24 @@ def test_a_token_alone_is_the_same_to_the_bit_as_among_others(library, form):
     for first, rows in ((0, 1), (7, 2), (30, 10), (0, 40)):
         some = x[first : first + rows]
         assert native.compute(some, native.route(some, recipe.router), recipe).equal(together[first : first + rows])
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_compressed_experts_have_the_bits_of_plain_ones(library, tokens):
+    if library.isa != "avx512_bf16":
+        pytest.skip("compressed matrices need AVX512-BF16")
+    native, found = Experts(library), []
+    for matrices in (Matrices, Compressed):
+        recipe = layer(matrices(library), 300, 160)
+        for experts in (recipe.gate_up, recipe.down):
+            storage, inputs = experts.storage, 300 if experts is recipe.gate_up else 160
+            # Rows of so many sizes are not compressed, so these panels continue behind the others.
+            sizes = 2.0 ** -(torch.arange(PANEL) % 40).unsqueeze(1)
+            for expert in range(COUNT):
+                experts.form.place(storage[expert], PANEL, (draw(PANEL, inputs, seed=expert) * sizes).bfloat16())
+        x = draw(tokens, 300, seed=5)
+        found.append(native.compute(x, native.route(x, recipe.router), recipe))
+    assert found[0].equal(found[1])
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 40, 900])

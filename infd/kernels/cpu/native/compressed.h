@@ -3,9 +3,10 @@
 // The exponents of a matrix's weights have few frequent values. A weight is stored as a number, its sign and fraction of 8
 // bits, and as an index of 4 bits into a table of exponents. Weights with other exponents are listed as exceptions.
 //
-// A panel has the bytes of a panel in lines of pairs (panels.h), and a header before them. It uses a part of them, so that
-// products read fewer bytes: steps of 32 lines, each with its own table, then the lists that do not fit their steps. If
-// there are too many exceptions, lines of pairs follow the header instead.
+// A matrix has about the bytes of one in lines of pairs (panels.h), and its products read three quarters of them: a panel is a
+// header and steps of 32 lines, each with its own table. The rests of all panels follow the last panel, because reading slows
+// down at each gap between panels. A panel's rest stores the lists that do not fit their steps. If there are too many
+// exceptions, lines of pairs follow the header instead, and those that do not fit the panel are in the rest.
 
 #pragma once
 
@@ -19,10 +20,12 @@ namespace {
 constexpr int64_t LINES = 32;      // of a step
 constexpr int64_t EXPONENTS = 16;  // of a table
 
-struct SlotHeader {
+struct PanelHeader {
   // Other values mean that nothing was stored yet: memory is arbitrary before.
   enum Stored : uint32_t { STEPS = 0x12b1f16a, PAIRS = 0x16b1f16a };
-  uint32_t stored, unused[15];
+  uint32_t stored, unused;
+  int64_t rest;  // bytes from here to the rest
+  uint32_t padding[12];
 };
 
 // A line of pairs is four vectors of 32 weights.
@@ -37,15 +40,17 @@ struct Exception {
 
 struct Step {
   uint8_t exponents[EXPONENTS];
-  uint32_t exceptions;   // bytes from here, the step's begin, to the list, in the order of lines; END follows
+  uint32_t exceptions;   // words of 4 bytes from the step's begin to the list, in the order of lines; END follows
   Exception inside[14];  // the list, if it fits
   uint8_t unused[2];
   Line lines[LINES];
 
   static constexpr int64_t MOST_INSIDE = 13;
   static constexpr Exception END = {LINES, 0, 0};
+
+  const char* list() const { return reinterpret_cast<const char*>(this) + exceptions * int64_t{sizeof exceptions}; }
 };
-static_assert(sizeof(SlotHeader) == 64 && sizeof(Line) == 192 && sizeof(Step) == 64 + LINES * sizeof(Line));
+static_assert(sizeof(PanelHeader) == 64 && offsetof(Step, inside) % sizeof(uint32_t) == 0 && sizeof(Line) == 192 && sizeof(Step) == 64 + LINES * sizeof(Line));
 
 inline int64_t steps_of(int64_t inputs) { return (pairs_of(inputs) + LINES - 1) / LINES; }
 
@@ -54,10 +59,16 @@ inline int64_t steps_bytes(int64_t inputs) {
   return steps_of(inputs) * static_cast<int64_t>(offsetof(Step, lines)) + pairs_of(inputs) * static_cast<int64_t>(sizeof(Line));
 }
 
-// Bytes of a panel.
-inline int64_t slot_of(int64_t inputs) {
-  return static_cast<int64_t>(sizeof(SlotHeader)) + pairs_of(inputs) * PANEL * static_cast<int64_t>(sizeof(uint32_t));
-}
+constexpr int64_t PAIRS_BYTES = LINES * PANEL * static_cast<int64_t>(sizeof(uint32_t));  // of a step, as lines of pairs
+
+// Bytes from a panel to the next one.
+inline int64_t panel_bytes(int64_t inputs) { return static_cast<int64_t>(sizeof(PanelHeader)) + steps_bytes(inputs); }
+
+// Steps of lines of pairs that fit a panel.
+inline int64_t fitting_steps(int64_t inputs) { return steps_bytes(inputs) / PAIRS_BYTES; }
+
+// Bytes of a panel's rest.
+inline int64_t rest_bytes(int64_t inputs) { return (steps_of(inputs) - fitting_steps(inputs)) * PAIRS_BYTES; }
 
 #if defined(__AVX512BW__)
 
@@ -73,7 +84,7 @@ inline __m512i joined(__m512i first, __m512i second) {
 class Unpacker {
  public:
   explicit Unpacker(const Step& step)
-      : lines_(step.lines), next_(reinterpret_cast<const Exception*>(reinterpret_cast<const char*>(&step) + step.exceptions)) {
+      : lines_(step.lines), next_(reinterpret_cast<const Exception*>(step.list())) {
     const __m128i exponents = _mm_loadu_si128(reinterpret_cast<const __m128i*>(step.exponents));
     // Twice, because the instruction that looks up reads five bits of an index.
     table_ = _mm512_broadcast_i64x4(_mm256_slli_epi16(_mm256_cvtepu8_epi16(exponents), 7));

@@ -15,7 +15,7 @@ enum Stage { CLOSED, OPENING, OPENED };
 
 template <Stage STAGE>
 struct Compressed {
-  static constexpr int64_t HEADER = sizeof(SlotHeader) / sizeof(uint32_t);
+  static constexpr int64_t HEADER = sizeof(PanelHeader) / sizeof(uint32_t);
   static constexpr bool ONE_LINE = false, TILES = false, HALVES = false;
   static constexpr bool OPENS = STAGE == CLOSED, FIRST_OPENS = true, SOME_OPENED = true;
   using Opening = Compressed<OPENING>;
@@ -31,7 +31,11 @@ struct Compressed {
   Compressed from(int64_t row, int64_t at) const { return {x.from(row, at * LINES), inputs - at * 2 * LINES}; }
   Vec value(Vec sums, int64_t, const uint32_t*) const { return sums; }
 
-  static bool opened(const uint32_t* header) { return *header == SlotHeader::PAIRS; }
+  static bool opened(const uint32_t* header) { return *header == PanelHeader::PAIRS; }
+  int64_t fitting() const { return fitting_steps(inputs); }
+  static const uint32_t* rest(const uint32_t* header) {
+    return header + reinterpret_cast<const PanelHeader*>(header)->rest / static_cast<int64_t>(sizeof *header);
+  }
   Opened opened() const { return {x, inputs}; }
   Opening opening(uint32_t* to) const { return {x, inputs, to}; }
 
@@ -104,9 +108,9 @@ INFD_KERNEL(multiply_compressed_bf16)
 (const uint16_t* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
  const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t, int64_t awake) {
   using Kind = Compressed<CLOSED>;
-  const int64_t slot = slot_of(inputs) / sizeof(uint32_t);
+  const int64_t panel = panel_bytes(inputs) / sizeof(uint32_t);
   const Product<Kind> product = {{{x, x_stride}, inputs}, rows, weights, outputs, steps_of(inputs), false, bias, out,
-                                 out_stride, wide != 0, slot};
+                                 out_stride, wide != 0, panel};
   const bool shared = worth_sharing(rows, outputs, inputs, awake);
   Division<Kind> division(product, shared);
 #pragma omp parallel if (shared)

@@ -75,17 +75,20 @@ int64_t store_lines(const uint32_t* pairs, int64_t lines, const Table& table, St
   return count;
 }
 
-// A panel in its slot.
+// A panel of a matrix, and its rest.
 class Slot {
  public:
-  Slot(const void* matrix, int64_t inputs, int64_t panel)
-      : inputs_(inputs), begin_(static_cast<char*>(const_cast<void*>(matrix)) + panel * slot_of(inputs)) {}
+  Slot(const void* matrix, int64_t outputs, int64_t inputs, int64_t panel)
+      : inputs_(inputs),
+        begin_(static_cast<char*>(const_cast<void*>(matrix)) + panel * panel_bytes(inputs)),
+        rest_(begin_ + (panels_of(outputs) - panel) * panel_bytes(inputs) + panel * rest_bytes(inputs)) {}
 
   // Store the lines of pairs that lines_of(begin, end) returns.
   template <class LinesOf>
   void store(const LinesOf& lines_of) {
-    header().stored = compress(lines_of) ? SlotHeader::STEPS : SlotHeader::PAIRS;
-    if (header().stored == SlotHeader::PAIRS)
+    header().rest = rest_ - begin_;
+    header().stored = compress(lines_of) ? PanelHeader::STEPS : PanelHeader::PAIRS;
+    if (header().stored == PanelHeader::PAIRS)
       each([&](int64_t begin, int64_t end) { memcpy(line(begin), lines_of(begin, end), bytes_of(begin, end)); });
   }
 
@@ -94,7 +97,7 @@ class Slot {
   void read(const Take& take) const {
     alignas(64) __m512i pairs[LINES * 4];
     each([&](int64_t begin, int64_t end) {
-      if (header().stored == SlotHeader::PAIRS) return take(begin, end, line(begin));
+      if (header().stored == PanelHeader::PAIRS) return take(begin, end, line(begin));
       Unpacker unpacker(steps()[begin / LINES]);
       for (int64_t i = 0; i < end - begin; i++) unpacker.unpack(i, pairs + i * 4);
       take(begin, end, reinterpret_cast<const uint32_t*>(pairs));
@@ -103,13 +106,14 @@ class Slot {
 
   // Whether a panel was stored here. Memory may contain a part of an earlier matrix instead.
   bool stored() const {
-    if (header().stored != SlotHeader::STEPS) return header().stored == SlotHeader::PAIRS;
+    if (header().stored != PanelHeader::STEPS) return header().stored == PanelHeader::PAIRS;
     bool sound = true;
     each([&](int64_t begin, int64_t) {
       const Step& step = steps()[begin / LINES];
       int64_t last = -1;
-      for (const char* at = reinterpret_cast<const char*>(&step) + step.exceptions; sound && last < LINES; at += sizeof(Exception)) {
-        sound = at >= begin_ && at + sizeof(Exception) <= end();
+      const char* const inside = reinterpret_cast<const char*>(step.inside);
+      for (const char* at = step.list(); sound && last < LINES; at += sizeof(Exception)) {
+        sound = (at >= inside && at + sizeof(Exception) <= inside + sizeof step.inside) || (at >= rest_ && at + sizeof(Exception) <= end());
         if (!sound) break;
         const Exception& next = *reinterpret_cast<const Exception*>(at);
         sound = next.line >= last && next.line <= LINES && next.weight < 2 * PANEL;
@@ -121,12 +125,17 @@ class Slot {
 
  private:
   int64_t inputs_;
-  char* begin_;
+  char *begin_, *rest_;
 
-  SlotHeader& header() const { return *reinterpret_cast<SlotHeader*>(begin_); }
-  Step* steps() const { return reinterpret_cast<Step*>(begin_ + sizeof(SlotHeader)); }
-  uint32_t* line(int64_t number) const { return reinterpret_cast<uint32_t*>(begin_ + sizeof(SlotHeader)) + number * PANEL; }
-  char* end() const { return begin_ + slot_of(inputs_); }
+  PanelHeader& header() const { return *reinterpret_cast<PanelHeader*>(begin_); }
+  Step* steps() const { return reinterpret_cast<Step*>(begin_ + sizeof(PanelHeader)); }
+  char* end() const { return rest_ + rest_bytes(inputs_); }
+  // A line of pairs, which those of the same step follow.
+  uint32_t* line(int64_t number) const {
+    const int64_t fitting = fitting_steps(inputs_) * LINES;
+    char* from = number < fitting ? begin_ + sizeof(PanelHeader) : rest_;
+    return reinterpret_cast<uint32_t*>(from) + (number < fitting ? number : number - fitting) * PANEL;
+  }
   static int64_t bytes_of(int64_t begin, int64_t end) { return (end - begin) * PANEL * sizeof(uint32_t); }
 
   template <class Act>
@@ -138,7 +147,7 @@ class Slot {
   // Store steps, and return true, if that saves time: not if more than one weight of 64 is an exception.
   template <class LinesOf>
   bool compress(const LinesOf& lines_of) {
-    char* list = begin_ + sizeof(SlotHeader) + steps_bytes(inputs_);
+    char* list = rest_;
     int64_t left = inputs_;
     bool stored = true;
     Table table;
@@ -161,8 +170,8 @@ class Slot {
       if (!stored) return;
       char* to = inside ? reinterpret_cast<char*>(step.inside) : list;
       memcpy(to, exceptions, bytes);
-      step.exceptions = static_cast<uint32_t>(to - reinterpret_cast<char*>(&step));
-      if (!inside) list += bytes;
+      step.exceptions = static_cast<uint32_t>((to - reinterpret_cast<char*>(&step)) / sizeof step.exceptions);
+      if (!inside) list += (bytes + 3) / 4 * 4;
     });
     return stored;
   }
@@ -170,11 +179,11 @@ class Slot {
 
 }  // namespace
 
-// Store rows [count, inputs] as the outputs from `first` on.
-INFD_KERNEL(pack_compressed_bf16)(uint32_t* weights, int64_t inputs, const uint16_t* rows, int64_t first, int64_t count) {
-  const int64_t pairs = pairs_of(inputs);
+// Store rows [count, inputs] as the outputs from `first` on. shape: outputs, times 2^32, plus inputs.
+INFD_KERNEL(pack_compressed_bf16)(uint32_t* weights, int64_t shape, const uint16_t* rows, int64_t first, int64_t count) {
+  const int64_t outputs = shape >> 32, inputs = shape & 0xffffffff, pairs = pairs_of(inputs);
   each_panel(first, count, [&](int64_t from, int64_t to) {
-    Slot slot(weights, inputs, from / PANEL);
+    Slot slot(weights, outputs, inputs, from / PANEL);
     if (to - from == PANEL) {
       alignas(64) uint32_t lines[LINES * PANEL];
       slot.store([&](int64_t begin, int64_t end) {
@@ -203,7 +212,7 @@ INFD_KERNEL(pack_compressed_bf16)(uint32_t* weights, int64_t inputs, const uint1
 INFD_KERNEL(unpack_compressed_bf16)
 (uint16_t* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count, int64_t) {
   each_row(out, inputs, outputs, rows, count, [&](int64_t output, uint16_t* row) {
-    Slot(weights, inputs, output / PANEL).read([&](int64_t begin, int64_t end, const uint32_t* pairs) {
+    Slot(weights, outputs, inputs, output / PANEL).read([&](int64_t begin, int64_t end, const uint32_t* pairs) {
       for (int64_t at = begin; at < end; at++) {
         const int64_t left = inputs - 2 * at;
         memcpy(row + 2 * at, pairs + (at - begin) * PANEL + output % PANEL, left > 1 ? 4 : 2);

@@ -41,6 +41,7 @@
 // Of a Kind with SOME_OPENED, panels may be stored prepared.
 //
 //   opened(header)           whether a panel is
+//   fitting(), rest(header)  the number of its steps that follow its header, and the address of the others
 
 #pragma once
 
@@ -304,6 +305,46 @@ bool stored_opened(const uint32_t* header) {
     return Kind::opened(header);
 }
 
+// The steps of a panel, in memory.
+struct Steps {
+  const uint32_t *words, *rest = nullptr;
+  int64_t count, step;  // step: words
+  int64_t fitting = 0;  // steps at `words`; the others are at `rest`
+
+  const uint32_t* at(int64_t number) const {
+    return number < fitting ? words + number * step : rest + (number - fitting) * step;
+  }
+};
+
+// The steps of a panel. prepared: it is stored prepared.
+template <class Kind>
+Steps steps_of(const Kind& x, const uint32_t* header, bool prepared, int64_t count) {
+  const uint32_t* words = header + Kind::HEADER;
+  if constexpr (Kind::OPENS) {
+    if constexpr (Kind::SOME_OPENED)
+      if (prepared) return {words, Kind::rest(header), count, opened_step(x), x.fitting()};
+  }
+  return {words, nullptr, count, x.step(), count};
+}
+
+// Cuts the steps of a panel into stretches of at most `most` steps that are consecutive in memory.
+class Stretches {
+ public:
+  Stretches(const Steps& steps, int64_t most)
+      : steps_(steps), fitting_((steps.fitting + most - 1) / most), count_(fitting_ + (steps.count - steps.fitting + most - 1) / most) {}
+
+  int64_t count() const { return count_; }
+  int64_t begin(int64_t stretch) const {
+    if (stretch < fitting_) return steps_.fitting * stretch / fitting_;
+    if (stretch == count_) return steps_.count;
+    return steps_.fitting + (steps_.count - steps_.fitting) * (stretch - fitting_) / (count_ - fitting_);
+  }
+
+ private:
+  const Steps& steps_;
+  int64_t fitting_, count_;
+};
+
 // Most words of a stretch for that many rows.
 template <class Kind>
 int64_t stretch_words(int64_t rows) {
@@ -393,9 +434,10 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, 
   const int64_t groups = (count + MOST - 1) / MOST;
   const uint32_t* header = p.panel(panel);
   const bool opened_before = stored_opened<Kind>(header), opens = Kind::OPENS && !opened_before && groups >= OPENS_FROM<Kind>;
-  const int64_t step = opened_before ? opened_step(p.x) : p.x.step();
-  const int64_t most = opens ? OPENED_WORDS / opened_step(p.x) : stretch_words<Kind>(count) / step;
-  const int64_t stretches = (p.steps + most - 1) / most;
+  const Steps steps = steps_of(p.x, header, opened_before, p.steps);
+  const int64_t step = steps.step, most = opens ? OPENED_WORDS / opened_step(p.x) : stretch_words<Kind>(count) / step;
+  const Stretches cuts(steps, most);
+  const int64_t stretches = cuts.count();
   const int64_t look = look_of(p.x) / CACHE_LINE;
   const bool plain = count <= MOST + FEW_MORE<Kind>;
   const int64_t lines = plain && !prefetches_alone(p.x) && !(TILED<Kind> && count > MOST_ROWS) ? 0 : (look + groups - 1) / groups;
@@ -403,14 +445,13 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, 
     if (!plain) return count * group / groups;
     return group < groups ? group * MOST : count;
   };
-  const uint32_t* words = header + Kind::HEADER;
   alignas(64) float sums[MOST_TOGETHER * PANEL];
   alignas(64) uint32_t opened[Kind::OPENS ? OPENED_WORDS : 1];
 
   for (int64_t stretch = 0; stretch < stretches; stretch++) {
-    const int64_t first = p.steps * stretch / stretches, last = p.steps * (stretch + 1) / stretches;
+    const int64_t first = cuts.begin(stretch), last = cuts.begin(stretch + 1);
     const bool ends = stretch + 1 == stretches, half = ends && p.half;
-    Stretch part = {words + first * step, last - first - half, half, stretch ? nullptr : header, begin, end};
+    Stretch part = {steps.at(first), last - first - half, half, stretch ? nullptr : header, begin, end};
     bool prepared = opened_before;
     if constexpr (Kind::OPENS) {
       if constexpr (!Kind::FIRST_OPENS) {
@@ -420,7 +461,7 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, 
         }
       }
     }
-    const char* next = reinterpret_cast<const char*>(ends ? p.panel(panel + 1) : words + last * step);
+    const char* next = reinterpret_cast<const char*>(ends ? p.panel(panel + 1) : steps.at(last));
     for (int64_t group = 0; group < groups; group++) {
       const int64_t from = bound(group), rows = bound(group + 1) - from;
       float* own = sums + (stretches > 1 ? from * PANEL : 0);
