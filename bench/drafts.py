@@ -9,6 +9,10 @@ choose drafts, and say nothing of a model's speed. What grammars force is left o
     python bench/drafts.py FILE.gguf --late 0                         as on a GPU, where all steps are issued ahead
 
 Plain decoding is timed with all steps issued ahead. Behind each gain is the share of steps issued ahead.
+
+The last line is the bound of drafts for one stream that continue any earlier occurrence of the last known token, in the
+prompt or the reply: of all such continuations those that let the reply end soonest, chosen in hindsight. First if every
+step takes equally long, then by the table. No n-grams without other answers gain more.
 """
 
 from __future__ import annotations
@@ -127,6 +131,37 @@ class Replays:
         return seconds
 
 
+def repeated(prompt: list[int], reply: list[int]) -> list[int]:
+    """Return for each place in the reply, from the second on, how many tokens from there on an n-gram may draft.
+
+    A draft continues an occurrence of the token before, and the continuation repeats itself where it meets that token.
+    """
+    text = [*prompt, *reply]
+    behind: dict[int, list[int]] = defaultdict(list)  # token -> places behind it
+    for at, token in enumerate(prompt[:-1], 1):
+        behind[token].append(at)
+    found = []
+    for at in range(len(prompt), len(text) - 1):
+        behind[text[at - 1]].append(at)
+        place, best = at + 1, 0
+        for source in behind[text[at]]:
+            count, period = 0, place - source
+            while count < MOST and place + count < len(text) and text[source + count % period] == text[place + count]:
+                count += 1
+            best = max(best, count)
+        found.append(best)
+    return found
+
+
+def bound(prompt: list[int], reply: list[int], costs: StepCosts) -> float:
+    """Return the least duration of decoding a reply from its second token on, with drafts chosen in hindsight."""
+    least = [0.0]  # of decoding the last 0, 1, 2, ... tokens
+    for drafts in reversed(repeated(prompt, reply)):
+        most = min(drafts, len(least) - 1)
+        least.append(min(costs.of(1 + kept) + least[-1 - kept] for kept in range(most + 1)))
+    return least[-1]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="whose tokenizer is used")
@@ -147,6 +182,15 @@ def main() -> None:
             for kind, replies in kinds.items():
                 gains.append(f"{kind} {replays.gain(replies):.2f} ({replays.ahead / replays.steps:.2f})")
             print(f"{streams} at once, {name}: {', '.join(gains)}")
+    told = []
+    for kind, replies in kinds.items():
+        tokens = sum(len(reply) - 1 for _, reply in replies)
+        equal, table = (
+            tokens * costs.of(1) / sum(bound(*reply, costs) for reply in replies)
+            for costs in (StepCosts(()), StepCosts([(rows, ms / 1000) for rows, ms in COSTS]))
+        )
+        told.append(f"{kind} {equal:.2f}, {table:.2f}")
+    print(f"bound of n-grams: {'; '.join(told)}")
 
 
 if __name__ == "__main__":
