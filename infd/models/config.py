@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from infd.errors import CheckpointError
 from infd.pooling.causality import GRITLM, is_gritlm
-from infd.pooling.reading import CLASSIFIES, LABELS_TOKENS
+from infd.pooling.reading import CLASSIFIES, LABELS_TOKENS, REWARDS, REWARDS_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ ROPE_THETA = 10_000.0
 # Beginnings of the names of architectures whose positions begin behind the padding token's.
 BEHIND_PADDING = ("Camembert", "Data2VecText", "Esm", "IBert", "Longformer", "Luke", "Roberta", "XLMRoberta", "Xmod")
 MPNET_FIRST = 2  # row of a text's first token in MPNet's table of positions, whatever the padding token's id
-HEADS = ("Model", CLASSIFIES, LABELS_TOKENS)  # ends of names of classes that only pool
+HEADS = (REWARDS, REWARDS_STEPS, "Model", CLASSIFIES, LABELS_TOKENS)  # ends of names of classes that only pool
 
 _GEMMA = MappingProxyType(
     {

@@ -153,6 +153,9 @@ def pooling_layers(blueprint: Blueprint, hidden: int) -> Layers | None:
     """Declare the layers after pooling of a decoder: a head for labels, or dense layers; None: there are none."""
     if not blueprint.pooling.labels:
         return denses(blueprint)
+    if "score.0.weight" in blueprint.stored:  # of Qwen2.5-Math's reward models
+        first = Dense(blueprint, "score.0", hidden, hidden, activation="relu")
+        return Layers([first, Dense(blueprint, "score.2", hidden, len(blueprint.pooling.labels))])
     bias = "score.bias" in blueprint.stored  # of each token's labels; a text's have none
     return Layers([Dense(blueprint, "score", hidden, len(blueprint.pooling.labels), bias=bias)])
 

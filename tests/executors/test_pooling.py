@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from infd.errors import CheckpointError
 from infd.request import Adapter, Pool
@@ -128,6 +129,30 @@ async def test_labels_are_those_of_transformers(saved, labels: int, by_token: bo
         assert np.allclose(raw, expected, atol=1e-4)
         activated = expected.sigmoid() if labels == 1 and not by_token else expected.softmax(-1)
         assert np.allclose(scored, activated, atol=1e-4)
+
+
+@pytest.mark.parametrize(("architecture", "labels"), [("Qwen2ForRewardModel", 1), ("Qwen2ForProcessRewardModel", 2)])
+async def test_reward_models_have_a_head_of_two_layers(saved, architecture: str, labels: int, tmp_path: Path):
+    torch.manual_seed(3)
+    head = torch.nn.Sequential(torch.nn.Linear(48, 48), torch.nn.ReLU(), torch.nn.Linear(48, labels))
+    model = headless(saved("qwen2"))
+    stored = {f"model.{name}": each for name, each in model.state_dict().items()}
+    stored |= {f"score.{name}": each for name, each in head.state_dict().items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({**model.config.to_dict(), "architectures": [architecture]}))
+    task: Any = "classify" if labels == 1 else "token_classify"
+    runs = executor(tmp_path)
+    try:
+        capacity = await runs.load()
+        assert (capacity.generates, capacity.pools) == (False, (task,))
+        found = await Pooler(runs, capacity)(*((prompt, Pool(task)) for prompt in PROMPTS))
+    finally:
+        await runs.close()
+
+    for prompt, numbers in zip(PROMPTS, found, strict=True):
+        with torch.inference_mode():
+            rewards = head(states(model, prompt))
+        assert np.allclose(numbers, rewards[-1:] if labels == 1 else rewards.softmax(-1), atol=1e-4)
 
 
 @pytest.mark.parametrize("variant", ["qwen3", "qwen3-tied"])
