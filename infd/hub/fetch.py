@@ -2,8 +2,8 @@
 
 Small files are fetched first, then the weight files that the index names, or one weight
 file if there is no index. If the model's name ends in a tag, only the GGUF file of this
-tag is fetched. Code, second copies of the weights and pickles are not fetched, except the pickles of small layers of
-models that are pooled.
+tag is fetched. Of a LoRA adapter, PEFT's two files are fetched. Code, second copies of the
+weights and pickles are not fetched, except the pickles of small layers of models that are pooled.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ TEXTS: Final = (
 # Weights of the small layers of models that are pooled: `pooling.weight_files`.
 LAYERS: Final = ("[0-9]_*/model.safetensors", "[0-9]_*/pytorch_model.bin", *M3_FILES)
 
+# The files of a LoRA adapter, as PEFT names them.
+ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
+
 _ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([A-Za-z0-9][\w.-]*))?", re.ASCII)
 _NAMES_SHOWN = 8
 
@@ -86,10 +89,11 @@ def split(name: str) -> tuple[str, str | None]:
     return (name, None) if found is None else (found[1], found[2])
 
 
-def fetch(name: str, hub: Hub, progress: Progress) -> Path:
+def fetch(name: str, hub: Hub, progress: Progress, *, adapters: bool = False) -> Path:
     """Download a model and return its directory, or the path of its GGUF file. Blocks.
 
-    name  the model's id; with a tag, only the GGUF file of this tag is fetched
+    name      the model's id; with a tag, only the GGUF file of this tag is fetched
+    adapters  whether the id may be that of a LoRA adapter, of which PEFT's two files are fetched
 
     Raises the errors of `Hub.snapshot`, and CheckpointError for a model without these weights.
     """
@@ -98,7 +102,12 @@ def fetch(name: str, hub: Hub, progress: Progress) -> Path:
         if (file := find_gguf(directory, tag)) is None:
             raise CheckpointError(_without_tag(name, hub.listing()))
         return file
-    directory = hub.snapshot(TEXTS)
+    directory = hub.snapshot((*TEXTS, ADAPTER_CONFIG) if adapters else TEXTS)
+    if adapters and (directory / ADAPTER_CONFIG).exists() and not (directory / "config.json").exists():
+        directory = hub.snapshot([ADAPTER_TENSORS], progress)
+        if not (directory / ADAPTER_TENSORS).exists():
+            raise CheckpointError(f"{name} has no {ADAPTER_TENSORS}: load the adapter with PEFT, and save it")
+        return directory
     index = directory / INDEX
     weights = sorted(set(indexed_files(index).values())) if index.exists() else [SINGLE]
     directory = hub.snapshot([*weights, *LAYERS], progress)
@@ -150,6 +159,8 @@ def _without_weights(name: str, missing: list[str], found: list[str]) -> str:
 def _remedy(name: str, weights: list[str]) -> str:
     if files := [path for path in first_parts(weights) if path.endswith(SUFFIX)]:
         return f"Name one of its GGUF files by the end of its name: {name}:{tag_of(PurePath(files[0]))}"
+    if ADAPTER_TENSORS in weights:
+        return f"It is a LoRA adapter: `infd pull {name}` fetches it; --lora serves it beside its base model"
     if any(path.endswith(".bin") for path in weights):
         return (
             "If you trust the origin of these pickled weights, transformers converts them:"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import huggingface_hub
 import pytest
 
+from infd.adapters.files import TENSORS, locate
 from infd.config import HubAccess
 from infd.errors import CheckpointError, ConfigError, FetchFailed, StartError
 from infd.hub.fetch import LAYERS, TEXTS, fetch, is_id, split
@@ -86,6 +87,32 @@ def test_a_model_that_is_pooled_comes_with_its_modules(hub: StandIn, get: Any):
     assert {*needed} <= hub.fetched()
     assert not hub.fetched() & {*others}
     assert (directory / "2_Dense/config.json").read_bytes() == b"2_Dense/config.json"
+
+
+ADAPTER = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"factors", "tokenizer.json": b"vocabulary"}
+
+
+@pytest.mark.parametrize("base", [{}, {"config.json": b"sizes", "model.safetensors": b"weights"}])
+def test_an_adapter_is_fetched_where_it_is_no_model_itself(hub: StandIn, tmp_path: Path, base: dict[str, bytes]):
+    hub.files["org/adapter"] = {**ADAPTER, **base, "adapter_model.bin": b"pickle", "optimizer.pt": b"pickle"}
+    access = HubAccess(endpoint=hub.url, cache=tmp_path / "cache")
+
+    directory = fetch("org/adapter", HuggingFace("org/adapter", None, access), lambda done, total: None, adapters=True)
+
+    assert hub.fetched() == {"adapter_config.json", "tokenizer.json", *(base or [TENSORS])}
+    if not base:
+        found = locate(str(directory), str(tmp_path / "cache"))
+        assert (found.config.read_bytes(), found.tensors.read_bytes()) == (b"{}", b"factors")
+
+
+def test_an_adapter_without_safetensors_and_one_that_is_started_are_refused(hub: StandIn, get: Any, tmp_path: Path):
+    hub.files["org/pickled"] = {"adapter_config.json": b"{}", "adapter_model.bin": b"pickle"}
+    hub.files["org/adapter"] = ADAPTER
+    access = HubAccess(endpoint=hub.url, cache=tmp_path / "cache")
+
+    with pytest.raises(CheckpointError, match=r"no adapter_model\.safetensors: load the adapter with PEFT"):
+        fetch("org/pickled", HuggingFace("org/pickled", None, access), lambda done, total: None, adapters=True)
+    assert "`infd pull org/adapter` fetches it" in refusal(get, CheckpointError, "org/adapter")
 
 
 def test_an_index_cannot_name_files_outside_the_model(hub: StandIn, get: Any):
