@@ -460,7 +460,8 @@ def _drafts(count: Count) -> str:
     )
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument(
@@ -478,11 +479,15 @@ def main() -> None:
     parser.add_argument("--replay", action="store_true")
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = parser().parse_args()
     if arguments.peer and arguments.streams > 1:
-        parser.error("peers answer one request at a time")
+        parser().error("peers answer one request at a time")
     if arguments.peer and arguments.block:
-        parser.error("a peer's drafts are not switched")
+        parser().error("a peer's drafts are not switched")
     require_native_kernels()
     asyncio.run(started(arguments))
 
@@ -522,10 +527,8 @@ def measure(arguments: argparse.Namespace, peers: list[Peer]) -> None:
     loaded = Loaded(arguments.model, arguments.streams, settings)
     print("ms of a step by rows:", ", ".join(f"{rows} {1000 * seconds:.2f}" for rows, seconds in loaded.row_costs))
     off = Way("off", loaded, "off")
-    ways: list[Way | Peer] = [
-        Way("again" if way == "off" else way, loaded, way) for way in arguments.way or DEFAULT_WAYS
-    ]
-    ways += peers
+    ours = [Way("again" if way == "off" else way, loaded, way) for way in arguments.way or DEFAULT_WAYS]
+    ways = [*ours, *peers]
     for way in (off, *ways):  # caches and pages are first touched
         way.answer(bodies[: arguments.streams])
     for kind in kinds:
@@ -537,7 +540,7 @@ def measure(arguments: argparse.Namespace, peers: list[Peer]) -> None:
             if time.monotonic() - began > arguments.seconds:
                 break
             if turn % len(rounds) == 0:
-                for way in ways:
+                for way in ours:
                     way.forget()
             requests = rounds[turn % len(rounds)]
             if len(requests) > 1:  # compute the prompts, one by one, before the clock starts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import speculation
 from speculation import (
     Alternated,
+    Answered,
     Blocks,
     Count,
     Loaded,
@@ -106,6 +108,35 @@ def test_answers_whose_drafts_are_switched_on_and_off_equal_plain_ones(tmp_path:
         assert sum(count.tokens for count in alternated.blocks["ngram"].totals) > 48
     finally:
         loaded.close()
+
+
+class Fast:
+    """A peer that answers in no time."""
+
+    name = "fast"
+
+    def answer(self, requests: list[dict[str, Any]]) -> Answered:
+        return Answered(Count(1000, 1e-3), [])
+
+    def close(self) -> None:
+        """No-op: there is no server."""
+
+
+def test_each_kind_has_a_ratio_to_plain_decoding_and_one_to_each_peer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    entries = [{"kind": kind, "prompt": f"{kind} {n}", "reply": ""} for kind in ("code", "chat") for n in range(3)]
+    corpus.write_text("\n".join(map(json.dumps, entries)))
+    monkeypatch.setattr(speculation, "CORPUS", corpus)
+    parsed = speculation.parser().parse_args(["embedded", "--tokens", "8", "--threads", "1", "--passes", "2"])
+    speculation.measure(parsed, [Fast()])
+    told = capsys.readouterr().out.splitlines()
+    for kind in ("code", "chat"):
+        lines = [line for line in told if line.startswith(kind)]
+        assert [line.split()[1] for line in lines] == ["off", "ngram", "suffix", "fast", "over"]
+        assert "; 6), all together" in lines[1]
+        assert "6 of 6 answers equal" in lines[1]
 
 
 async def test_a_peer_is_stopped_but_while_it_answers(tmp_path: Path) -> None:
