@@ -55,8 +55,8 @@ class Executor(Protocol):
     def forward(self, plan: StepPlan, *, alone: bool = False) -> Step:
         """Issue a step without waiting for it. Never raises: errors are set on the future of `Step.sample`.
 
-        alone  whether no other sequence runs or waits, and no step is in flight: `Step.sample` may then compute the
-               step, if it is short, before it returns
+        alone  whether no other sequence runs or waits, and no step is in flight, and whether this was so at the step
+               before: `Step.sample` may then compute the step, if it is short, before it returns
         """
 
     def released_by(self, level: int) -> frozenset[MemoryPart]:

@@ -88,21 +88,25 @@ class Immediate(FakeExecutor):
         step.result.set_result(self.device.run(step.plan, step.mask))
 
 
-async def test_a_step_is_alone_if_nothing_else_waits_for_the_loop():
+async def test_a_step_is_alone_if_nothing_else_waits_for_the_loop_nor_did_at_the_step_before():
     executor = Immediate()
     async with serving(executor) as engine:
+        await reduce(engine, pooling([6] * 9))
+        assert executor.alone == [False]
         (one,) = await reduce(engine, pooling([5] * 9))
-        assert executor.alone == [True]
+        assert executor.alone == [False, True]
         await reduce(engine, pooling([5] * 9), pooling([6] * 3))
         long, *_ = await asyncio.gather(reduce(engine, pooling([5] * 70)), reduce(engine, pooling([7] * 63)))
-        assert not any(executor.alone[1:])
+        assert not any(executor.alone[2:])
+        await reduce(engine, pooling([8] * 9))
+        assert not executor.alone[-1]
         await reduce(engine, pooling([8] * 9))
         assert executor.alone[-1]
         status = engine.status()
 
     assert (one.pooled, one.finish) == (pooled(EMBED, [5] * 9, capacity()), FinishReason.STOP)
     assert long[0].finish is FinishReason.STOP
-    assert status.terminal["stop"] == 6
+    assert status.terminal["stop"] == 8
 
 
 async def test_the_loop_takes_turns_with_steps_that_it_computes_itself():
@@ -122,7 +126,7 @@ async def test_the_loop_takes_turns_with_steps_that_it_computes_itself():
             await reduce(engine, pooling([number + 1] * 5))
             assert turns > before
         task.cancel()
-    assert executor.alone == [True] * 20
+    assert executor.alone == [False, *[True] * 19]
 
 
 async def test_unread_numbers_count_as_bytes_of_the_readers_buffer():

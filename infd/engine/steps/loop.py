@@ -86,6 +86,7 @@ class StepLoop:
         self._in_flight: deque[Issued] = deque()
         self._committed: deque[tuple[Issued, list[Outcome]]] = deque()  # steps for which on_commit is not called yet
         self._last = 0.0  # time of the last commit, if drafts are made
+        self._alone = False  # whether the last step was alone, see `_is_alone`
         self._suspects = Suspects()
         self._changed = asyncio.Event()
         self._held = False
@@ -185,7 +186,8 @@ class StepLoop:
             if step is None:
                 return
             late = not ahead and self._executor.decoding_depth > self._executor.depth
-            forwarded = self._executor.forward(step.plan, alone=self._is_alone)
+            followed, self._alone = self._alone, self._is_alone
+            forwarded = self._executor.forward(step.plan, alone=followed and self._alone)
             issued = Issued(step, forwarded, at, self._constraints.applies_to(step), late)
             self._in_flight.append(issued)
             if not issued.constrained:
@@ -194,7 +196,11 @@ class StepLoop:
 
     @property
     def _is_alone(self) -> bool:
-        """Whether the step just planned is of one sequence, and no other sequence or step awaits the event loop."""
+        """Whether the step just planned is of one sequence, and no other sequence or step awaits the event loop.
+
+        The executor is told so from the second such step on: the first after a step of several is that of the client
+        that asks again first, and the others' requests should be read while it is computed.
+        """
         scheduler = self._scheduler
         return not (self._in_flight or self._committed or scheduler.waiting) and len(scheduler.running) == 1
 
