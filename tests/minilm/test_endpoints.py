@@ -17,7 +17,7 @@ from infd.weights.checkpoint import read_config
 from tests.e2e.process import Daemon, served
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -28,6 +28,19 @@ LINE = "the cat sat on a mat while rain fell over the quiet town and nobody saw 
 WORDS = LINE.split(" ")
 TEXTS = [" ".join(WORDS[start % 9 :][: 1 + start % 10] * (1 + start % 4)) for start in range(24)]
 LEAST_COSINE = 0.99999
+# Every subject with every predicate; pairs of these sentences are alike in different degrees.
+SENTENCES = [
+    f"{subject} {predicate}"
+    for subject in ("The old sailor", "A young doctor", "My neighbour's dog", "The central bank", "This small library")
+    for predicate in (
+        "crossed the bay in a storm.",
+        "raised interest rates again, and nobody had expected it.",
+        "slept.",
+        "was open until midnight.",
+        "examined the patient's broken arm before the ambulance arrived from the other side of the town.",
+    )
+]
+PAIRS = [(a, b) for at, a in enumerate(SENTENCES) for b in SENTENCES[at + 1 :]][:200]
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(300)]
 
@@ -41,12 +54,17 @@ def checkpoint() -> Path:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> Vectors:
+    return embedded(checkpoint, TEXTS)
+
+
+def embedded(checkpoint: Path, texts: Sequence[str]) -> Vectors:
+    """Return transformers' embeddings, computed text by text."""
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer, model = AutoTokenizer.from_pretrained(checkpoint), AutoModel.from_pretrained(checkpoint).eval()
     found = []
     with torch.inference_mode():
-        for text in TEXTS:
+        for text in texts:
             states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
             found.append(torch.nn.functional.normalize(states.mean(0), dim=0).numpy())
     return np.array(found, dtype=np.float32)
@@ -82,6 +100,27 @@ def test_embeddings_are_the_references_alone_and_together(url: str, expected: Ve
     assert cosines([each["data"] for each in pooled], expected).min() > LEAST_COSINE
 
 
+def test_200_pairs_of_sentences_are_ranked_as_the_reference_ranks_them(url: str, checkpoint: Path):
+    assert rank_correlation(scored(url), reference_scores(checkpoint)) > 0.99999
+
+
+def reference_scores(checkpoint: Path) -> Vectors:
+    vectors = dict(zip(SENTENCES, embedded(checkpoint, SENTENCES), strict=True))
+    return np.array([vectors[a] @ vectors[b] for a, b in PAIRS])
+
+
+def scored(url: str) -> Vectors:
+    first, second = zip(*PAIRS, strict=True)
+    answer = post(f"{url}/score", {"text_1": first, "text_2": second})
+    return np.array([each["score"] for each in answer["data"]])
+
+
+def rank_correlation(a: Vectors, b: Vectors) -> float:
+    """Return Spearman's coefficient."""
+    ranks = [each.argsort().argsort() for each in (a, b)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
 def test_by_default_embeddings_are_near_the_references_and_the_log_names_the_type(
     checkpoint: Path, expected: Vectors, tmp_path: Path
 ):
@@ -91,6 +130,7 @@ def test_by_default_embeddings_are_near_the_references_and_the_log_names_the_typ
         data = post(f"http://{host}:{port}/v1/embeddings", {"input": TEXTS})["data"]
         halved = choose_dtype("auto", read_config(checkpoint), "cpu") == "bfloat16"
         assert cosines([each["embedding"] for each in data], expected).min() > 0.999
+        assert rank_correlation(scored(f"http://{host}:{port}"), reference_scores(checkpoint)) > 0.999
         assert ("the checkpoint is in float32; " in daemon.log_text()) == halved
     finally:
         daemon.close()
