@@ -543,9 +543,9 @@ def measure(arguments: argparse.Namespace, peers: list[Peer]) -> None:
                 for way in ours:
                     way.forget()
             requests = rounds[turn % len(rounds)]
-            if len(requests) > 1:  # compute the prompts, one by one, before the clock starts
-                for each in requests:
-                    off.answer([{**each, "max_tokens": 1}])
+            # All ways find prompts in the cache: a prompt that is computed whole may differ in rounding.
+            for each in requests:
+                off.answer([{**each, "max_tokens": 1}])
             found.add(requests, ways)
         found.show()
     for peer in peers:
