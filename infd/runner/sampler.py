@@ -17,7 +17,7 @@ from infd.rounding import ceil_div
 from infd.runner.row_sampling import Float, Integer, Stage
 from infd.runner.sampled import NOTHING_ALLOWED, SOUND, Likeliest, Sampled
 from infd.runner.sampling import acceptance, scores
-from infd.runner.shaper import Shaper, Shaping, limited
+from infd.runner.shaper import SHAPED, Shaper, Shaping, limited
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -96,7 +96,7 @@ class Sampler:
         scoring = np.flatnonzero((stages & Stage.LOGPROBS != 0) & ~processed)
         raw = logits[self._rows.upload(scoring)].float() if scoring.size else None
 
-        shaped = stages & self._shaper.stages != 0
+        shaped = stages & SHAPED != 0
         unshaped = np.where(shaped, 0, stages)
         allowed = self._merge(allowed, at, np.flatnonzero(stages & Stage.ALLOWED))
         masked = np.flatnonzero(~shaped & limited(allowed)) if allowed is not None else _NONE

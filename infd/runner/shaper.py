@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -49,24 +49,12 @@ class Shaping(NamedTuple):
 
 
 class Shaper:
-    """Changes the logits of sequences in `rows`.
-
-    stages  the Stage flags of rows that a Shaper changes
-    """
+    """Changes the logits of sequences in `rows`."""
 
     def __init__(self, rows: Rows, draw: Draw) -> None:
         self._rows = rows
         self._draw = draw
         self._breakers = BreakerTables(rows.vocab_size, rows.upload)
-        self._before_mask = (  # in the order in which they are applied
-            (Stage.REPETITION, self._penalize_repetition),
-            (Stage.FREQUENCY, self._penalize_answer),
-            (Stage.DRY, self._penalize_repeats),
-            (Stage.BIAS, self._add_bias),
-            (Stage.FLOOR, self._forbid_ends),
-            (Stage.WORDS, self._forbid_words),
-        )
-        self.stages = reduce(or_, (stage for stage, _ in self._before_mask), Stage.NARROW)
 
     def shape(self, logits: Tensor, shaping: Shaping) -> Tensor | None:
         """Apply the stages and the mask to logits [N, vocab] float32 in place.
@@ -74,10 +62,10 @@ class Shaper:
         Returns [N] float32: what narrowing subtracted from the cooled logits; None: no row reports logits.
         """
         at, stages, allowed = shaping
-        for stage, change in self._before_mask:
+        for stage, change in _BEFORE_MASK:
             subset = np.flatnonzero(stages & stage)
             if subset.size:
-                change(logits, at, subset)
+                change(self, logits, at, subset)
         if allowed is not None:
             subset = np.flatnonzero(limited(allowed))
             if subset.size:
@@ -212,6 +200,17 @@ class Shaper:
         row, end = at.rows.index_select(0, index), at.ends.index_select(0, index)
         prompt = self._rows.integers[row, Integer.PROMPT]
         return History(self._rows.tokens, row, prompt, end, longest=int(at.positions[subset].max()))
+
+
+_BEFORE_MASK = (  # in the order in which they are applied
+    (Stage.REPETITION, Shaper._penalize_repetition),
+    (Stage.FREQUENCY, Shaper._penalize_answer),
+    (Stage.DRY, Shaper._penalize_repeats),
+    (Stage.BIAS, Shaper._add_bias),
+    (Stage.FLOOR, Shaper._forbid_ends),
+    (Stage.WORDS, Shaper._forbid_words),
+)
+SHAPED: Final = reduce(or_, (stage for stage, _ in _BEFORE_MASK), Stage.NARROW)  # flags of the rows a Shaper changes
 
 
 def limited(allowed: Array) -> Array:
