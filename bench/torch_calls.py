@@ -53,7 +53,7 @@ class TorchCalls(NullExecutor):
         self._thread.start()
         return await super().load(lost)
 
-    def forward(self, plan: StepPlan, *, alone: bool = False) -> TorchStep:  # type: ignore[override]  # the engine uses only sample()
+    def forward(self, plan: StepPlan) -> TorchStep:  # type: ignore[override]  # the engine uses only sample()
         return TorchStep(self, super().forward(plan))
 
     def issue(self, step: NullStep) -> None:

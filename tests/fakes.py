@@ -443,7 +443,7 @@ class FakeExecutor:
         self.lost = lost
         return self._capacity
 
-    def forward(self, plan: StepPlan, *, alone: bool = False) -> FakeStep:
+    def forward(self, plan: StepPlan) -> FakeStep:
         self.issued.append(FakeStep(self, plan))
         return self.issued[-1]
 

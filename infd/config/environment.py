@@ -49,19 +49,14 @@ def limit_thread_spinning(environ: MutableMapping[str, str]) -> None:
 
     Variables that the user has set stay unchanged. OpenMP's threads share cores with the event loop. On two busy cores,
     libgomp's default spin made a token take 4 times as long; on an idle machine, the short spin slows a tiny model by
-    about a tenth. The active policy applies the same spin if there are more threads than cores: the device thread and
-    the event loop's (`executors/short_steps.py`) have a pool each, one of which sleeps. Otherwise libgomp would spin a
-    tenth as long, and a step of 2 ms took 2.5. LLVM's and Intel's runtimes would spin forever, but for a block time.
-    OpenBLAS, which infd does not call, would start spinning threads when numpy is imported.
+    about a tenth. OpenBLAS, which infd does not call, would start spinning threads when numpy is imported.
     The tokenizers library would pass each text to a thread of its pool and wait, although infd encodes texts in turn.
     Call this function before torch is imported, because the libraries read the variables when they are loaded.
     """
     environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if "OMP_WAIT_POLICY" not in environ:
-        environ["OMP_WAIT_POLICY"] = "active"
         environ.setdefault("GOMP_SPINCOUNT", "1000")
-        environ.setdefault("KMP_BLOCKTIME", "1")  # milliseconds
 
 
 class Environment(Struct, frozen=True, kw_only=True):

@@ -52,12 +52,8 @@ class Executor(Protocol):
         lost  called on the event loop if the device is lost later, even while no step is in flight
         """
 
-    def forward(self, plan: StepPlan, *, alone: bool = False) -> Step:
-        """Issue a step without waiting for it. Never raises: errors are set on the future of `Step.sample`.
-
-        alone  whether no other sequence runs or waits, and no step is in flight, and whether this was so at the step
-               before: `Step.sample` may then compute the step, if it is short, before it returns
-        """
+    def forward(self, plan: StepPlan) -> Step:
+        """Issue a step without waiting for it. Never raises: errors are set on the future of `Step.sample`."""
 
     def released_by(self, level: int) -> frozenset[MemoryPart]:
         """Return the parts of memory that a sleep of this level releases."""

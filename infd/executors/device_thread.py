@@ -1,4 +1,4 @@
-"""The device thread, which computes steps. While it waits for messages, the event loop may compute one (`compute`).
+"""The device thread, the only thread that computes steps.
 
 A step has two halves, forward and sample; `sample` waits for permission from the event loop. Steps start strictly in
 order. On a GPU both halves only launch work. The waiter (`waiter.py`) reports when the GPU has finished a step; then
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from queue import Empty, SimpleQueue
-from threading import Event, Lock
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from infd.executors.waiter import Waiter
@@ -120,11 +120,6 @@ class DeviceThread:
     def __init__(self, answer: Callable[[DeviceStep, StepResult | Exception], None]) -> None:
         self.inbox: SimpleQueue[DeviceStep | MaySample | DeviceCall | StepFinished | None] = SimpleQueue()
         self._answer = answer
-        # Held by the thread that uses the runner: the device thread, except while it waits for messages. It is held
-        # before the thread begins and once it has ended, too.
-        self._runner_in_use = Lock()
-        self._runner_in_use.acquire()
-        self._quiet = Event()
         self._backlog: deque[DeviceStep | DeviceCall] = deque()
         self._begun: tuple[DeviceStep, Forwarded] | None = None  # the step that is launched but not yet sampled
         self._unread: deque[LaunchedStep] = deque()
@@ -138,7 +133,7 @@ class DeviceThread:
         idle   does a short piece of idle work; returns whether more work may be pending
         quiet  set once no message has arrived for IDLE_S while no step was in flight; cleared at the next message
         """
-        self._quiet = quiet or self._quiet
+        quiet = quiet or Event()
 
         def wait(launched: LaunchedStep) -> None:
             runner.wait(launched.pending)
@@ -149,36 +144,11 @@ class DeviceThread:
         with runner.active(), Waiter(wait, report, runner.prepare_to_wait) as waiter:
             while True:
                 if self._begun is None and not self._unread:
-                    self._rest(idle)
+                    self._rest(idle, quiet)
                 done = self._do_next(runner, waiter)
                 self._receive(wait=not done)
-                if self._quiet.is_set():
-                    self._quiet.clear()
-
-    def compute(self, runner: Runner, step: DeviceStep, mask: Mask | None) -> StepResult | Exception | None:
-        """Compute a step on the calling thread, which is the one that sends messages; return its result or exception.
-
-        Returns None, and does nothing, unless the device thread waits for messages and has no step to finish.
-        """
-        if not self._runner_in_use.acquire(blocking=False):
-            return None
-        rested = False
-        try:
-            if self._begun is not None or self._unread or self._backlog or not self.inbox.empty():
-                return None
-            if rested := self._quiet.is_set():
-                self._quiet.clear()
-            self._received += 1
-            step.number = self._received
-            with runner.active():
-                return runner.read(runner.sample(runner.forward(step.plan), mask))
-        except Exception as error:  # the step's future raises the error
-            self._failed, self._failure = step, runner.diagnose(error)
-            return self._failure
-        finally:
-            if rested:
-                self._quiet.set()
-            self._runner_in_use.release()
+                if quiet.is_set():
+                    quiet.clear()
 
     def _do_next(self, runner: Runner, waiter: Waiter[LaunchedStep]) -> bool:
         """Do the first of these that is possible: sample, read, forward, make a call. Return False if none is."""
@@ -198,14 +168,14 @@ class DeviceThread:
             return False
         return True
 
-    def _rest(self, idle: Callable[[], bool]) -> None:
+    def _rest(self, idle: Callable[[], bool], quiet: Event) -> None:
         """Wait IDLE_S for a message. If none arrives, do idle work until a message arrives or no work is pending."""
         if self._backlog:
             return
         try:
-            self._take(self._next_message(IDLE_S))
+            self._take(self.inbox.get(timeout=IDLE_S))
         except Empty:
-            self._quiet.set()
+            quiet.set()
             while self.inbox.empty() and idle():
                 pass
 
@@ -258,16 +228,8 @@ class DeviceThread:
     def _receive(self, *, wait: bool) -> None:
         """Handle all messages that have arrived; if `wait`, wait for the first."""
         while wait or not self.inbox.empty():
-            self._take(self._next_message() if wait else self.inbox.get())
+            self._take(self.inbox.get())
             wait = False
-
-    def _next_message(self, timeout: float | None = None) -> DeviceStep | MaySample | DeviceCall | StepFinished | None:
-        """Wait for a message; meanwhile the runner is not in use. Raises Empty after `timeout` seconds."""
-        self._runner_in_use.release()
-        try:
-            return self.inbox.get(timeout=timeout)
-        finally:
-            self._runner_in_use.acquire()
 
     def _take(self, message: DeviceStep | MaySample | DeviceCall | StepFinished | None) -> None:
         if message is None:

@@ -1,14 +1,11 @@
 """An executor in this process: the event loop sends plans to the thread that owns the device.
 
-A short step that is alone is computed on the event loop's thread instead, see `short_steps.py`.
-
 Importing this module does not import torch; the device thread imports torch.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from functools import partial
 from threading import Thread
@@ -16,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from infd.errors import DeviceLost
 from infd.executors.device_thread import DeviceCall, DeviceStep, DeviceThread, MaySample
-from infd.executors.short_steps import ShortSteps
 from infd.memory import Memory
 from infd.offload import Offload
 from infd.runner.arenas.host import headstart
@@ -47,21 +43,15 @@ def build_runner(config: Config, pulse: Pulse, progress: Callable[[int, int], No
 
 
 class LocalStep(DeviceStep):
-    """A step in flight.
+    """A step in flight."""
 
-    lone    time at which it was issued or kept, by the performance counter, if it is alone and its duration recorded
-    issued  whether it was sent to the device thread
-    """
-
-    __slots__ = ("_executor", "future", "issued", "lone")
+    __slots__ = ("_executor", "future")
 
     def __init__(
         self, executor: LocalExecutor, plan: StepPlan, rollbacks: int, future: asyncio.Future[StepResult]
     ) -> None:
         super().__init__(plan, rollbacks)
         self.future = future
-        self.issued = False
-        self.lone: float | None = None
         self._executor = executor
 
     def sample(self, mask: Any | None = None) -> asyncio.Future[StepResult]:
@@ -86,8 +76,7 @@ class LocalExecutor:
         self._whole = True
         self._calls: set[asyncio.Future[Any]] = set()
         self._offload = Offload(threads=1)
-        self._model: Loaded | None = None  # its runner computes on one thread at a time, see device_thread.py
-        self._short: ShortSteps | None = None  # None: the event loop computes no step
+        self._model: Loaded | None = None  # its runner computes on the device thread only
         self._thread: Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[Loaded] | None = None
@@ -104,12 +93,9 @@ class LocalExecutor:
         self._loaded, self._model = None, loaded
         self.depth, self.decoding_depth = loaded.depth, loaded.decoding_depth
         self._facts = loaded.facts
-        if loaded.token_s is not None:
-            self._short = ShortSteps(loaded.token_s)
-            loaded.runner.join_thread(loaded.facts["threads"])
         return loaded.capacity
 
-    def forward(self, plan: StepPlan, *, alone: bool = False) -> LocalStep:
+    def forward(self, plan: StepPlan) -> LocalStep:
         step = LocalStep(self, plan, self._rollbacks, asyncio.get_running_loop().create_future())
         if self._ended is None or self._ended.done():
             _fail(step.future, DeviceLost("the device thread is not running"))
@@ -117,33 +103,11 @@ class LocalExecutor:
             _fail(step.future, RuntimeError("a step was issued while memory is released"))
         else:
             self._in_flight.add(step)
-            if alone and self._short is not None:
-                step.lone = time.perf_counter()
-            if not (alone and self._may_compute(plan)):
-                self._issue(step)
+            self._device.inbox.put(step)
         return step
 
-    def _may_compute(self, plan: StepPlan) -> bool:
-        """Whether the event loop may compute a step that is alone, unless the device thread uses the runner.
-
-        The thread may have taken a call from its inbox and not yet the runner.
-        """
-        if self._short is None or self._calls or self._closing or plan.loads:  # to fill an adapter's slot takes long
-            return False
-        return self._short.include(plan.tokens)
-
-    def _issue(self, step: LocalStep) -> None:
-        step.issued = True
-        self._device.inbox.put(step)
-
     def sample(self, step: LocalStep, mask: Any | None) -> None:
-        """Permit a step to sample. Computes the step if it was not issued."""
-        if not step.issued and not step.future.done():
-            assert self._model is not None
-            if (outcome := self._device.compute(self._model.runner, step, mask)) is not None:
-                self._settle(step, outcome)
-                return
-            self._issue(step)
+        """Permit a step to sample."""
         self._device.inbox.put(MaySample(step, mask))
 
     def between(self, work: Callable[[Loaded], R]) -> asyncio.Future[R]:
@@ -258,8 +222,6 @@ class LocalExecutor:
             self._rollbacks = max(self._rollbacks, step.rollbacks + 1)  # later plans are made after the rollback
             _fail(step.future, outcome)
         elif not step.future.done():
-            if step.lone is not None and self._short is not None:
-                self._short.took(step.plan.tokens, time.perf_counter() - step.lone)
             step.future.set_result(outcome)
 
     def _returned(self, future: asyncio.Future[Any], outcome: Any, error: Exception | None) -> None:

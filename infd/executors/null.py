@@ -132,7 +132,7 @@ class NullExecutor:
             pools=tuple(each for each in get_args(PoolTask) if task == "auto" or each.endswith(task)),
         )
 
-    def forward(self, plan: StepPlan, *, alone: bool = False) -> NullStep:
+    def forward(self, plan: StepPlan) -> NullStep:
         return NullStep(self, plan, asyncio.get_running_loop().create_future())
 
     def run(self, step: NullStep) -> None:

@@ -110,7 +110,7 @@ class RemoteExecutor:
         self.sleep_refusal, self._released_by = loaded.sleep_refusal, loaded.released_by
         return loaded.capacity
 
-    def forward(self, plan: StepPlan, *, alone: bool = False) -> RemoteStep:
+    def forward(self, plan: StepPlan) -> RemoteStep:
         step = RemoteStep(self, next(self._numbers), asyncio.get_running_loop().create_future())
         if self._connection is None or self._lost is not None:
             _fail(step.future, self._lost or DeviceLost("the device's process is not running"))

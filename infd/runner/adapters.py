@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class DeviceSlots:
-    """The adapters in host memory and in the device's slots. Used by the thread that uses the runner.
+    """The adapters in host memory and in the device's slots. Used on the device thread only.
 
     weights  for captured steps: the factors of all slots, by target
     """

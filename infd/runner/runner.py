@@ -61,7 +61,7 @@ class PendingResult(Struct):
 
 
 class Runner:
-    """Computes the steps of one model on one device. Used by one thread at a time, see `executors/device_thread.py`.
+    """Computes the steps of one model on one device. Used on the device thread only.
 
     decoding  computes decoding steps with CUDA graphs; None: decoding steps are computed like other steps
     """
@@ -95,11 +95,6 @@ class Runner:
     def active(self) -> AbstractContextManager[Any]:
         """Return the context in which the device thread calls this object's other methods."""
         return torch.inference_mode()
-
-    @staticmethod
-    def join_thread(threads: int) -> None:
-        """Let the calling thread compute steps too. threads: of a kernel; each thread has a number of its own."""
-        torch.set_num_threads(threads)
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Load the plan's adapters, write its rows, and issue its forward pass."""

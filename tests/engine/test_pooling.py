@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from infd.engine.engine import Engine
     from infd.engine.streams.stream import Delta
     from infd.scheduler.plan import StepPlan
-    from tests.fakes import FakeStep
 
 EMBED = Pool("embed")
 POISON = 499
@@ -67,66 +66,6 @@ async def test_a_prompt_that_makes_steps_fail_is_found_and_fails_alone():
         deltas = await reduce(engine, *(pooling([n, POISON if n == 3 else n]) for n in range(6)))
 
     assert [delta.finish for delta in deltas] == [FinishReason.ERROR if n == 3 else FinishReason.STOP for n in range(6)]
-
-
-class Immediate(FakeExecutor):
-    """Computes a step that is alone before `sample` returns; notes which are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alone: list[bool] = []
-
-    def forward(self, plan: StepPlan, *, alone: bool = False) -> FakeStep:
-        self.alone.append(alone)
-        return super().forward(plan, alone=alone)
-
-    def ready(self, step: FakeStep) -> None:
-        if not self.alone[-1]:
-            super().ready(step)
-            return
-        self.sampled += 1
-        step.result.set_result(self.device.run(step.plan, step.mask))
-
-
-async def test_a_step_is_alone_if_nothing_else_waits_for_the_loop_nor_did_at_the_step_before():
-    executor = Immediate()
-    async with serving(executor) as engine:
-        await reduce(engine, pooling([6] * 9))
-        assert executor.alone == [False]
-        (one,) = await reduce(engine, pooling([5] * 9))
-        assert executor.alone == [False, True]
-        await reduce(engine, pooling([5] * 9), pooling([6] * 3))
-        long, *_ = await asyncio.gather(reduce(engine, pooling([5] * 70)), reduce(engine, pooling([7] * 63)))
-        assert not any(executor.alone[2:])
-        await reduce(engine, pooling([8] * 9))
-        assert not executor.alone[-1]
-        await reduce(engine, pooling([8] * 9))
-        assert executor.alone[-1]
-        status = engine.status()
-
-    assert (one.pooled, one.finish) == (pooled(EMBED, [5] * 9, capacity()), FinishReason.STOP)
-    assert long[0].finish is FinishReason.STOP
-    assert status.terminal["stop"] == 8
-
-
-async def test_the_loop_takes_turns_with_steps_that_it_computes_itself():
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    executor = Immediate()
-    async with serving(executor) as engine, asyncio.TaskGroup() as group:
-        task = group.create_task(others())
-        for number in range(20):
-            before = turns
-            await reduce(engine, pooling([number + 1] * 5))
-            assert turns > before
-        task.cancel()
-    assert executor.alone == [False, *[True] * 19]
 
 
 async def test_unread_numbers_count_as_bytes_of_the_readers_buffer():

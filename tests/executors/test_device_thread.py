@@ -263,39 +263,3 @@ def test_with_shared_memory_a_step_is_read_at_once_without_waiting():
             run.step(number)
             run.until("answer", number)
     assert runner.log == [*step(1), *step(2)]
-
-
-def test_another_thread_may_compute_a_step_while_the_device_thread_waits_for_messages():
-    runner = Paced()
-    runner.overlaps = False
-    with running(runner) as run:
-
-        def compute(number: int) -> object:
-            return run.device.compute(runner, DeviceStep(StepPlan(number, [], [], []), 0), MASK)  # type: ignore[arg-type]
-
-        runner.hold[1] = Event()
-        first = run.issue(1)
-        run.until("forward", 1)
-        assert compute(2) is None  # the runner is in use
-        runner.hold[1].set()
-        for _ in range(1000):
-            assert compute(3) is None  # a step is begun, even if the device thread waits for its permission to sample
-        run.go(first)
-        run.until("answer", 1)
-        while (result := compute(5)) is None:
-            pass
-        assert result == 5
-        runner.faults["sample", 6] = fault = RuntimeError("the kernel said no")
-        assert compute(6) is fault
-        run.step(7)  # planned before the failed step was rolled back
-        run.until("answer", 7)
-        run.go(run.issue(8, rollbacks=1))
-        run.until("answer", 8)
-    assert [entry for entry in runner.log if entry[1] not in (1, 8)] == [
-        ("forward", 5),
-        ("sample", 5, "masked"),
-        ("read", 5),
-        ("forward", 6),
-        ("sample", 6, "masked"),
-    ]
-    assert run.answers == {1: 1, 7: fault, 8: 8}

@@ -86,7 +86,6 @@ class StepLoop:
         self._in_flight: deque[Issued] = deque()
         self._committed: deque[tuple[Issued, list[Outcome]]] = deque()  # steps for which on_commit is not called yet
         self._last = 0.0  # time of the last commit, if drafts are made
-        self._alone = False  # whether the last step was alone, see `_is_alone`
         self._suspects = Suspects()
         self._changed = asyncio.Event()
         self._held = False
@@ -186,23 +185,12 @@ class StepLoop:
             if step is None:
                 return
             late = not ahead and self._executor.decoding_depth > self._executor.depth
-            followed, self._alone = self._alone, self._is_alone
-            forwarded = self._executor.forward(step.plan, alone=followed and self._alone)
+            forwarded = self._executor.forward(step.plan)
             issued = Issued(step, forwarded, at, self._constraints.applies_to(step), late)
             self._in_flight.append(issued)
             if not issued.constrained:
                 self._sample()
             self._on_plan(issued)
-
-    @property
-    def _is_alone(self) -> bool:
-        """Whether the step just planned is of one sequence, and no other sequence or step awaits the event loop.
-
-        The executor is told so from the second such step on: the first after a step of several is that of the client
-        that asks again first, and the others' requests should be read while it is computed.
-        """
-        scheduler = self._scheduler
-        return not (self._in_flight or self._committed or scheduler.waiting) and len(scheduler.running) == 1
 
     def _sample(self) -> None:
         """Permit steps to sample, in order, up to the first step that waits for a mask.
@@ -226,10 +214,7 @@ class StepLoop:
 
     def _let_sample(self, issued: Issued, mask: Mask | None) -> None:
         issued.result = issued.forwarded.sample(mask)
-        if issued.result.done():  # a turn of the event loop is spared
-            self.wake()
-        else:
-            issued.result.add_done_callback(self._on_done)
+        issued.result.add_done_callback(self._on_done)
 
     def _end(self, filled: Filled) -> None:
         """End the choices whose grammars are complete or have failed, before their step is committed."""

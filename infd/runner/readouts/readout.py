@@ -64,7 +64,7 @@ class Selection(Struct, dict=True):
 
 
 class Readout(Protocol):
-    """Computes one member of `request.Want`. Used by the thread that uses the runner.
+    """Computes one member of `request.Want`. Used on the device thread only.
 
     narrows  whether the readout reads only a few tokens of each span; the last layer may then compute these tokens only
     """

@@ -22,7 +22,7 @@ from infd.runner.arenas.residence import ModelArenas, Residence
 from infd.runner.cuda_graphs.capture import CudaGraphs
 from infd.runner.start.budget import draw_up, on_host
 from infd.runner.start.cache_size import size_cache
-from infd.runner.start.calibration import FEW, LEAST, MOST, calibrate, choose_spin, still_valid
+from infd.runner.start.calibration import LEAST, MOST, calibrate, choose_spin, still_valid
 from infd.runner.start.calibration_file import CalibrationFile
 from infd.runner.start.trial import TrialPlans, TrialRunner
 from infd.scheduler.layout import Capacity
@@ -53,8 +53,6 @@ class Loaded(Struct, frozen=True):
     """A runner ready to serve.
 
     depth, decoding_depth  see Executor
-    token_s                duration of the shortest step by its tokens, for `executors/short_steps.py`; None: the device
-                           thread computes all steps
     residence              the memory of weights and cache
     reader                 reads adapters for this model, on any thread
     facts                  for operators, see Executor.describe
@@ -67,7 +65,6 @@ class Loaded(Struct, frozen=True):
     residence: Residence
     reader: AdapterReader
     facts: dict[str, Any]
-    token_s: float | None = None
 
     def idle(self) -> bool:
         """Do a piece of idle work, and return whether work remains. Does nothing while memory is released."""
@@ -138,7 +135,6 @@ def assemble(runners: Runners, bank: Bank, weights: Arena, source: WeightsSource
             "cache_bytes": cache.size,
             "cache_dtype": _cache_dtype(runners),
         },
-        token_s=None if kind != "cpu" or runners.spec.layout.groups else calibration.shortest_s / FEW,
     )
 
 

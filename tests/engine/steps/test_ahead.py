@@ -60,11 +60,11 @@ class Watched(FakeExecutor):
         self.engine: Engine | None = None
         self.ahead: list[StepPlan] = []
 
-    def forward(self, plan: StepPlan, *, alone: bool = False) -> FakeStep:
+    def forward(self, plan: StepPlan) -> FakeStep:
         assert self.engine is not None
         if self.engine.core.loop.in_flight:
             self.ahead.append(plan)
-        return super().forward(plan, alone=alone)
+        return super().forward(plan)
 
     @property
     def drafts(self) -> int:
