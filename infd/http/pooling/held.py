@@ -39,7 +39,7 @@ class HeldNumbers:
         if self.size and self.size + size > most:
             raise Overloaded(
                 f"answers in progress hold up to {self.size} bytes of numbers, of at most {most}"
-                f" (scheduler.max_pooled_bytes): {size} more would be too many"
+                f" (scheduler.max_pooled_bytes): {size} more would be too many; fewer or shorter inputs need fewer"
             )
         self.size += size
         try:

@@ -200,12 +200,9 @@ class Matrices:
 class CompressedPanels(Panels):
     """A matrix of bfloat16 in panels and their rests; layout in `native/compressed.h`."""
 
-    HEADER, TABLES, LINE, LINES = (
-        64,
-        64,
-        192,
-        32,
-    )  # bytes of a panel's header, of a step's tables and of a line; lines of a step
+    HEADER = 64  # bytes
+    LINES = 32  # of a step
+    TABLES, LINE = 64, 192  # bytes of a step's tables and of a line
 
     def __init__(self, kernels: Kernels, outputs: int, inputs: int, activations: torch.dtype) -> None:
         pairs, pairs_step = ceil_div(inputs, 2), self.LINES * PANEL * 4
