@@ -21,8 +21,9 @@ import argparse
 import json
 import random
 from collections import defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from speculation_requests import CORPUS
 
 from infd.drafting.ngram import NgramDrafting
 from infd.drafting.suffix import SuffixDrafting
@@ -38,7 +39,6 @@ from infd.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from infd.drafting.drafter import Drafting
 
-CORPUS = Path(__file__).with_name("speculation.jsonl")
 MOST = 7  # drafts of a span
 # Milliseconds of a step by rows, about those of a model of 135M parameters on two cores with AVX-512.
 COSTS = (

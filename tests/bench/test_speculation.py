@@ -11,18 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import speculation
-from speculation import (
-    Alternated,
-    Answered,
-    Blocks,
-    Count,
-    Loaded,
-    Peer,
-    Replaying,
-    Way,
-    described_server,
-    replayed,
-)
+import speculation_requests
+from speculation_blocks import Alternated, Blocks
+from speculation_figures import Answered, Count
+from speculation_peers import Peer, described_server
+from speculation_replay import Replaying, replayed
+from speculation_ways import Loaded, Way
 
 import infd.runner.runner
 from infd.scheduler import step_costs
@@ -129,7 +123,7 @@ def test_each_kind_has_a_ratio_to_plain_decoding_and_one_to_each_peer(
     corpus = tmp_path / "corpus.jsonl"
     entries = [{"kind": kind, "prompt": f"{kind} {n}", "reply": ""} for kind in ("code", "chat") for n in range(3)]
     corpus.write_text("\n".join(map(json.dumps, entries)))
-    monkeypatch.setattr(speculation, "CORPUS", corpus)
+    monkeypatch.setattr(speculation_requests, "CORPUS", corpus)
     parsed = speculation.parser().parse_args(["embedded", "--tokens", "8", "--threads", "1", "--passes", "2"])
     speculation.measure(parsed, [Fast()])
     told = capsys.readouterr().out.splitlines()
@@ -154,7 +148,7 @@ async def test_a_peer_is_stopped_but_while_it_answers(tmp_path: Path) -> None:
     async with server:
         peer = Peer(server)
         await stopped()
-        body = speculation.asked({"prompt": "Count."}, 5)
+        body = speculation_requests.asked({"prompt": "Count."}, 5)
         answered = await asyncio.to_thread(peer.answer, [body])
         assert answered.count.tokens == 4
         assert answered.count.seconds > 0
