@@ -11,7 +11,7 @@ from infd.engine.steps.loop import StepLoop
 from infd.engine.steps.record import StepRecord
 from infd.engine.streams.in_flight import InFlight
 from infd.errors import InvalidRequest, PromptTooLong, Unsupported
-from infd.request import Generate, Pool, Route, pick
+from infd.request import Pool, Route, pick
 from infd.scheduler.layout import CacheLayout, Capacity
 from infd.scheduler.scheduler import Scheduler
 
@@ -141,15 +141,6 @@ class EngineCore:
             )
         if min(request.prompt) < 0 or max(request.prompt) >= self.capacity.vocab_size:
             raise InvalidRequest(f"token ids are 0 to {self.capacity.vocab_size - 1}", param="prompt")
-
-    def routed_bytes(self, request: Request) -> int:
-        """Return the most bytes of experts that a checked request's answers report."""
-        if pick(Route, request.wants) is None:
-            return 0
-        assert self.capacity.experts is not None
-        generate = pick(Generate, request.wants)
-        tokens = len(request.prompt) + (0 if generate is None else generate.sampling.max_tokens)
-        return request.choices * tokens * self.capacity.experts.token_bytes
 
     def forget_prefixes(self, *, preempting: bool) -> tuple[int, int]:
         """Empty the prefix cache; return the numbers of pages forgotten and of sequences preempted.

@@ -30,7 +30,7 @@ def guarded(handler: Handler) -> Handler:
     async def admit(request: web.Request) -> web.StreamResponse:
         service, exchange = request.app[SERVICE], request[EXCHANGE]
         try:
-            with exchange.place as place:
+            with exchange.place as place, exchange.held:
                 if (key := exchange.key) is not None and key.in_flight is not None:
                     place.enter_context(service.in_flight.hold(key.name, key.in_flight))
                 service.engine.require_room(exchange.account.tenant)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from infd.engine.lifecycle.state import State
 from infd.errors import NotReady
-from infd.http.pooling.held import HeldNumbers
+from infd.http.held import Held
 
 if TYPE_CHECKING:
     from infd.config import Config, LiveConfig
@@ -23,7 +23,7 @@ class Backend:
         self.live = live
         self.offload = offload
         self.served: ServedModel | None = None
-        self.held_numbers = HeldNumbers(live)
+        self.held = Held(live)
 
     @property
     def config(self) -> Config:

@@ -47,6 +47,7 @@ class Exchange(Struct):
     error    the error reported to the client
     errors   encodes errors in the API's format; once the request is queued, in the answer's format
     place    the request's place under its key's cap; released when the handler returns, unless passed on by `pop_all`
+    held     what the answer holds of `Backend.held`; released when the handler returns, unless `send` takes it over
     """
 
     client_id: str | None = None
@@ -56,6 +57,7 @@ class Exchange(Struct):
     error: RequestError | None = None
     errors: Errors = OPENAI_ERRORS
     place: ExitStack = field(default_factory=ExitStack)
+    held: ExitStack = field(default_factory=ExitStack)
     _own_id: str = ""  # until the request has a ticket
 
     def begin(self, ticket: Ticket, client_id: str | None) -> None:

@@ -129,7 +129,7 @@ async def _queue(
 ) -> Answer:
     """Queue one request for each prompt, and return the answer to read. Raises RequestError."""
     fields = generation.fields
-    _check_prompt_logprobs(generation, prompts, backend.config.limits)
+    scores_bytes = _checked_prompt_logprobs(generation, prompts, backend.config.limits)
     if generation.routed:
         _check_routed(generation, prompts, served, backend.config.limits)
     scored = bool(generation.prompt_logprobs)
@@ -173,6 +173,9 @@ async def _queue(
         for number, prompt in enumerate(prompts)
     ]
     exchange.account.reserve(sum(request.most_tokens for request in requests))
+    exchange.held.enter_context(backend.held.prompt_logprobs.hold(scores_bytes))
+    if generation.routed:
+        exchange.held.enter_context(backend.held.experts.hold(_most_routed_bytes(requests, served)))
     reports: list[PromptReport] = []
     if generation.echo or scored:
         for prompt in prompts:
@@ -371,8 +374,20 @@ def _check_routed(generation: Generation, prompts: Sequence[Prompt], served: Ser
         )
 
 
-def _check_prompt_logprobs(generation: Generation, prompts: Sequence[Prompt], limits: LimitsConfig) -> None:
-    """Raise InvalidRequest if the answer's prompt log-probabilities may exceed limits.prompt_logprobs_bytes."""
+def _most_routed_bytes(requests: Sequence[Request], served: ServedModel) -> int:
+    """Return the most bytes of experts that the choices of all requests report together."""
+    if served.experts is None:
+        return 0  # the engine refuses the request
+    # Each choice reports its prompt.
+    tokens = sum(request.most_tokens + (request.choices - 1) * len(request.prompt) for request in requests)
+    return tokens * served.experts.token_bytes
+
+
+def _checked_prompt_logprobs(generation: Generation, prompts: Sequence[Prompt], limits: LimitsConfig) -> int:
+    """Return the most bytes of the answer's prompt log-probabilities.
+
+    Raises InvalidRequest if these exceed limits.prompt_logprobs_bytes.
+    """
     requested, answers = generation.prompt_logprobs, generation.prompt_repeats
     tokens, entries = sum(len(prompt.ids) for prompt in prompts), sum(k + 1 for k in requested.values())
     largest = answers * tokens * entries * ENTRY_BYTES
@@ -384,6 +399,7 @@ def _check_prompt_logprobs(generation: Generation, prompts: Sequence[Prompt], li
             f" lower {f'n or {field}' if answers > 1 else field}, or send fewer or shorter prompts",
             param=field,
         )
+    return largest
 
 
 def _check_no_spaces(served: ServedModel) -> None:

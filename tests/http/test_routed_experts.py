@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from base64 import b64decode
 from typing import TYPE_CHECKING, Any
@@ -10,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from infd.config import Config, LimitsConfig, SchedulerConfig
+from infd.config import Config, LimitsConfig
 from tests.fakes import EXPERTS, FakeExecutor, capacity, continuation, routed
 from tests.http.endpoint import serving
 from tests.http.model import tokenizer
-from tests.http.test_streaming import until
 
 if TYPE_CHECKING:
     from tests.http.endpoint import Endpoint
@@ -103,26 +101,6 @@ async def test_a_report_larger_than_the_limit_is_refused():
         assert (await small.post("/v1/completions", {**fields, "n": 2}))[0] == 200
         status, answer = await small.post("/v1/completions", {**fields, "n": 3})
         assert (status, answer["error"]["param"]) == (400, "return_routed_experts")
-
-
-async def test_reports_of_all_answers_in_progress_are_bounded_together():
-    """Each may hold experts of its prompt and of all tokens that it may generate, until its reader leaves."""
-    most = 2 * (3 + 40) * EXPERTS.token_bytes
-    executor = FakeExecutor()
-    executor.gate.clear()
-    async with serving(Config(scheduler=SchedulerConfig(max_routed_bytes=most)), executor=executor) as small:
-        fields = {"prompt": PROMPT, "max_tokens": 40, "return_routed_experts": True}
-        two = asyncio.create_task(small.post("/v1/completions", {**fields, "n": 2}))
-        budget = small.engine.admission.budget
-        await until(lambda: budget.routed_bytes == most)
-        status, answer = await small.post("/v1/completions", {**fields, "max_tokens": 1})
-        assert (status, answer["error"]["code"]) == (429, "queue_full")
-        executor.gate.set()
-        assert (await two)[0] == 200
-        assert (await small.post("/v1/completions", {**fields, "n": 3}))[0] == 200, (
-            "alone, a request is never too large"
-        )
-        await until(lambda: budget.routed_bytes == 0)
 
 
 @pytest.mark.parametrize(("path", "fields"), [("/v1/completions", {"use_beam_search": True}), ("/infill", {})])

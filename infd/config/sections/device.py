@@ -88,7 +88,19 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     ] = 2**20
     max_routed_bytes: Annotated[
         Count,
-        about("most bytes that the answers of all requests with return_routed_experts may report, then 429", live=True),
+        about(
+            "most bytes of experts (return_routed_experts) that all answers of more than 64K of these that are computed"
+            " or sent may report, then 429",
+            live=True,
+        ),
+    ] = 512 * 2**20
+    max_prompt_logprobs_bytes: Annotated[
+        Count,
+        about(
+            "most bytes of the logprobs of prompt tokens in all answers of more than 64K of these that are computed or"
+            " sent, counted as limits.prompt_logprobs_bytes counts them, then 429",
+            live=True,
+        ),
     ] = 512 * 2**20
     max_pooled_bytes: Annotated[
         Count,

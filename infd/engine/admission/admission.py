@@ -208,6 +208,4 @@ class Admission:
         if not ticket.choices:
             tokens = sum(len(request.prompt) for request in requests)
             self.budget.exchange(ticket.reservation, count, tokens, keep=not last)
-            if routed := sum(self._core.routed_bytes(request) for request in requests):
-                self.budget.report(ticket.reservation, routed)
         return self._core.in_flight.begin(ticket, requests, watchers or [None] * count, adapter, grammars)

@@ -1,4 +1,4 @@
-"""Bound the queue: the choices and the prompt tokens that may wait; and the experts that answers report.
+"""Bound the queue: the choices and the prompt tokens that may wait.
 
 A request's reservation is estimated from the size of its body, and replaced by the real token counts when the request
 is queued. When the queue is full, tenants that hold less than their share of it may still queue requests, so that one
@@ -29,7 +29,6 @@ class Reservation(Struct):
     choices: int
     tokens: int
     tenant: Tenant = ANYONE
-    routed: int = 0  # bytes, see `QueueBudget.report`
 
 
 class Held(Struct):
@@ -45,13 +44,11 @@ class QueueBudget:
 
     reserved_choices  choices of requests not queued yet
     queued_tokens     prompt tokens that are reserved, or that are queued and not yet planned
-    routed_bytes      most bytes of the experts that the answers in progress may report
     """
 
     def __init__(self, live: LiveConfig, now: Callable[[], float] = time.monotonic) -> None:
         self.reserved_choices = 0
         self.queued_tokens = 0
-        self.routed_bytes = 0
         self._live = live
         self._choices, self._tokens = Turnover(now), Turnover(now)
         self._held: dict[str, Held] = {}  # by the name of the tenant
@@ -80,8 +77,7 @@ class QueueBudget:
         """Release a reservation. Idempotent."""
         self.reserved_choices -= reservation.choices
         self._hold(reservation.tenant, -reservation.choices, -reservation.tokens)
-        self.routed_bytes -= reservation.routed
-        reservation.choices = reservation.tokens = reservation.routed = 0
+        reservation.choices = reservation.tokens = 0
 
     def exchange(self, reservation: Reservation, choices: int, tokens: int, *, keep: bool = False) -> None:
         """Release a reservation whose choices are about to be queued; the caller then calls `enqueue` for each choice.
@@ -97,20 +93,6 @@ class QueueBudget:
         reservation.choices = kept
         self.reserved_choices += kept
         self._hold(reservation.tenant, kept, 0)
-
-    def report(self, reservation: Reservation, size: int) -> None:
-        """Count the bytes of the experts that answers may report until the reservation is released, after `exchange`.
-
-        Answers hold them until their end. Raises Overloaded; a request fits in any case if no other one reports.
-        """
-        most = self._live.now.scheduler.max_routed_bytes
-        if self.routed_bytes and self.routed_bytes + size > most:
-            raise Overloaded(
-                f"answers in progress report up to {self.routed_bytes} bytes of experts, of at most {most}"
-                f" (scheduler.max_routed_bytes): {size} more would be too many; a smaller max_tokens needs fewer"
-            )
-        reservation.routed += size
-        self.routed_bytes += size
 
     def enqueue(self, tenant: Tenant, tokens: int) -> None:
         """Count a queued choice and its prompt until `dequeue`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -15,7 +14,7 @@ from infd.http.pooling.pooling import Reduced
 from infd.request import FinishReason, Pool, Pooled, Request, by_token, embeds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from infd.config import LimitsConfig
     from infd.engine.streams.stream import Choices
@@ -67,21 +66,13 @@ async def pool(pooling: Pooling, body: Body, exchange: Exchange, backend: Backen
                 for number, prompt in enumerate(prompts)
             ]
             exchange.account.reserve(sum(request.most_tokens for request in requests))
-            with ExitStack() as block:
-                block.enter_context(backend.held_numbers.hold(size))
-                choices = await ticket.submit(*requests, client=exchange.client)
-                pooled = await _collect(choices, len(requests))
-                held = block.pop_all()
+            exchange.held.enter_context(backend.held.numbers.hold(size))
+            choices = await ticket.submit(*requests, client=exchange.client)
+            pooled = await _collect(choices, len(requests))
     ids, skips = [prompt.ids for prompt in prompts], [prompt.skip for prompt in prompts]
     pooled = [_before_end(*each, task, served) for each in zip(pooled, ids, strict=True)]
     pooled = [_of_steps(*each, task, served) for each in zip(pooled, ids, skips, strict=True)]
-    return _encoded(body(Reduced(ticket.id, int(time.time()), model, task, served, ids, skips, pooled)), held)
-
-
-def _encoded(pieces: Iterable[bytes], held: ExitStack) -> Iterator[bytes]:
-    """Yield the pieces of a body, and close `held` behind the last one, or if the iterator is dropped before."""
-    with held:
-        yield from pieces
+    return body(Reduced(ticket.id, int(time.time()), model, task, served, ids, skips, pooled))
 
 
 def _beside_ends(prompt: PooledPrompt, task: PoolTask, served: ServedModel) -> PooledPrompt:

@@ -34,7 +34,7 @@ def answering(api: Api[Request]) -> Handler:
         generation = api.generation(body, size, service.config)
         format_of = partial(api.format, body)
         work = partial(generate, generation, format_of, exchange, service)
-        return await stream(request, work) if body.stream else send.body(await work())
+        return await stream(request, work) if body.stream else send.body(await work(), exchange.held)
 
     return guarded(answer)
 

@@ -34,7 +34,7 @@ def pooling(api: PoolingApi[Any]) -> Handler:
         service, exchange = request.app[SERVICE], request[EXCHANGE]
         body, size = await read(request, api.decoder)
         asked = api.pooling(body, size, service.model(), service.config)
-        return send.encoded(await pool(asked, partial(api.body, body), exchange, service))
+        return send.encoded(await pool(asked, partial(api.body, body), exchange, service), exchange.held)
 
     return guarded(answer)
 
