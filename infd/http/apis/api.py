@@ -44,10 +44,12 @@ class PoolingApi(Struct, Generic[Body], frozen=True):
     decoder  decodes the body of a request
     pooling  converts a request, given its body's size in bytes, the model and the settings; raises RequestError
     body     returns the body of the answer, piece by piece
-    errors   encodes errors
+    errors   encodes errors that precede the decoded body
+    form     returns the encoder of later errors, given the decoded body; None: `errors`
     """
 
     decoder: msgspec.json.Decoder[Body]
     pooling: Callable[[Body, int, ServedModel, Config], Pooling]
     body: Callable[[Body, Reduced], Iterable[bytes]]
     errors: Errors
+    form: Callable[[Body], Errors] | None = None

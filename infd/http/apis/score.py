@@ -12,6 +12,7 @@ from infd.http.apis import inputs
 from infd.http.apis.api import PoolingApi
 from infd.http.apis.embeddings import usage
 from infd.http.formats.openai import OPENAI_ERRORS
+from infd.http.formats.tei import TEI_ERRORS
 from infd.http.pooling.pooling import check_count, numbered, require_text
 from infd.http.pooling.scoring import Scoring, scores
 from infd.http.sampling import refuse_unsupported
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from infd.config import Config
+    from infd.http.formats.base import Errors
     from infd.http.pooling.pooling import Pooling, Reduced
     from infd.http.schema.scoring import ScoringFields, Text
     from infd.http.served_model import ServedModel
@@ -72,6 +74,11 @@ def rerank(request: RerankRequest, body_bytes: int, served: ServedModel, config:
         side = "left" if request.truncation_direction.lower() == "left" else "right"
     raw = False if request.raw_scores else scoring.activation
     return msgspec.structs.replace(scoring, keep=keep, side=side, activation=raw).pooling(served)
+
+
+def rerank_errors(request: RerankRequest) -> Errors:
+    """Return the errors of the API whose field holds the documents."""
+    return OPENAI_ERRORS if request.texts is None or request.documents is not None else TEI_ERRORS
 
 
 def _scoring(
@@ -185,4 +192,4 @@ def ranked(request: RerankRequest, reduced: Reduced) -> Iterator[bytes]:
 
 
 SCORE: Final = PoolingApi(msgspec.json.Decoder(ScoreRequest), score, scored, OPENAI_ERRORS)
-RERANK: Final = PoolingApi(msgspec.json.Decoder(RerankRequest), rerank, ranked, OPENAI_ERRORS)
+RERANK: Final = PoolingApi(msgspec.json.Decoder(RerankRequest), rerank, ranked, OPENAI_ERRORS, rerank_errors)

@@ -79,7 +79,7 @@ def _operation(operation: Operation, components: Components) -> dict[str, Any]:
     responses: dict[str, Any] = {"200": success}
     if operation.failing is not None:
         responses[str(operation.failing)] = {"description": "The probe fails.", "content": content}
-    shape = components.schema(operation.failure)
+    shape = components.any_of(operation.failures)
     for status, errors in statuses(operation).items():
         failure = {"description": _causes(status, errors), "content": {"application/json": {"schema": shape}}}
         if any(error.retry_after_s is not None for error in errors):

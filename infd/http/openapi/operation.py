@@ -72,7 +72,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     request  Struct of the request's body; None: no body
     answers  types of the answer's body
     streams  whether the request may ask for server-sent events
-    errors   errors that the operation may answer; `failure` is the type of their bodies
+    errors   errors that the operation may answer; `failures` are the types of their bodies
     failing  status of a failed probe, whose body has the type of 200's; None: no probe
     """
 
@@ -86,7 +86,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     media_type: str = "application/json"
     streams: bool = False
     errors: Errors = KEYED
-    failure: type[Struct] = ErrorBody
+    failures: tuple[type[Struct], ...] = (ErrorBody,)
     failing: int | None = None
     parameters: tuple[Parameter, ...] = ()
     links: tuple[Link, ...] = ()

@@ -73,7 +73,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         answers=(anthropic.OutputMessage,),
         streams=True,
         errors=GENERATED,
-        failure=anthropic.MessageError,
+        failures=(anthropic.MessageError,),
     ),
     Operation(
         method="post",
@@ -84,7 +84,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         request=anthropic.CountTokensRequest,
         answers=(anthropic.TokenCount,),
         errors=PROMPT,
-        failure=anthropic.MessageError,
+        failures=(anthropic.MessageError,),
     ),
     Operation(
         method="get",

@@ -23,7 +23,7 @@ def _operation(
     request: type[Struct],
     *answers: object,
     tag: str = "Pooling",
-    failure: type[Struct] = ErrorBody,
+    failures: tuple[type[Struct], ...] = (ErrorBody,),
 ) -> Operation:
     return Operation(
         method="post",
@@ -34,11 +34,11 @@ def _operation(
         request=request,
         answers=answers,
         errors=POOLED,
-        failure=failure,
+        failures=failures,
     )
 
 
-_tei = partial(_operation, tag=_TEI, failure=tei.TeiError)
+_tei = partial(_operation, tag=_TEI, failures=(tei.TeiError,))
 
 
 POOLING: Final[tuple[Operation, ...]] = (
@@ -77,7 +77,15 @@ POOLING: Final[tuple[Operation, ...]] = (
         for path, name in (("/score", "score"), ("/v1/score", "scoreV1"))
     ),
     *(
-        _operation(path, name, text, scoring.RerankRequest, scoring.RerankResponse, list[scoring.Rank])
+        _operation(
+            path,
+            name,
+            text,
+            scoring.RerankRequest,
+            scoring.RerankResponse,
+            list[scoring.Rank],
+            failures=(ErrorBody, tei.TeiError),
+        )
         for path, name, text in (
             (
                 "/rerank",

@@ -33,6 +33,8 @@ def pooling(api: PoolingApi[Any]) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
         service, exchange = request.app[SERVICE], request[EXCHANGE]
         body, size = await read(request, api.decoder)
+        if api.form is not None:
+            exchange.errors = api.form(body)
         asked = api.pooling(body, size, service.model(), service.config)
         return send.encoded(await pool(asked, partial(api.body, body), exchange, service), exchange.held)
 

@@ -66,3 +66,23 @@ async def test_wrong_requests_are_refused_in_text_embeddings_inferences_form(
     assert named in body["error"]
     assert body["error_type"] == "Validation"
     assert endpoint.engine.core.in_flight.accepted == 0
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+@pytest.mark.parametrize(
+    ("texts", "named"),
+    [([], "texts"), (["x " * 400], "truncate"), (["a"] * 2049, "at most 2048")],
+)
+async def test_a_request_to_rerank_texts_is_refused_in_text_embeddings_inferences_form(
+    endpoint: Endpoint, path: str, texts: list[str], named: str
+):
+    status, body = await endpoint.post(path, {"query": "a", "texts": texts})
+
+    assert (status, body.keys(), body["error_type"]) == (400, {"error", "error_type"}, "Validation")
+    assert named in body["error"]
+
+
+async def test_a_body_that_cannot_be_decoded_is_refused_in_the_form_of_the_path(endpoint: Endpoint):
+    for body in (b'{"query": "a", "texts": ["b"', {"query": "a", "texts": [1]}):
+        status, answer = await endpoint.post("/rerank", body)
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
