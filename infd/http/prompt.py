@@ -211,6 +211,7 @@ async def render(
     add_special_tokens. Raises InvalidRequest, Unsupported; with `must_fit`, PromptTooLong for a text that is certainly
     too long.
     """
+    served.require_template(param)
     continues = conversation.continued is not None
     opens_answer = conversation.add_generation_prompt
     if opens_answer and continues:

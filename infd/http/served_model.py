@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 import msgspec
 from msgspec import Meta, Struct
 
-from infd.errors import CannotServe, CheckpointError, ModelNotFound
+from infd.errors import CannotServe, CheckpointError, InvalidRequest, ModelNotFound
 from infd.pooling import PoolingSettings
 from infd.text.syntax import Syntax
 
@@ -122,6 +122,19 @@ class ServedModel(Struct, frozen=True, kw_only=True):
                 f"{self.names[0]} has no task {task}, {_PURPOSES[task]}; it serves: {', '.join(self.tasks)}"
             )
         return task or self.pools[0]
+
+    def require_template(self, param: str) -> None:
+        """Raise InvalidRequest, which says how the model takes texts instead, if it has no chat template.
+
+        param  request field that contains the conversation
+        """
+        if not self.template:
+            ways = ["as `prompt` to /v1/completions"] * self.generates + ["as `input`"] * bool(self.pools)
+            raise InvalidRequest(
+                f"this model has no chat template; send texts {' or '.join(ways)}, or start infd with"
+                " --chat-template FILE",
+                param=param,
+            )
 
     def name(self, requested: str | None) -> str:
         """Return the model name that answers report: `requested`, or if empty the first name. Raises ModelNotFound."""

@@ -269,10 +269,7 @@ class ChatTemplate:
                 "start infd with one of them as --chat-template FILE",
                 param="messages",
             )
-        raise InvalidRequest(
-            "this model has no chat template; use /v1/completions, or start infd with --chat-template FILE",
-            param="messages",
-        )
+        raise InvalidRequest("this model has no chat template; start infd with --chat-template FILE", param="messages")
 
     def _compile(self, name: str) -> Template:
         # No lock: if two threads compile the same template at once, their results are interchangeable.

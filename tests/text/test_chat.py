@@ -243,7 +243,7 @@ def test_a_missing_template_error_names_the_remedy():
     template = ChatTemplate({})
 
     assert not template
-    with pytest.raises(InvalidRequest, match=r"no chat template; use /v1/completions"):
+    with pytest.raises(InvalidRequest, match=r"no chat template; start infd with --chat-template"):
         template.render(HELLO)
 
 

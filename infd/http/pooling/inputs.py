@@ -146,7 +146,12 @@ async def _rendered(
 async def _rendered_pair(
     pair: TemplatedPair, pooling: Pooling, served: ServedModel, offload: Offload, param: str
 ) -> tuple[int, ...]:
-    """Return the ids of a rendered pair. Raises CannotServe if the template leaves out one of the texts."""
+    """Return the ids of a rendered pair. Raises CannotServe if there is no template, or it leaves out a text."""
+    if not served.template:
+        raise CannotServe(
+            f"{served.names[0]} has no chat template, which renders a query and a document; start infd with"
+            " --chat-template FILE, the template for reranking"
+        )
     prompt = await _rendered(pair.conversation(), pooling, served, offload, param)
     shown = prompt.text or ""
     if not all(text.strip() in shown for text in (pair.query, pair.document)):

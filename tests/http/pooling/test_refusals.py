@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+from infd.text.chat import ChatTemplate
 from tests.http.pooling.asking import BODIES, USER, refused
 
 if TYPE_CHECKING:
@@ -105,3 +107,26 @@ async def test_two_ends_of_a_conversation_exclude_each_other(endpoint: Endpoint)
     for path in ("/score", "/rerank"):
         error = await refused(endpoint, path, {**BODIES[path], **both})
         assert error["param"] == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    ("generates", "path", "named", "unnamed"),
+    [
+        (False, "/v1/embeddings", "`input`", "/v1/completions"),
+        (True, "/v1/chat/completions", "/v1/completions", "`input`"),
+    ],
+)
+async def test_a_conversation_without_a_chat_template_is_refused_with_what_the_model_can_do(
+    endpoint: Endpoint, generates: bool, path: str, named: str, unnamed: str
+):
+    served = endpoint.server.served
+    assert served is not None
+    pools = () if generates else served.pools
+    endpoint.server.served = msgspec.structs.replace(
+        served, template=ChatTemplate({}), generates=generates, pools=pools
+    )
+    error = await refused(endpoint, path, {"messages": [USER]})
+
+    assert error["param"] == "messages"
+    assert named in error["message"]
+    assert unnamed not in error["message"]

@@ -83,6 +83,17 @@ async def test_a_template_without_the_roles_of_pairs_is_named(endpoint: Endpoint
     assert "--chat-template" in error["message"]
 
 
+async def test_a_missing_template_of_pairs_is_named(endpoint: Endpoint):
+    settings(endpoint, label_tokens=(5, 6), pairs=True)
+    served = endpoint.server.served
+    assert served is not None
+    endpoint.server.served = msgspec.structs.replace(served, template=ChatTemplate({}))
+    error = await refused(endpoint, "/score", {"text_1": "a", "text_2": "b"})
+    assert "has no chat template" in error["message"]
+    assert "--chat-template" in error["message"]
+    assert "`input`" not in error["message"]
+
+
 async def test_other_models_compare_embeddings(endpoint: Endpoint):
     pairs = {"text_1": "ab", "text_2": ["cd ef", "ab"]}
     (query,), (other,) = state("ab"), state("cd ef")
