@@ -378,7 +378,7 @@ def show(loaded: Loaded, origin: bool) -> int:
         if table != section:
             click.echo(f"\n[{table}]" if section else f"[{table}]")
             section = table
-        value = loaded.value(key)
+        value = loaded.config.value(key)
         line = f"# {name} =" if value is None else f"{name} = {_toml(value)}"
         click.echo(f"{line:<40}  # {loaded.origins[setting.key]}" if origin else line)
     return os.EX_OK
@@ -430,7 +430,7 @@ def models(as_json: bool, remove: str | None) -> int:
     from infd.daemon import inventory
 
     logging.getLogger("infd").addHandler(logging.NullHandler())  # warnings of a start, which would not name the model
-    found = tuple(inventory.local_models(environment.hub, environment.models))
+    found = tuple(inventory.found_models(environment.hub, environment.models))
     click.echo(inventory.as_json(found) if as_json else inventory.as_table(found))
     return os.EX_OK
 

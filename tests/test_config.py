@@ -260,7 +260,7 @@ def test_every_setting_has_help_and_flags_are_unique() -> None:
 def test_loaded_values_are_reached_by_key() -> None:
     loaded: Loaded = load(directory=Path("/nonexistent"))
 
-    assert loaded.value("server.port") == 8000
+    assert loaded.config.value("server.port") == 8000
 
 
 def test_the_admin_socket_is_where_the_runtime_directory_is() -> None:

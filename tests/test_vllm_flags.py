@@ -67,9 +67,9 @@ def test_the_named_replacements_of_flags_exist(name: Literal["serve", "bench"]) 
         (["--gpu-memory-utilization", "0.5"], "in infd: --set device.memory_utilization=FRACTION"),
         (["--gpu_memory_utilization=0.5"], "in infd: --set device.memory_utilization=FRACTION"),
         (["--no-enable-prefix-caching"], "in infd: --set cache.prefix_caching=true"),
-        (["m", "--tensor-parallel-size", "2"], "which infd has not: infd computes on one device"),
-        (["-tp", "2"], "-tp is vLLM's, which infd has not: infd computes on one device"),
-        (["m", "-dp=2"], "-dp is vLLM's, which infd has not: infd computes on one device"),
+        (["m", "--tensor-parallel-size", "2"], "and infd lacks it: infd computes on one device"),
+        (["-tp", "2"], "-tp is vLLM's, and infd lacks it: infd computes on one device"),
+        (["m", "-dp=2"], "-dp is vLLM's, and infd lacks it: infd computes on one device"),
         (["-q", "fp8"], "-q is vLLM's; in infd: --quantization"),
     ],
 )

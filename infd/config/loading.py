@@ -64,11 +64,6 @@ class Loaded(Struct, frozen=True):
     origins: Mapping[str, str]
     sources: Sources
 
-    def value(self, key: str) -> object:
-        """Return the value of `section.name`."""
-        section, _, name = key.partition(".")
-        return getattr(getattr(self.config, section), name)
-
 
 class Sources(Struct, frozen=True):
     """The origins of a process's settings, to be read again by a reload; fields as the arguments of `load`."""

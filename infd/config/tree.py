@@ -6,6 +6,8 @@ Facts derived at run time (pages, step_tokens in force) are not settings.
 
 from __future__ import annotations
 
+from typing import Any
+
 from infd.config.section import Section
 from infd.config.sections.device import CacheConfig, DeviceConfig, SchedulerConfig
 from infd.config.sections.model import GrammarConfig, LoraConfig, ModelConfig, PoolingConfig
@@ -31,3 +33,8 @@ class Config(Section, frozen=True, kw_only=True):
     admin: AdminConfig = AdminConfig()
     log: LogConfig = LogConfig()
     metrics: MetricsConfig = MetricsConfig()
+
+    def value(self, key: str) -> Any:
+        """Return the value of `section.name`."""
+        section, _, name = key.partition(".")
+        return getattr(getattr(self, section), name)

@@ -13,7 +13,7 @@ TABLE: Final = Path(__file__).with_name("vllm.toml")
 
 
 class Refused(Struct, frozen=True, forbid_unknown_fields=True):
-    """Flags that infd has not, for one reason."""
+    """Flags that infd lacks, for one reason."""
 
     reason: str
     flags: tuple[str, ...]
@@ -55,5 +55,5 @@ def instead(option: str, command: Literal["serve", "bench"] = "serve") -> str | 
             return f"{option} is vLLM's; in infd: {known.ours[flag]}"
         for refused in known.refused:
             if flag in refused.flags:
-                return f"{option} is vLLM's, which infd has not: {refused.reason}"
+                return f"{option} is vLLM's, and infd lacks it: {refused.reason}"
     return None

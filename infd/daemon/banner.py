@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shlex
 import shutil
 import sys
@@ -137,10 +138,4 @@ def process_age_s() -> float:
     # Field 22 of stat is the time of the start, in clock ticks since boot. Fields are counted from the last parenthesis
     # on, because field 2, the program's name in parentheses, may contain spaces.
     started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / _ticks_per_second()
-
-
-def _ticks_per_second() -> int:
-    import os
-
-    return os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")

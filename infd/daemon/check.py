@@ -73,7 +73,7 @@ def check(config: Config, environment: Environment) -> list[str]:
     found.collect(lambda: tenants(config.quotas))
     found.collect(lambda: networks(config.server.trusted_proxies))
     found.collect(lambda: tls.context(config.server))
-    found.collect(lambda: resolve.grammar_engine(config))
+    found.collect(lambda: resolve.require_grammar_engine(config))
     found.collect(lambda: Servers.read(config.mcp))
     found.collect(adapters)
     if config.server.idle_exit_s is not None:

@@ -150,7 +150,7 @@ class Daemon:
         await self.admin.start(
             self.admin_socket,
             private=self.admin_socket.parent == self.environment.private,
-            # A directory that is misspelled is not made.
+            # The name of a configured directory may be misspelled, so the directory is not created.
             make_directory=not self.live.now.admin.socket and self.environment.admin is None,
         )
         for doubt in self._start.doubts():
@@ -296,7 +296,7 @@ class Daemon:
             self._tls = replacement.tls is not None
         self.live.now = replacement.config
         self.http.keys = replacement.keys
-        self._start = replacement  # sockets of systemd are served from when the model is loaded
+        self._start = replacement  # read when inherited sockets begin to be served, once the model is loaded
         set_levels(replacement.config.log)
         self._warn_unless_sleep_works()
 

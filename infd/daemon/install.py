@@ -27,7 +27,7 @@ TARGETS: Final = {
 COMMANDS: Final = ("infd", "infdctl")
 WRITTEN_FOR: Final = "/opt/infd/bin/"  # the commands' directory in the units
 HIDDEN: Final = ("/home", "/root", "/run/user")  # by ProtectHome
-_HIDDEN: Final = (
+_CANNOT_START: Final = (
     "is in a directory that the units hide (ProtectHome), so infd could not start: install infd with a python of the"
     " system, for example in /opt/infd, and run that one's `infd install-unit`"
 )
@@ -88,7 +88,7 @@ def files(commands: Path) -> Iterator[tuple[str, str]]:
 def require_visible(commands: Path, python: Path) -> None:
     """Raise ConfigError if the units hide the commands or their python: ProtectHome hides /home and /root."""
     if (hidden := hidden_path(commands, python)) is not None:
-        raise ConfigError(f"{hidden} {_HIDDEN}")
+        raise ConfigError(f"{hidden} {_CANNOT_START}")
 
 
 def hidden_path(commands: Path, python: Path) -> Path | None:
@@ -106,7 +106,7 @@ def run(root: Path, *, show: bool) -> int:
         for name, text in files(commands):
             click.echo(f"# {root / TARGETS[name]}\n{text}")
         if (hidden := hidden_path(commands, python)) is not None:
-            click.echo(f"infd: these units would fail: {hidden} {_HIDDEN}", err=True)
+            click.echo(f"infd: these units would fail: {hidden} {_CANNOT_START}", err=True)
         return os.EX_OK
     for path in install(root, commands, python):
         click.echo(str(path))

@@ -33,7 +33,7 @@ TRANSFORMERS: Final = "transformers"
 _UNITS: Final = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-class LocalModel(Struct, frozen=True, kw_only=True):
+class FoundModel(Struct, frozen=True, kw_only=True):
     """A model on this machine.
 
     name          argument for --model
@@ -56,7 +56,7 @@ class LocalModel(Struct, frozen=True, kw_only=True):
     unchecked: list[str] = []
 
 
-def local_models(access: HubAccess, models: Path | None = None) -> Iterator[LocalModel]:
+def found_models(access: HubAccess, models: Path | None = None) -> Iterator[FoundModel]:
     """Yield the embedded model, the models that packages carried, and the Hugging Face cache's in order of name.
 
     models  see `pull` in hub/packages.py
@@ -70,10 +70,10 @@ def local_models(access: HubAccess, models: Path | None = None) -> Iterator[Loca
             yield inspect(name, directory)
 
 
-def inspect(name: str, directory: Path) -> LocalModel:
+def inspect(name: str, directory: Path) -> FoundModel:
     """Return the model in `directory`, or in the GGUF file at this path, examined with the default settings."""
     found = examine(directory, Config())
-    model = LocalModel(
+    model = FoundModel(
         name=name,
         path=str(directory),
         architecture=found.architecture,
@@ -93,11 +93,11 @@ def _bytes(directory: Path) -> int:
         return 0
 
 
-def as_json(found: Sequence[LocalModel]) -> str:
+def as_json(found: Sequence[FoundModel]) -> str:
     return msgspec.json.format(msgspec.json.encode(found)).decode()
 
 
-def as_table(found: Sequence[LocalModel]) -> str:
+def as_table(found: Sequence[FoundModel]) -> str:
     """Return a table with a header and a line for each model."""
     rows = [("NAME", "ARCHITECTURE", "SIZE", "SERVED BY")]
     for model in found:

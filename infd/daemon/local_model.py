@@ -62,7 +62,7 @@ class LocalModel:
         if (directory := resolve.checkpoint(config, environment.models)) is not None:
             self.directory.set_result(directory)
         self.names = resolve.served_names(config)
-        resolve.grammar_engine(config)
+        resolve.require_grammar_engine(config)
         self.worker = Worker(apart.MODULE)
         self.offload = Offload(interrupt=self.worker.interrupt)
         self.metrics = Metrics(self.names[0])

@@ -1,7 +1,7 @@
 """Change live settings of a running daemon: read all settings again, or set some until the next reload.
 
-Settings are read and checked whole before the first of them changes. Those that take effect at a start only keep their
-values, and are reported with the old and the new one.
+Settings are read and checked whole before the first of them changes. Settings that take effect only at a start keep
+their values, and are reported with the old and the new value.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Reloader:
         self._apply = apply
         self._keys = tuple(keys)
         self._set: dict[str, Assignment] = {}
-        self._waiting: dict[str, Any] = {}  # values of the next start, as last read, where they differ from those now
+        self._waiting: dict[str, Any] = {}  # values of the next start that differ from those in force
         self._origins: Mapping[str, str] = {} if start is None else start.origins
         self._one_at_a_time = asyncio.Lock()
 
@@ -130,21 +130,21 @@ class Reloader:
         """Log the values of `set`, which end with the daemon."""
         for key in sorted(self._set):
             ends = "a value of `%s` ends with this daemon: a start reads files, variables and flags"
-            log.warning(ends, SET, extra={"key": key, "value": value_of(self._live.now, key)})
+            log.warning(ends, SET, extra={"key": key, "value": self._live.now.value(key)})
 
     def rows(self) -> list[protocol.SettingRow]:
         """Return all settings with their values and origins."""
         now, waiting = self._live.now, self._waiting
         return [
             protocol.SettingRow(
-                key, value_of(now, key), self._origins.get(key, ""), setting.live, waiting.get(key, msgspec.UNSET)
+                key, now.value(key), self._origins.get(key, ""), setting.live, waiting.get(key, msgspec.UNSET)
             )
             for key, setting in SETTINGS.items()
         ]
 
     def waiting(self) -> list[protocol.SettingChange]:
         """Return the settings whose new value, found when settings were last read, takes effect at the next start."""
-        return [protocol.SettingChange(key, value_of(self._live.now, key), new) for key, new in self._waiting.items()]
+        return [protocol.SettingChange(key, self._live.now.value(key), new) for key, new in self._waiting.items()]
 
     async def _change(
         self, assigned: dict[str, Assignment], only: Collection[str] = SETTINGS.keys()
@@ -154,7 +154,7 @@ class Reloader:
             raise ConfigError("this daemon's settings come from a program, not from files: there is nothing to reload")
         loaded = await self._offload(self._sources.load, *assigned.values())
         now = self._live.now
-        changed = [key for key in only if key in SETTINGS and loaded.value(key) != value_of(now, key)]
+        changed = [key for key in only if key in SETTINGS and loaded.config.value(key) != now.value(key)]
         applied = [key for key in changed if SETTINGS[key].live]
         config = _merged(now, loaded, applied)
         replacement = await self._offload(Replacement.read, config, self._environment)
@@ -166,9 +166,9 @@ class Reloader:
             log.warning("%s", doubt)
         self._set, self._keys = assigned, tuple(replacement.keys)
         fixed = (key for key, setting in SETTINGS.items() if not setting.live)
-        self._waiting = {key: loaded.value(key) for key in fixed if loaded.value(key) != value_of(now, key)}
+        self._waiting = {key: loaded.config.value(key) for key in fixed if loaded.config.value(key) != now.value(key)}
         self._origins = {**self._origins, **{key: loaded.origins[key] for key in only if SETTINGS[key].live}}
-        changes = {key: protocol.SettingChange(key, value_of(now, key), loaded.value(key)) for key in changed}
+        changes = {key: protocol.SettingChange(key, now.value(key), loaded.config.value(key)) for key in changed}
         return protocol.Reloaded(
             applied=[changes[key] for key in applied],
             restart=[changes[key] for key in changed if not SETTINGS[key].live],
@@ -181,16 +181,10 @@ class Reloader:
         )
 
 
-def value_of(config: Config, key: str) -> Any:
-    """Return the value of `section.name`."""
-    section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)
-
-
 def _merged(config: Config, loaded: Loaded, keys: Iterable[str]) -> Config:
     """Return `config` with the values that `keys` have in `loaded`."""
     sections: dict[str, dict[str, Any]] = {}
     for key in keys:
         section, _, name = key.partition(".")
-        sections.setdefault(section, {})[name] = loaded.value(key)
+        sections.setdefault(section, {})[name] = loaded.config.value(key)
     return replace(config, **{name: replace(getattr(config, name), **values) for name, values in sections.items()})

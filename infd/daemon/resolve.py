@@ -84,7 +84,7 @@ def keys(config: Config, environment: Environment) -> Keys:
     return Keys.of(environment.api_key) if environment.api_key else Keys()
 
 
-def grammar_engine(config: Config) -> None:
+def require_grammar_engine(config: Config) -> None:
     """Raise ConfigError if grammar.engine names a library that is not installed."""
     if config.grammar.engine == "xgrammar" and importlib.util.find_spec("xgrammar") is None:
         raise ConfigError("grammar.engine: xgrammar is not installed; install infd[xgrammar]")

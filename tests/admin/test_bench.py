@@ -191,7 +191,7 @@ async def test_failures_are_printed_and_are_exit_code_1(capsys: pytest.CaptureFi
         (["--extra-body", f"[{'9' * 5000}]"], "not JSON"),
         (["--extra-body", "[" * 100_000], "not JSON"),
         (["--schema", "/nonexistent"], "/nonexistent: No such file"),
-        (["--tokenizer", "x"], "which infd has not: infdctl bench reads no tokenizer"),
+        (["--tokenizer", "x"], "and infd lacks it: infdctl bench reads no tokenizer"),
         (["--num_prompt", "3"], "No such option"),
     ],
 )

@@ -14,7 +14,7 @@ from tokenizers import pre_tokenizers
 
 from infd import embedded
 from infd.config import HubAccess
-from infd.daemon.inventory import LocalModel, as_json, as_table, local_models
+from infd.daemon.inventory import FoundModel, as_json, as_table, found_models
 from tests.gguf.writing import write
 from tests.tiny import make
 from tests.weights.encodings.fixtures import WRITTEN
@@ -48,8 +48,8 @@ def cache(tmp_path: Path) -> Cache:
     return cache
 
 
-def found(tmp_path: Path) -> dict[str, LocalModel]:
-    return {model.name: model for model in local_models(HubAccess(cache=tmp_path))}
+def found(tmp_path: Path) -> dict[str, FoundModel]:
+    return {model.name: model for model in found_models(HubAccess(cache=tmp_path))}
 
 
 def test_the_embedded_model_is_always_listed(tmp_path: Path):
@@ -135,8 +135,8 @@ def test_a_quantized_model_is_listed_with_its_encodings(cache: Cache, tmp_path: 
 
 def test_a_table_has_a_line_for_each_and_json_all_there_is():
     models = (
-        LocalModel(name="embedded", path="/a", architecture="Qwen3ForCausalLM", bytes=13 * 2**20, code="infd"),
-        LocalModel(name="org/x", path="/b", reason="there are no safetensors"),
+        FoundModel(name="embedded", path="/a", architecture="Qwen3ForCausalLM", bytes=13 * 2**20, code="infd"),
+        FoundModel(name="org/x", path="/b", reason="there are no safetensors"),
     )
 
     assert as_table(models).splitlines() == [

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from infd.config import SETTINGS, Environment, LiveConfig, load
-from infd.daemon.reload import Reloader, Replacement, value_of
+from infd.daemon.reload import Reloader, Replacement
 from infd.errors import ConfigError
 from infd.offload import Offload
 from infd.telemetry.events import Events
@@ -218,7 +218,7 @@ async def test_settings_of_a_program_do_not_change() -> None:
 
     with pytest.raises(ConfigError, match="come from a program"):
         await reloader.reload()
-    assert {row.key: row.value for row in reloader.rows()} == {key: value_of(config, key) for key in SETTINGS}
+    assert {row.key: row.value for row in reloader.rows()} == {key: config.value(key) for key in SETTINGS}
     offload.close()
 
 

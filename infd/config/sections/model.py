@@ -30,8 +30,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     renderer: Annotated[
         str,
         about(
-            "what renders conversations: hf: the checkpoint's chat template; a family's name: its renderer; auto: the"
-            " renderer found from the checkpoint's files (checkpoints without one, and gpt-oss), or the template",
+            "renderer of conversations: hf: the checkpoint's chat template; a family's name: its renderer; auto: the"
+            " renderer found from the checkpoint's files (those without a template, and gpt-oss), or the template",
             flag="--renderer",
             alias="--tokenizer-mode",
             values="auto|hf|NAME",
@@ -116,12 +116,12 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 
 
 class PoolingConfig(Section, frozen=True, kw_only=True):
-    """How prompts become embeddings or scores. Unset, the checkpoint's files say it."""
+    """How prompts become embeddings or scores. Unset settings come from the checkpoint's files."""
 
     task: Annotated[
         Literal["auto", "generate", "embed", "classify"],
         about(
-            "what the model is for; auto: a model with a language model head generates, unless it has a modules.json as"
+            "task of the model; auto: a model with a language model head generates, unless it has a modules.json as"
             " sentence-transformers writes it; other models pool",
             flag="--task",
             alias="--runner",

@@ -173,7 +173,7 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
 
 
 class QuotasConfig(Section, frozen=True, kw_only=True):
-    """What API keys and tenants may use. A key's line in server.api_key_file may give the key other rates."""
+    """Rates of API keys and tenants. A key's line in server.api_key_file may give the key other rates."""
 
     requests_per_minute: Annotated[
         Count | None,
@@ -200,19 +200,20 @@ class QuotasConfig(Section, frozen=True, kw_only=True):
 
 
 class StoreConfig(Section, frozen=True, kw_only=True):
-    """Stored responses and conversations. Beyond a bound, the tenant with most loses its oldest."""
+    """Stored responses and conversations. Beyond a bound, the tenant that stores most loses its oldest entry."""
 
     path: Annotated[
         str,
         about(
-            "SQLite file that keeps them across restarts, locked while the server runs; empty: memory, until the end"
+            "SQLite file that keeps the entries across restarts, locked while the server runs; empty: they are kept in"
+            " memory, and end with the server"
         ),
     ] = ""
     entries: Annotated[Count, about("most stored responses and conversations", live=True)] = 4096
     bytes: Annotated[
-        Count, about("most bytes of them, and of the events of responses in the background", live=True)
+        Count, about("most bytes of entries, and of the events of responses in the background", live=True)
     ] = 256 * 2**20
-    age_s: Annotated[Positive, about("longest time for which one is stored unchanged", live=True)] = 24 * 3600.0
+    age_s: Annotated[Positive, about("longest time for which an unchanged entry is stored", live=True)] = 24 * 3600.0
 
 
 class McpConfig(Section, frozen=True, kw_only=True):
