@@ -1,4 +1,4 @@
-"""When requests are due: seconds from the run's begin."""
+"""Due times of requests, in seconds from the run's begin."""
 
 from __future__ import annotations
 

@@ -64,10 +64,10 @@ FIGURES: Final = (
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """How one figure changed.
+    """The change of one figure.
 
     before, after  geometric means of the runs' figures; `*_spread`: the least and the greatest
-    ratio          after / before; `ratio_spread`: where it is with the comparison's confidence, None with too few runs
+    ratio          after / before; `ratio_spread`: its confidence interval, None with too few runs
     confidence     greatest confidence with which the change exceeds the comparison's margin
     verdict        "faster" or "slower" if that is at least the comparison's; "no difference" if `ratio_spread` is
                    within the margin; "cannot tell" if neither: more runs may
@@ -86,7 +86,7 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """The changes at one load, and the runs and completed requests that they are of."""
+    """The changes at one load, and the numbers of runs and completed requests from which they follow."""
 
     load: str
     before_runs: int
@@ -97,7 +97,7 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Judge(Struct, frozen=True):
-    """What a change must exceed.
+    """The criteria of a verdict.
 
     confidence  probability that figures whose true difference is within `margin` are not called different
     margin      relative change that is never called different: the machine's drift between two measurements
@@ -142,6 +142,7 @@ def _error(old: Sequence[float], new: Sequence[float]) -> tuple[int, float]:
 
 
 def _certain(beyond: float, error: float, freedom: int) -> float:
+    """Return the confidence with which a change exceeds the margin. beyond: how far it does, as a logarithm."""
     if beyond <= 0:
         return 0.0
     return student.within(beyond / error if error else math.inf, freedom)
@@ -150,8 +151,8 @@ def _certain(beyond: float, error: float, freedom: int) -> float:
 class Comparison(Struct, frozen=True, kw_only=True):
     """Two measurements.
 
-    alone      loads that one of the two alone has
-    different  settings that differ, with both values: figures may differ because of them
+    alone      loads of only one of the two
+    different  settings that differ, with both values: they may be the cause of changes
     """
 
     before: str

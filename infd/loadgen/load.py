@@ -314,7 +314,7 @@ class _Run:
             measured.failures.append(Failure(kind=failure.kind, due_s=due - begun, e2e_s=e2e_s, model=job.model))
         finally:
             self._in_flight -= 1
-        measured.unfinished -= 1
+        measured.unfinished -= 1  # not if cancelled: that request stays unfinished
 
 
 def _judged(sample: Sample, job: Job, due_s: float, lines: list[bytes] | None) -> Sample:

@@ -8,7 +8,7 @@ from msgspec import Struct
 class Sample(Struct, kw_only=True):
     """One completed request.
 
-    due_s    seconds from the run's begin to the request's due time: its arrival, or when `concurrency` let it go
+    due_s    seconds from the run's begin to the request's due time: its arrival, or its admission by `concurrency`
     queued_s seconds from the due time until the request was sent: a limit on requests in flight held it back
     ttft_s   seconds from the due time to the first text chunk
     e2e_s    seconds from the due time to the end of the stream

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CHECKED: Final = "schema" if find_spec("jsonschema") is not None else "json"
-"""What an answer is checked against: its schema needs the package jsonschema."""
+"""Whether answers are checked against their schemas, which needs the package jsonschema, or only for JSON."""
 
 
 def wanted(body: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="Callable[..., None]")
 
 _POLL_S = 0.2
-_LEAST_PATIENCE_S = 1.0  # the last question of `wait` may take so long, also beyond --timeout
+_LEAST_PATIENCE_S = 1.0  # time limit of the last query of `wait`, even beyond --timeout
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -35,14 +35,14 @@ _SHARED = 0.5
     type=Parsed("chat|completions", benchargs.endpoint, lambda: ("chat", "completions")),
     default="chat",
     show_default=True,
-    help="What requests ask for.",
+    help="API of the requests.",
 )
 @click.option(
     "--task",
     type=click.Choice(["generate", "embed", "classify", "rerank"]),
     default="generate",
     show_default=True,
-    help="What is measured; all but generate ask /v1/embeddings, /classify or /rerank, and have no output tokens.",
+    help="Operation to measure; all but generate use /v1/embeddings, /classify or /rerank, and have no output tokens.",
 )
 @click.option(
     "--inputs",
@@ -289,7 +289,7 @@ async def _measure(
 
 
 def _raise(ended: Exception | KeyboardInterrupt | None, timeout_s: float) -> None:
-    """Raise the Failure, with its exit code, for what ended the measurement."""
+    """Raise the Failure, with its exit code, for the error that ended the measurement."""
     from infd.loadgen.stream import NO_TLS, RequestFailed
 
     if ended is None:

@@ -171,10 +171,7 @@ def slow(answer: protocol.SlowRequests, by: str) -> None:
                 row.tenant or "-",
                 row.model,
                 time_of(row.time, time.time()),
-                *(
-                    "-" if time_ms is None else f"{time_ms / 1e3:.2f}s"
-                    for time_ms in (row.queue_ms, row.ttft_ms, row.total_ms)
-                ),
+                *map(_seconds, (row.queue_ms, row.ttft_ms, row.total_ms)),
                 *map(str, (row.prompt, row.cached, row.generated)),
                 row.finish,
                 row.cause,

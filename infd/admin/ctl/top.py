@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 import urllib.parse
-from threading import Event, Thread
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import click
@@ -113,7 +114,7 @@ def _perform(client: AdminClient, action: Action, view: View, terminal: Terminal
 class _Frames:
     """Reads frames on a thread of its own, and again after the daemon was gone.
 
-    wake  called when there is something new
+    wake  called when a frame or a failure is new
     """
 
     def __init__(self, client: AdminClient, path: str, wake: Callable[[], None]) -> None:
@@ -123,11 +124,10 @@ class _Frames:
         self._latest: Frame | None = None
         self._lost = ""
         self._failure: Exception | None = None
-        self._never = Event()
         Thread(target=self._run, name="frames", daemon=True).start()
 
     def show_in(self, view: View) -> None:
-        """Show the latest frame, or why there is none. Raises Failure if the daemon refuses."""
+        """Show the latest frame, or the reason that there is none. Raises Failure if the daemon refuses."""
         if self._failure is not None:
             raise self._failure
         latest, self._latest = self._latest, None
@@ -149,4 +149,4 @@ class _Frames:
                 self._wake()
                 return
             self._wake()
-            self._never.wait(_RETRY_S)
+            time.sleep(_RETRY_S)

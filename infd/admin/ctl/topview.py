@@ -1,4 +1,4 @@
-"""The view of `infdctl top`: what it shows, and what keys change. No terminal, no socket, no clock."""
+"""The view of `infdctl top`: its lines, and the effects of keys. No terminal, no socket, no clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FOOTER = "q quit  h help  s sort  r reverse  j/k select  a abort  p freeze  P pa
 
 
 class Action(Struct, frozen=True):
-    """What a key asks for beyond the view. `id`: the request to abort."""
+    """An action that a key asks of the caller. `id`: the request to abort."""
 
     kind: Literal["quit", "abort", "pause", "resume"]
     id: str = ""
@@ -44,7 +44,7 @@ class Action(Struct, frozen=True):
 class _Column(Struct, frozen=True):
     """A column of the requests.
 
-    value    what rows are sorted by; numbers begin with the largest, and are aligned to the right
+    value    sort key of a row; numbers begin with the largest, and are aligned to the right
     dropped  columns with larger numbers are left out first where the terminal is narrow; 0: never
     """
 
@@ -109,7 +109,7 @@ class View:
         return sorted(self._frame.requests, key=column.value, reverse=column.number != self.reverse)
 
     def press(self, key: str) -> Action | None:
-        """Change the view as `key` says. Return what the caller must do."""
+        """Change the view as `key` says. Return the action that the caller must perform, if any."""
         self.note = ""
         asked, self._asked = self._asked, None
         if asked is not None:

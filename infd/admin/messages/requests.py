@@ -91,7 +91,7 @@ class Aborted(Struct):
 
 
 class UsageRow(Struct):
-    """What one API key has used since the daemon's start.
+    """The use of one API key since the daemon's start.
 
     key        the key's name; empty: requests to a server without keys
     requests   inference requests that found room in the queue; those refused because of a rate too
@@ -133,7 +133,7 @@ class TenantUsage(Struct):
 
 
 class UsageRows(Struct):
-    """What each API key and each tenant has used. `since`: the daemon's start, in Unix time."""
+    """The use of each API key and each tenant. `since`: the daemon's start, in Unix time."""
 
     since: float
     usage: list[UsageRow]

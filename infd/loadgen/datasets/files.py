@@ -115,8 +115,10 @@ def _json(text: str, where: str, advice: str = "") -> Any:
 
 
 def _burstgpt(path: str, text: str) -> Iterator[Call]:
-    """Read the columns Timestamp (seconds), Request tokens and Response tokens; requests that failed have none of the
-    last."""
+    """Read the columns Timestamp (seconds), Request tokens and Response tokens.
+
+    Failed requests, which have no response tokens, are left out.
+    """
     rows = csv.DictReader(text.splitlines())
     missing = [name for name in _BURSTGPT if name not in (rows.fieldnames or ())]
     if missing:

@@ -1,4 +1,4 @@
-"""Which requests a run sends."""
+"""The sources of a run's requests."""
 
 from __future__ import annotations
 

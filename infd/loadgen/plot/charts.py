@@ -1,4 +1,4 @@
-"""Which charts a page has: latency against load, distributions, and each run's timeline."""
+"""The charts of a page: latency against load, distributions, and each run's timeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from infd.loadgen.figures import Report, Spread
 
-COLOURS: Final = 8
+COLOURS: Final = 8  # classes c0, c1, ... of the page's style
 _POINTS: Final = 200  # of a distribution's curve
 _ROWS: Final = 300  # requests that a timeline shows
 _SLICES: Final = 60  # of the rate over a run's time

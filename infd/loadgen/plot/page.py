@@ -1,11 +1,11 @@
-"""The page: figures as a table, then the charts. Light or dark as the reader's system, and narrow where it must be."""
+"""The page: figures as a table, then the charts. Follows the reader's light or dark scheme, and fits narrow windows."""
 
 from __future__ import annotations
 
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from infd.loadgen.plot.charts import Drawn, Named, distributions, loads, timeline
+from infd.loadgen.plot.charts import COLOURS, Drawn, Named, distributions, loads, timeline
 from infd.loadgen.plot.svg import short
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ summary { cursor: pointer; margin: .5rem 0; }
 """ + "".join(
     f".line.c{n} {{ stroke: var(--c{n}); }} .dot.c{n} {{ fill: var(--c{n}); }}"
     f" .key.c{n} {{ background: var(--c{n}); border-color: var(--c{n}); }}\n"
-    for n in range(8)
+    for n in range(COLOURS)
 )
 
 _HEAD: Final = """<!doctype html>
