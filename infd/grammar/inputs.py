@@ -2,10 +2,10 @@
 
 In most syntaxes the input is a JSON string: then the characters of each terminal are escaped. In the others it extends
 to a mark, so no terminal may match the mark, and no derived text may contain it. The lexer takes the longest terminal,
-so no last terminal may go on with the character that begins the mark's text.
+so no last terminal may continue with the first character of the mark's text.
 
-Ignored terminals are written before each other terminal. So none stands at the end of the input, where it would take
-the newline that belongs to the mark.
+Ignored terminals are written before each other terminal. So none ends the input, where it would match the newline that
+belongs to the mark.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def _with_ignored(grammar: LarkGrammar) -> Rules:
 def _divided(rules: Rules) -> Rules:
     """Return the rules with some terminals divided, so that the lexer can read their texts in a JSON string.
 
-    In a JSON string, several characters begin with a backslash. Of a terminal that can go on with a line feed, before
-    one that begins with a quote, the lexer would take the quote's backslash. Such a terminal becomes a rule, in which
-    each escape is a terminal.
+    In a JSON string the texts of escaped characters, such as the line feed and the quote, begin with a backslash. If a
+    terminal can continue with a line feed, and a terminal that begins with a quote may follow, the lexer would read the
+    quote's backslash as part of the first terminal. Such a terminal becomes a rule, in which each escape is a terminal.
     """
     order, regulars = Order(rules), Regulars(rules)
     terminals = {name: automaton(regulars.of(Reference(name))) for name in order.terminals}
@@ -119,7 +119,7 @@ def _divided(rules: Rules) -> Rules:
 
 
 def _escapes(texts: Automaton, state: int) -> frozenset[int]:
-    """Return the characters that may come next, of those that are escaped in a JSON string."""
+    """Return the characters that may follow in a state, of those that are escaped in a JSON string."""
     return frozenset(code for code in (*range(32), ord('"'), ord("\\")) if _after(texts, state, chr(code)) is not None)
 
 
@@ -237,11 +237,12 @@ def _begins(texts: Automaton, text: str) -> bool:
 
 
 def _goes_on(texts: Automaton, character: str) -> bool:
-    """Return whether a text of an automaton, followed by `character`, begins another one."""
+    """Return whether a text of an automaton, followed by `character`, begins another text of the automaton."""
     return any(end and _after(texts, state, character) is not None for state, end in enumerate(texts.accepting))
 
 
 def _after(texts: Automaton, state: int, character: str) -> int | None:
+    """Return the state to which a character leads; None if the automaton rejects the character."""
     code = ord(character)
     return next((target for low, high, target in texts.edges[state] if low <= code <= high), None)
 

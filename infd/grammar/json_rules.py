@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,7 +39,7 @@ from infd.grammar.rules import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
     from infd.grammar.automata import Regular
 
@@ -88,7 +89,7 @@ class Documents:
         self._space = self._once("space", _whitespace) if whitespace else EMPTY
         return self._all([{k: v for k, v in schema.items() if k not in ("$defs", "$schema")}])
 
-    def _once(self, key: str, make: Any) -> Reference:
+    def _once(self, key: str, make: Callable[[], Expression]) -> Reference:
         """Return a reference to the rule of a key; at the key's first use, `make` returns the rule."""
         if key not in self._names:
             name = self._new(key)
@@ -507,8 +508,6 @@ def _identity(value: Any) -> Hashable:
 def _numeral(value: float) -> str:
     text = json.dumps(value)
     if "e" in text or "E" in text:
-        from decimal import Decimal
-
         text = format(Decimal(text), "f")
     return text
 

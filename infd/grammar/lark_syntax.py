@@ -235,14 +235,14 @@ class _Parser(RuleParser):
                     items.append(Repeated(items.pop(), *self._bounds))
                 case "mark", "->":
                     self._next()
-                    self._expect_name("an alias")
+                    self._expect_alias()
                 case _:
                     return items[0] if len(items) == 1 else Sequence(tuple(items))
             self._next()
 
-    def _expect_name(self, what: str) -> None:
+    def _expect_alias(self) -> None:
         if self._kind != "name":
-            self._fail(f"{what} is a name")
+            self._fail("an alias is a name")
 
     def _string(self) -> Expression:
         """Read a string, or a range of characters."""

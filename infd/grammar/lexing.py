@@ -260,7 +260,7 @@ class _Lexer:
         return max(1, len(items) - 1)
 
     def _together(self, order: Order, numbers: dict[str, int]) -> dict[str, set[str]]:
-        """Return for each terminal those that may come at the same place, at least."""
+        """Return for each terminal a superset of the terminals that may begin at the same place."""
         found: dict[str, set[str]] = {name: set() for name in numbers}
         places = {order.first, *map(frozenset, order.following.values())}  # terminals that may follow a text
         todo = [(each, each) for each in places]
@@ -316,7 +316,7 @@ class _Lexer:
 
 
 class _Overlap(NamedTuple):
-    """What two terminals have in common.
+    """The overlap of two terminals.
 
     common  whether both match some text
     beyond  bytes with which the second may continue a text of the first, as bits: the first bytes of characters

@@ -1,4 +1,4 @@
-"""Which terminals of a grammar may follow each other."""
+"""The order of a grammar's terminals: which terminals may follow which."""
 
 from __future__ import annotations
 

@@ -67,7 +67,6 @@ class Parser:
         self._many_lines = False
         self._any_case = False
         self._verbose = False
-        self._swap_greed = False  # no effect: greed does not change which whole texts match
 
     def whole(self) -> Regular:
         found = self._options()
@@ -187,7 +186,7 @@ class Parser:
                     case "x":
                         self._verbose = value
                     case "U":
-                        self._swap_greed = value
+                        pass  # swaps greed, which does not change the set of whole texts that match
                     case "u" if value:
                         pass
                     case _:
@@ -352,10 +351,9 @@ def _any_case(of: Ranges) -> Ranges:
     Raises GrammarFailed for a set of more than 2,000 characters, except the set of all characters.
     """
     if sum(high - low + 1 for low, high in of) > 2000:
-        of_all = of if of == ANY else None
-        if of_all is None:
-            raise GrammarFailed("(?i) beside large classes is not kept", code="unsupported_grammar")
-        return of
+        if of == ANY:
+            return of
+        raise GrammarFailed("(?i) beside large classes is not kept", code="unsupported_grammar")
     pairs = [*of]
     for low, high in of:
         for code in range(low, high + 1):

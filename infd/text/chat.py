@@ -329,8 +329,8 @@ class Compiled:
             raise InvalidRequest(f"the chat template is wrong in line {error.lineno}: {error.message}") from error
         except Exception as error:  # an untrusted source may make the compiler raise any exception
             raise InvalidRequest(f"the chat template cannot be compiled: {_short(error)}") from error
-        self.reads_parts = self._find_out_about_parts()
-        self.text_arguments = "tool_calls" in source and self._find_out_about_arguments()
+        self.reads_parts = self._probe_parts()
+        self.text_arguments = "tool_calls" in source and self._probe_arguments()
 
     def render(self, variables: Mapping[str, Any], limits: Limits) -> str:
         try:
@@ -340,7 +340,8 @@ class Compiled:
         except Exception as error:  # the template's code may raise any exception, depending on a client's values
             raise InvalidRequest(f"chat template: {_short(error)}", param="messages") from error
 
-    def _find_out_about_parts(self) -> bool:
+    def _probe_parts(self) -> bool:
+        """Return whether content may be a list of parts, see Template."""
         content = [{"type": "text", "text": _PROBE}]
         variables = {"messages": [{"role": "user", "content": content}], "add_generation_prompt": False, **_NO_TOKENS}
         try:
@@ -349,7 +350,8 @@ class Compiled:
             return False
         return _PROBE in text and "'type'" not in text and '"type"' not in text
 
-    def _find_out_about_arguments(self) -> bool:
+    def _probe_arguments(self) -> bool:
+        """Return whether a call's arguments must be JSON text, see Template."""
         for content in ({"content": ""}, {"content": None}):
             of_object = _printed(self, {"infd_key": 1}, content)
             if "infd_key" in of_object and "'infd_key'" not in of_object:

@@ -39,7 +39,7 @@ class Glm4:
     text_arguments = True  # written as the model wrote them
 
     def __init__(self, template: Template, *, tools_in_message: bool) -> None:
-        """tools_in_message: whether the template reads tools from a message"""
+        """tools_in_message: whether the template reads tools from a message."""
         self.template = template
         self.reads: AbstractSet[str] = template.reads | {"tools"}
         self.reads_parts = template.reads_parts

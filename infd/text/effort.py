@@ -28,10 +28,8 @@ EFFORTS: Final = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 LEVELS: Final = ("minimal", "low", "medium", "high", "xhigh", "max")  # values of EFFORTS, from the least effort
 BUDGET: Final = "thinking_budget"
 VERBOSITY: Final = "verbosity"
-WORDS: Final = (
-    "/think",
-    "/no_think",
-)  # words in a message that switch thoughts on and off, for templates that read them
+# Words in a message that switch thoughts on and off, for templates that read them.
+WORDS: Final = ("/think", "/no_think")
 _NO_EFFORT: Final = ("none", "no_think")  # values of EFFORTS that switch thoughts off
 _MOST_EFFORT: Final = "high"
 

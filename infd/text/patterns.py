@@ -118,7 +118,7 @@ class Pattern:
                 return found
         return None
 
-    def _places(self, text: str, at: int, *, ended: bool) -> Any:
+    def _places(self, text: str, at: int, *, ended: bool) -> Iterator[int]:
         """Yield the places at which a match may begin."""
         if self._anywhere:
             yield from range(at, len(text) + 1)
@@ -348,9 +348,7 @@ def _test(code: Any, argument: Any) -> Callable[[str], bool]:
         return chr(argument).__eq__
     if code is codes.NOT_LITERAL:
         return chr(argument).__ne__
-    if code is codes.ANY:
-        return bool
-    if code is codes.ANY_ALL:
+    if code is codes.ANY:  # a dot matches newlines too, see Pattern
         return bool
     if code is codes.IN:
         negated = argument[0][0] is codes.NEGATE

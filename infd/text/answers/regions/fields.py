@@ -90,6 +90,5 @@ def _nests_tags(parser: Any) -> bool:
     return False
 
 
-REST: Final = Field(
-    "content", Stated(content_args={"strip": False})
-)  # the rest of an answer that cannot be read further
+# The rest of an answer that cannot be parsed further.
+REST: Final = Field("content", Stated(content_args={"strip": False}))

@@ -102,5 +102,5 @@ def _shortest(items: Any) -> str:
 
 
 def _named(items: Any) -> set[int]:
-    """Return the number of the group `name` of a parsed pattern."""
+    """Return the number of the group `name` of a parsed pattern; empty if there is none."""
     return {number for name, number in items.state.groupdict.items() if name == "name"}
