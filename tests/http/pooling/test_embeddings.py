@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from infd.config import Config, LimitsConfig, SchedulerConfig
+from infd.scheduler.layout import CacheLayout
+from tests.fakes import FULL, FakeExecutor, capacity
 from tests.http.endpoint import serving
 from tests.http.model import chat_prompt, template, tokenizer
 from tests.http.pooling.asking import USER, embed, ids, refused, settings, state
@@ -37,6 +39,24 @@ async def test_every_kind_of_input_is_embedded(endpoint: Endpoint):
         state(tokenizer().encode(rendered * 2, add_special_tokens=False)),
     ]
     assert await embed(endpoint, None, messages=[USER], add_generation_prompt=True) == [state(chat_prompt("hi"))]
+
+
+@pytest.mark.parametrize("divisible", [True, False])
+async def test_inputs_that_finish_before_earlier_ones_keep_their_places(divisible: bool):
+    layout = FULL if divisible else CacheLayout((), divisible=False)
+    limits = capacity(layout, pages=512 if divisible else 0, rows=16, step_tokens=256, max_model_len=256)
+    inputs = [[5 + number] * (200 - number if number % 2 == 0 else 2) for number in range(8)]
+    async with serving(executor=FakeExecutor(limits)) as endpoint:
+        found = await embed(endpoint, inputs)
+        ends = [span.start + span.count for step in endpoint.executor.issued for span in step.plan.spans]
+        _, tokens = await endpoint.post("/pooling", {"input": inputs, "task": "token_embed"})
+
+    assert ends.index(2) < ends.index(200), "a short input finishes before the first long one"
+    assert ends[-1] == len(inputs[6]), "the last to finish is not the last input"
+    assert found == [state(each) for each in inputs]
+    assert [[number for row in each["data"] for number in row] for each in tokens["data"]] == [
+        state(each, "token_embed") for each in inputs
+    ]
 
 
 async def test_the_answer_has_openais_form(endpoint: Endpoint):
