@@ -176,8 +176,8 @@ async def slow(context: AdminContext, args: protocol.ReadSlow) -> protocol.SlowR
     rows = []
     for ended in context.engine.slowest.read(args.by, time.time() - within_s):
         row = msgspec.structs.asdict(ended)
-        causes = row.pop("causes")
-        rows.append(protocol.SlowRequest(**row, cause=causes[args.by]))
+        del row["stages"], row["preemptions"]
+        rows.append(protocol.SlowRequest(**row, cause=ended.cause(args.by)))
     return protocol.SlowRequests(within_s, rows)
 
 

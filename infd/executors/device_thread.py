@@ -147,8 +147,6 @@ class DeviceThread:
                     self._rest(idle, quiet)
                 done = self._do_next(runner, waiter)
                 self._receive(wait=not done)
-                if quiet.is_set():
-                    quiet.clear()
 
     def _do_next(self, runner: Runner, waiter: Waiter[LaunchedStep]) -> bool:
         """Do the first of these that is possible: sample, read, forward, make a call. Return False if none is."""
@@ -169,15 +167,18 @@ class DeviceThread:
         return True
 
     def _rest(self, idle: Callable[[], bool], quiet: Event) -> None:
-        """Wait IDLE_S for a message. If none arrives, do idle work until a message arrives or no work is pending."""
+        """Wait for a message. If none arrives for IDLE_S, do idle work until a message arrives."""
         if self._backlog:
             return
         try:
-            self._take(self.inbox.get(timeout=IDLE_S))
+            message = self.inbox.get(timeout=IDLE_S)
         except Empty:
             quiet.set()
             while self.inbox.empty() and idle():
                 pass
+            message = self.inbox.get()
+            quiet.clear()
+        self._take(message)
 
     def _forward(self, runner: Runner, step: DeviceStep) -> None:
         if self._refuses(step):

@@ -6,7 +6,6 @@ Importing this module does not import torch; the device thread imports torch.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -207,8 +206,10 @@ class LocalExecutor:
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None
-        with suppress(RuntimeError):  # raised if the event loop is closed
+        try:
             self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # the event loop is closed
+            return
 
     # On the event loop
 

@@ -46,6 +46,8 @@ class Account(Struct):
         """Count a request, and take one of the rate of requests. Raises RateLimited, also if no token is left."""
         self.usage.requests += 1
         self.entered = True
+        if not self.limits:
+            return
         self._require(requests=1.0, tokens=None)
         for limit in self.limits:
             if limit.unit == "requests":
@@ -53,6 +55,8 @@ class Account(Struct):
 
     def reserve(self, tokens: int) -> None:
         """Take `tokens` of the rate of tokens until `settle`. Raises RateLimited."""
+        if not self.limits:
+            return
         for limit in self.limits:
             if limit.unit == "tokens":
                 limit.bucket.needed(tokens)
@@ -63,11 +67,12 @@ class Account(Struct):
     def settle(self, ticket: Ticket) -> None:
         """Count the tokens of an ended request, and return the unused part of its reservation."""
         prompt, generated = ticket.prompt_tokens, ticket.generated_tokens
-        now = self.clock()
-        for limit in self.limits:
-            limit.bucket.used(now, limit.per_s)
-        self._add(prompt + generated - self.reserved if self.reserved else 0.0)
-        self.reserved = 0.0
+        if self.limits:
+            now = self.clock()
+            for limit in self.limits:
+                limit.bucket.used(now, limit.per_s)
+            self._add(prompt + generated - self.reserved if self.reserved else 0.0)
+            self.reserved = 0.0
         if ticket.choices:
             self.usage.answered += 1
             self.usage.prompt += prompt
@@ -76,7 +81,7 @@ class Account(Struct):
 
     def standings(self) -> list[Standing]:
         """Return the rest of the tightest limit of each unit; empty if the request was not counted."""
-        if not self.entered:
+        if not (self.entered and self.limits):
             return []
         now = self.clock()
         tightest: dict[Unit, Standing] = {}

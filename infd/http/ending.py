@@ -10,9 +10,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from infd.http.causes import cause
 from infd.telemetry import log
-from infd.telemetry.slowest import ORDERS, Ended
+from infd.telemetry.slowest import Ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from infd.engine.admission.ticket import Ticket
     from infd.http.backend import Backend
     from infd.http.exchange import Exchange
-    from infd.telemetry.slowest import Order
 
 
 @contextmanager
@@ -36,43 +34,36 @@ def ending(exchange: Exchange, ticket: Ticket, backend: Backend) -> Iterator[Non
 
 def _note(exchange: Exchange, ticket: Ticket, backend: Backend) -> None:
     """Compare a request that was queued with the slowest, and log it above log.slow_s."""
-    model = ticket.adapter or backend.model().names[0]
     summary = ticket.summary()
-    summary.pop("adapter", None)
+    model = summary.pop("adapter", None) or backend.model().names[0]
 
-    def why(order: Order = "total") -> str:
-        return cause(
-            ticket.stages(),
-            order,
-            computed=ticket.prompt_tokens - ticket.cached_tokens,
-            generated=ticket.generated_tokens,
-            preemptions=ticket.preemptions,
-        )
-
-    backend.engine.slowest.note(
-        {"total": summary["total_ms"], "ttft": summary["ttft_ms"], "queue": summary["queue_ms"]},
-        lambda: Ended(
+    def ended() -> Ended:
+        return Ended(
             id=exchange.id,
             client=exchange.client,
             tenant=exchange.tenant,
             model=model,
             time=time.time(),
-            causes={order: why(order) for order in ORDERS},
+            stages=ticket.stages(),
+            preemptions=ticket.preemptions,
             **summary,
-        ),
+        )
+
+    backend.engine.slowest.note(
+        {"total": summary["total_ms"], "ttft": summary["ttft_ms"], "queue": summary["queue_ms"]}, ended
     )
     slow_s = backend.config.log.slow_s
     if slow_s is not None and ticket.age_s >= slow_s:
-        stages = ticket.stages()
+        request = ended()
         log.slow(
-            request_id=exchange.id,
-            client=exchange.client,
+            request_id=request.id,
+            client=request.client,
             model=model,
-            total_ms=round(sum(stages.values()), 1),
-            **stages,
-            prompt=ticket.prompt_tokens,
-            cached=ticket.cached_tokens,
-            generated=ticket.generated_tokens,
-            preemptions=ticket.preemptions,
-            cause=why(),
+            total_ms=round(sum(request.stages.values()), 1),
+            **request.stages,
+            prompt=request.prompt,
+            cached=request.cached,
+            generated=request.generated,
+            preemptions=request.preemptions,
+            cause=request.cause("total"),
         )

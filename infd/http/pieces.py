@@ -41,20 +41,21 @@ def substitute(struct: Struct, values: Mapping[str, Pieces]) -> Pieces:
 def enclosed(struct: Struct, items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
     """Yield the JSON of a Struct with one placeholder, which becomes the array of the items, each given in pieces."""
     before, _, after = msgspec.json.encode(struct).split(b"\xff")
-    yield before
-    yield from listed(items)
-    yield after
+    return listed(items, before, after)
 
 
-def listed(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """Yield the JSON of an array of encoded items, each given in pieces."""
-    separator = b""
-    yield b"["
+def listed(items: Iterable[Iterable[bytes]], before: bytes = b"", after: bytes = b"") -> Iterator[bytes]:
+    """Yield the JSON of an array of encoded items, each given in pieces, between `before` and `after`.
+
+    Brackets and separators are parts of these pieces: a short answer has few, because each passes several generators.
+    """
+    opening, closing = before + b"[", before + b"[]" + after
     for item in items:
-        yield separator
-        yield from item
-        separator = b","
-    yield b"]"
+        for piece in item:
+            yield opening + piece
+            opening = b""
+        opening, closing = b",", b"]" + after
+    yield closing
 
 
 def elements(blocks: Iterable[Sequence[Any]]) -> Pieces:

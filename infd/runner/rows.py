@@ -161,7 +161,7 @@ class Rows:
         tokens = np.array(join.tokens, dtype)
         if not 0 < len(tokens) <= self.max_len:
             raise ValueError(f"a sequence of {len(tokens)} tokens; a row holds 1 to {self.max_len}")
-        if tokens.view(f"u{tokens.itemsize}").max() >= self.vocab_size:  # negative ids too
+        if np.maximum.reduce(tokens.view(f"u{tokens.itemsize}")) >= self.vocab_size:  # negative ids too
             raise ValueError(f"a token id outside 0..{self.vocab_size - 1}")
         return tokens
 

@@ -6,7 +6,6 @@ the joins alone, and are uploaded as one array. `rows.py` and `batch.py` do this
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,20 +68,27 @@ class Texts:
     def gather(self, spans: Sequence[Span], readouts: Sequence[Readout]) -> Gathered:
         instance = self._instance
         model = instance.model
-        texts = [self._texts[span.row] for span in spans]
-        counts = [span.count for span in spans]
-        offsets = [0, *accumulate(counts)]
-        tokens = offsets[-1]
-        adapted = any(text.slot for text in texts)
+        texts, offsets, tokens = [], [0], 0
+        adapted = paired = turned = False
+        for span in spans:
+            text = self._texts[span.row]
+            texts.append(text)
+            tokens += text.count
+            offsets.append(tokens)
+            adapted, paired, turned = (
+                adapted or text.slot > 0,
+                paired or text.second is not None,
+                turned or text.regime > 0,
+            )
         # Adapters may need more rows than the model: torch may compute them although native kernels compute the model.
         needed = max(model.least_rows, LEAST_ROWS) if adapted else model.least_rows
         total = max(tokens, needed)
-        rest = np.zeros(total - tokens, np.int64)  # padding: token 0 at position 0
+        rest = [np.zeros(total - tokens, np.int64)] if total > tokens else []  # padding: token 0 at position 0
 
         selected = [readout.select(spans, offsets) for readout in readouts]
         indices = [np.array(chosen if len(chosen) < total else (), np.int64) for chosen in selected]
-        places = [self._places[: text.count] for text in texts]
-        sent = self._upload(np.concatenate([*(text.tokens for text in texts), rest, *places, rest, *indices]))
+        known, places = [text.tokens for text in texts], [self._places[: text.count] for text in texts]
+        sent = self._upload(np.concatenate([*known, *rest, *places, *rest, *indices]))
         token, position, *index = sent.split_with_sizes([total, total, *map(len, indices)])
         batch = Batch(
             tokens=token,
@@ -92,9 +98,9 @@ class Texts:
             adapters=self._adapters(texts, total) if adapted else None,
             offsets=offsets,
         )
-        if any(text.second is not None for text in texts):
+        if paired:
             batch.types = self._types(texts, total)
-        if any(text.regime for text in texts):
+        if turned:
             self._turn(batch, texts, total)
         selections = [
             Selection(each, narrowed=len(chosen) == total) if chosen else None

@@ -210,7 +210,9 @@ class Metrics:
         """
         answers = (handler, method, f"{status // 100}xx")
         self.http_requests[answers] = self.http_requests.get(answers, 0) + 1
-        self.http_seconds.setdefault((handler, method), Histogram(DURATION_S)).observe(seconds)
+        if (durations := self.http_seconds.get((handler, method))) is None:
+            durations = self.http_seconds[handler, method] = Histogram(DURATION_S)
+        durations.observe(seconds)
 
     def forget_adapter(self, name: str) -> None:
         """Remove the series of an adapter, so that the number of series stays bounded."""

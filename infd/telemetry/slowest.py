@@ -10,17 +10,20 @@ import time
 from collections import deque
 from heapq import heappush, heappushpop
 from itertools import count
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
+
+from infd.telemetry.causes import cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from infd.telemetry.causes import Order
+
 KEPT: Final = 20
 PERIOD_S: Final = 900
 PERIODS: Final = 24
-Order = Literal["total", "ttft", "queue"]
 ORDERS: Final[tuple[Order, ...]] = ("total", "ttft", "queue")
 
 
@@ -35,7 +38,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     ttft_ms    from the arrival to the first token; None: there was none
     prompt     prompt tokens; `cached` of them were found in the cache
     generated  tokens delivered
-    causes     by order: the stage that took most of the time compared, in words
+    stages     milliseconds of each stage, as Ticket.stages gives them
     """
 
     id: str
@@ -50,7 +53,13 @@ class Ended(Struct, frozen=True, kw_only=True):
     cached: int
     generated: int
     finish: str
-    causes: Mapping[Order, str]
+    stages: Mapping[str, float]
+    preemptions: int
+
+    def cause(self, order: Order) -> str:
+        """Return the stages that took most of the time that `order` compares, in words."""
+        computed = self.prompt - self.cached
+        return cause(self.stages, order, computed=computed, generated=self.generated, preemptions=self.preemptions)
 
 
 class _Period:

@@ -173,6 +173,7 @@ class Tokenizer:
     special_ids  ids that `skip_special_tokens` skips
     whole_ids    ids of added tokens: encoding a text that contains such a token never spells it with other tokens
     end_ids      ids that end an answer, from generation_config.json, config.json, the tokenizer and the chat template
+    apart        whether encoding waits for the worker process, so that the event loop's thread must not encode
     """
 
     def __init__(self, backend: Backend | tokenizers.Tokenizer, files: TextFiles) -> None:
@@ -180,6 +181,7 @@ class Tokenizer:
         if isinstance(backend, tokenizers.Tokenizer):
             backend = Library(backend, files.additions)
         self._backend: Backend = backend
+        self.apart = isinstance(backend, ApartTokenizer)
         self._files = files
         vocabulary = backend.vocabulary
         self.vocab_size = vocabulary.vocab_size
@@ -212,11 +214,6 @@ class Tokenizer:
             return cls(_backend(content, files.additions, worker), files)
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
-
-    @property
-    def apart(self) -> bool:
-        """Whether encoding waits for the worker process, so that the event loop's thread must not encode."""
-        return isinstance(self._backend, ApartTokenizer)
 
     @property
     def files(self) -> TextFiles:

@@ -350,7 +350,8 @@ async def test_the_slowest_ended_requests_are_listed_by_the_time_asked_for(backe
             cached=4,
             generated=11,
             finish="stop",
-            causes={"total": "11 tokens in 5.0 s", "ttft": "waited", "queue": "waited"},
+            stages={"prepare_ms": 0.0, "queue_ms": 3.0, "prefill_ms": 0.0, "decode_ms": 5000.0, "send_ms": 0.0},
+            preemptions=0,
         )
         backend.engine.slowest.note({"total": total, "ttft": ttft, "queue": 3.0}, lambda ended=ended: ended)  # type: ignore[misc]
 
@@ -363,14 +364,14 @@ async def test_the_slowest_ended_requests_are_listed_by_the_time_asked_for(backe
     assert head.split()[:8] == ["ID", "CLIENT", "TENANT", "MODEL", "ENDED", "QUEUE", "TTFT", "TOTAL"]
     assert first.split()[:4] + first.split()[5:6] == ["req-1", "ann", "team", "tiny", "0.00s"]
     assert first.split()[6:12] == ["0.02s", "5.00s", "7", "4", "11", "stop"]
-    assert first.endswith("11 tokens in 5.0 s")
+    assert first.endswith("11 tokens in 5.0 s, 500.0 ms each")
     assert [line.split()[0] for line in rest] == ["req-0", "req-2"]
 
     _, shown, _ = await infdctl("--socket", backend.socket, "slow", "--by", "ttft", "--json")
     answer = msgspec.json.decode(shown)
     assert [row["id"] for row in answer["requests"]] == ["req-0", "req-1"]
     assert answer["within_s"] == 6 * 3600
-    assert {row["cause"] for row in answer["requests"]} == {"waited"}
+    assert {row["cause"].partition(":")[0] for row in answer["requests"]} == {"waited 3.0 ms"}
     _, shown, err = await infdctl("--socket", backend.socket, "slow", "--since", "15m")
     assert "in the last 15 minutes" in err
     assert [line.split()[0] for line in shown.splitlines()] == ["ID", "req-1", "req-0"]

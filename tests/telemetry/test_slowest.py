@@ -32,7 +32,8 @@ def note(slowest: Slowest, clock: Clock, name: str, total: float, ttft: float | 
             cached=0,
             generated=1,
             finish="stop",
-            causes={},
+            stages={},
+            preemptions=0,
         )
 
     slowest.note({"total": total, "ttft": ttft, "queue": queue}, ended)

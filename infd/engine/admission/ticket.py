@@ -114,10 +114,11 @@ class Ticket:
 
     def begin_again(self) -> None:
         """Forget the choices of an earlier submission, all of which have ended, but for the times of their first."""
-        times = self.times
-        self._began = times.started, times.first
-        self.choices.clear()
-        self.streams.clear()
+        if self.choices:
+            times = self.times
+            self._began = times.started, times.first
+            self.choices.clear()
+            self.streams.clear()
 
     def answer(self, streams: list[Stream], prompt_tokens: int, cached_tokens: int) -> None:
         """Report the answer's streams and counts, where those of the submissions are only steps to the answer."""
@@ -159,7 +160,7 @@ class Ticket:
     @property
     def generated_tokens(self) -> int:
         """Tokens delivered to the reader."""
-        return sum(stream.delivered for stream in self.streams)
+        return sum([stream.delivered for stream in self.streams])
 
     @property
     def drafted_tokens(self) -> int:
@@ -173,18 +174,24 @@ class Ticket:
 
     @property
     def times(self) -> Times:
-        started, first = self._began
-        begun = [choice for choice in self.choices if choice.first is not None]
-        if started is None:
-            started = min((choice.started for choice in self.choices if choice.started is not None), default=None)
-        if first is None:
-            first = min((choice.first for choice in begun if choice.first is not None), default=None)
-        last = max((choice.last for choice in begun), default=None)
-        return Times(admitted=self.admitted, started=started, first=first, last=last)
+        started = first = last = None
+        for choice in self.choices:
+            if choice.started is not None and (started is None or choice.started < started):
+                started = choice.started
+            if choice.first is not None:
+                first = choice.first if first is None else min(first, choice.first)
+                last = choice.last if last is None else max(last, choice.last)
+        before, first_before = self._began
+        return Times(
+            admitted=self.admitted,
+            started=started if before is None else before,
+            first=first if first_before is None else first_before,
+            last=last,
+        )
 
     @property
     def preemptions(self) -> int:
-        return sum(choice.seq.preemptions for choice in self.choices)
+        return sum([choice.seq.preemptions for choice in self.choices])
 
     def stages(self) -> dict[str, float]:
         """Return the milliseconds of each stage up to now: preparing, waiting, prefill, decoding, sending."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from msgspec.structs import replace
 
 from infd.errors import InvalidRequest
 from infd.http.apis import inputs
@@ -32,35 +31,37 @@ if TYPE_CHECKING:
     from infd.http.pooling.pooling import Pooling, Reduced
     from infd.http.schema.pooling import EncodingFields
     from infd.http.served_model import ServedModel
+    from infd.request import PoolTask
 
 
 def usage(reduced: Reduced) -> PromptUsage:
-    return PromptUsage(prompt_tokens=reduced.tokens, total_tokens=reduced.tokens)
+    tokens = reduced.tokens
+    return PromptUsage(prompt_tokens=tokens, total_tokens=tokens)
 
 
 def embedding(request: EmbeddingRequest, body_bytes: int, served: ServedModel, config: Config) -> Pooling:
     """Convert a request for embeddings. Raises InvalidRequest, Unsupported, CannotServe."""
-    served.require_pooling("embed")
-    return replace(_encoded(request, body_bytes, config), task="embed")
+    return _encoded(request, body_bytes, config, served.require_pooling("embed"))
 
 
 def pooling(request: PoolingRequest, body_bytes: int, served: ServedModel, config: Config) -> Pooling:
     """Convert a request for any task of pooling. Raises InvalidRequest, Unsupported, CannotServe."""
-    task = served.require_pooling(request.task)
-    return replace(_encoded(request, body_bytes, config), task=task)
+    return _encoded(request, body_bytes, config, served.require_pooling(request.task))
 
 
 def classify(request: ClassifyRequest, body_bytes: int, served: ServedModel, config: Config) -> Pooling:
     """Convert a request for labels. Raises InvalidRequest, Unsupported, CannotServe."""
-    served.require_pooling("classify")
-    return replace(inputs.pooling(request, body_bytes, config), task="classify")
+    return inputs.pooling(request, body_bytes, config, served.require_pooling("classify"))
 
 
-def _encoded(request: EncodingFields, body_bytes: int, config: Config) -> Pooling:
+def _encoded(request: EncodingFields, body_bytes: int, config: Config, task: PoolTask) -> Pooling:
     if request.prompt_name is not None and request.input_type is not None:
         raise InvalidRequest("prompt_name and input_type both name a prompt: send one of them", param="input_type")
-    return replace(
-        inputs.pooling(request, body_bytes, config),
+    return inputs.pooling(
+        request,
+        body_bytes,
+        config,
+        task,
         prompt_name=request.prompt_name,
         input_type=request.input_type,
         dimensions=request.dimensions,
@@ -96,8 +97,9 @@ def pooled_numbers(request: PoolingRequest, reduced: Reduced) -> Iterator[bytes]
 
 def _item(opening: bytes, numbers: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the JSON of an object. opening: its fields but the last one's value, which is `numbers`."""
-    yield opening
-    yield from numbers
+    for piece in numbers:
+        yield opening + piece
+        opening = b""
     yield b"}"
 
 

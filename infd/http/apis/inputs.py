@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from infd.config import Config, LimitsConfig
     from infd.http.pooling.pooling import Input
     from infd.http.schema.pooling import InputFields, PoolingFields
+    from infd.request import PoolTask
 
 
 def asker(request: PoolingFields, limits: LimitsConfig) -> Asker:
@@ -49,8 +50,11 @@ def check_ends(add_generation_prompt: bool | None, continue_final_message: bool 
         )
 
 
-def pooling(request: InputFields, body_bytes: int, config: Config) -> Pooling:
-    """Return the Pooling of a request that names no task. Raises InvalidRequest, Unsupported."""
+def pooling(request: InputFields, body_bytes: int, config: Config, task: PoolTask, **others: Any) -> Pooling:
+    """Return the Pooling of a request. Raises InvalidRequest, Unsupported.
+
+    others  further fields of the Pooling
+    """
     common = asker(request, config.limits)
     check_ends(request.add_generation_prompt, request.continue_final_message)
     if (request.input is None) == (request.messages is None):
@@ -63,11 +67,12 @@ def pooling(request: InputFields, body_bytes: int, config: Config) -> Pooling:
         inputs=found,
         where=numbered(param, several=several),
         body_bytes=body_bytes,
-        task=None,
+        task=task,
         keep=request.truncate_prompt_tokens,
         side=request.truncation_side or "right",
         add_special_tokens=request.add_special_tokens,
         activation=request.use_activation,
+        **others,
     )
 
 

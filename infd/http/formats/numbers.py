@@ -17,7 +17,7 @@ from msgspec import Struct
 from infd.http.pieces import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from infd.request import Pooled
 
@@ -38,21 +38,22 @@ class Encoding(Struct, frozen=True):
     dtype: Dtype = "float32"
     endianness: Endianness = "little"
 
-    def json(self, pooled: Pooled, *, by_token: bool) -> Iterator[bytes]:
-        """Yield the JSON of one input's numbers: a list, by token a list of lists, or a string of base64.
+    def json(self, pooled: Pooled, *, by_token: bool) -> Iterable[bytes]:
+        """Return the JSON of one input's numbers in pieces: a list, by token a list of lists, or a string of base64.
 
         Each piece takes about a millisecond, however many tokens the input has.
         """
         if self.base64:
-            yield b'"'
-            for start in range(0, len(pooled.values), BLOCK_BYTES):
-                block = self._bytes(pooled.values[start : start + BLOCK_BYTES])
-                yield binascii.b2a_base64(block, newline=False)
-            yield b'"'
-        elif by_token:
-            yield from listed((msgspec.json.encode(row),) for row in rows(pooled))
-        else:
-            yield msgspec.json.encode(numbers(pooled))
+            return self._base64(pooled.values)
+        if by_token:
+            return listed((msgspec.json.encode(row),) for row in rows(pooled))
+        return (msgspec.json.encode(numbers(pooled)),)
+
+    def _base64(self, values: bytes) -> Iterator[bytes]:
+        yield b'"'
+        for start in range(0, len(values), BLOCK_BYTES):
+            yield binascii.b2a_base64(self._bytes(values[start : start + BLOCK_BYTES]), newline=False)
+        yield b'"'
 
     def _bytes(self, values: bytes) -> bytes:
         order = byteorder if self.endianness == "native" else self.endianness

@@ -17,7 +17,7 @@ from infd.http.sampling import check_ids
 from infd.text.cutting import Cut, Passage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from infd.http.pooling.pooling import Pooling
     from infd.http.prompt import Prompt
@@ -66,10 +66,11 @@ async def read_inputs(pooling: Pooling, served: ServedModel, offload: Offload) -
         prompts[number] = PooledPrompt(ids)
     name, prefix = _prefix(pooling, served)
     if passages:
-        passages = {number: _prefixed(each, prefix, served) for number, each in passages.items()}
-        _check_lengths(passages, pooling, served, must_fit=keep is None)
+        if prefix or served.pooling.lower_case:
+            passages = {number: _prefixed(each, prefix, served) for number, each in passages.items()}
+        size = _check_lengths(passages, pooling, served, must_fit=keep is None)
         skip = await _prefix_tokens(prefix, pooling, served, offload)
-        encoded = await _encode(list(passages.values()), Cut(keep, pooling.side), pooling, served, offload)
+        encoded = await _encode(list(passages.values()), size, Cut(keep, pooling.side), pooling, served, offload)
         for number, found in zip(passages, encoded, strict=True):
             ids = tuple(found.ids)
             prompts[number] = PooledPrompt(ids, min(skip, len(ids)), found.second)
@@ -104,23 +105,26 @@ def _before_text(ids: Sequence[int], mark: bytes, tokenizer: Tokenizer) -> int:
 def _prefix(pooling: Pooling, served: ServedModel) -> tuple[str | None, str]:
     """Return the name and the text of the prompt that precedes texts. Raises InvalidRequest for an unknown name."""
     prompts = served.pooling.prompts
-    known = f"; there are {', '.join(prompts)}" if prompts else ", which has none"
     if (name := pooling.prompt_name) is not None:
         if name not in prompts:
-            raise InvalidRequest(f"{shorten(name)!r} is no prompt of this model{known}", param="prompt_name")
+            raise InvalidRequest(f"{shorten(name)!r} is no prompt of this model{_known(prompts)}", param="prompt_name")
         return name, prompts[name]
     if (role := pooling.input_type) is not None:
         for name in ROLES.get(role, (role,)):
             if name in prompts:
                 return name, prompts[name]
-        raise InvalidRequest(f"no prompt of this model is for input_type {shorten(role)!r}{known}", param="input_type")
+        raise InvalidRequest(
+            f"no prompt of this model is for input_type {shorten(role)!r}{_known(prompts)}", param="input_type"
+        )
     name = served.pooling.default_prompt
     return name, "" if name is None else prompts.get(name, "")
 
 
+def _known(prompts: Mapping[str, str]) -> str:
+    return f"; there are {', '.join(prompts)}" if prompts else ", which has none"
+
+
 def _prefixed(passage: Passage, prefix: str, served: ServedModel) -> Passage:
-    if not prefix and not served.pooling.lower_case:
-        return passage
     first, *rest = passage.texts
     texts = (prefix + first, *rest)
     if served.pooling.lower_case:
@@ -132,7 +136,7 @@ async def _prefix_tokens(prefix: str, pooling: Pooling, served: ServedModel, off
     """Return the number of leading tokens that pooling leaves out, as sentence-transformers counts them."""
     if not prefix or served.pooling.include_prompt:
         return 0
-    (found,) = await _encode([Passage((prefix,))], Cut(), pooling, served, offload)
+    (found,) = await _encode([Passage((prefix,))], len(prefix), Cut(), pooling, served, offload)
     return len(found.ids) - (bool(found.ids) and found.ids[-1] in served.tokenizer.special_ids)
 
 
@@ -162,11 +166,16 @@ async def _rendered_pair(
     return prompt.ids
 
 
-def _check_lengths(passages: dict[int, Passage], pooling: Pooling, served: ServedModel, *, must_fit: bool) -> None:
-    """Refuse texts that are certainly too long, without encoding them. Raises InvalidRequest."""
+def _check_lengths(passages: dict[int, Passage], pooling: Pooling, served: ServedModel, *, must_fit: bool) -> int:
+    """Refuse texts that are certainly too long, without encoding them. Raises InvalidRequest.
+
+    Returns the number of characters of all texts.
+    """
     most, characters = served.most_input_tokens, max(FREE_CHARACTERS, CHARACTERS_PER_TOKEN * served.max_model_len)
+    total = 0
     for number, passage in passages.items():
         size = sum(map(len, passage.texts))
+        total += size
         if size > characters:
             raise InvalidRequest(
                 f"{pooling.where(number)} is {size} characters; at most {characters} are read",
@@ -178,6 +187,7 @@ def _check_lengths(passages: dict[int, Passage], pooling: Pooling, served: Serve
             least = sum(map(served.tokenizer.least_tokens, passage.texts))
             if least > most:
                 raise _too_long(least, most, pooling.where(number), at_least=True)
+    return total
 
 
 def _too_long(tokens: int, most: int, where: str, *, at_least: bool = False) -> InvalidRequest:
@@ -191,9 +201,9 @@ def _too_long(tokens: int, most: int, where: str, *, at_least: bool = False) -> 
 
 
 async def _encode(
-    passages: Sequence[Passage], cut: Cut, pooling: Pooling, served: ServedModel, offload: Offload
+    passages: Sequence[Passage], characters: int, cut: Cut, pooling: Pooling, served: ServedModel, offload: Offload
 ) -> list[Encoded]:
-    """Encode passages: few short ones at once, others on a thread, all by one call."""
+    """Encode passages of so many characters: few short ones at once, others on a thread, all by one call."""
 
     def work() -> list[Encoded]:
         special = pooling.add_special_tokens is not False
@@ -201,7 +211,6 @@ async def _encode(
 
     if served.tokenizer.apart:
         return await offload.apart(work)
-    characters = sum(len(text) for passage in passages for text in passage.texts)
     if characters <= SHORT_CHARACTERS and len(passages) <= SHORT_CHARACTERS // 64:
         return work()
     return await (offload.short if characters <= ORDINARY_CHARACTERS else offload)(work)

@@ -41,7 +41,8 @@ async def pool(pooling: Pooling, body: Body, exchange: Exchange, backend: Backen
         with ending(exchange, ticket, backend):
             exchange.begin(ticket, pooling.asker.request_id)
             model, adapter = served.name(pooling.asker.model), served.adapter(pooling.asker.model)
-            prompts = [_beside_ends(each, task, served) for each in await read_inputs(pooling, served, backend.offload)]
+            prompts = _beside_ends(await read_inputs(pooling, served, backend.offload), task, served)
+            ids, skips = [prompt.ids for prompt in prompts], [prompt.skip for prompt in prompts]
             size = _checked_size(prompts, pooling, task, served, backend.config.limits)
             requests = [
                 Request(
@@ -65,38 +66,39 @@ async def pool(pooling: Pooling, body: Body, exchange: Exchange, backend: Backen
                 )
                 for number, prompt in enumerate(prompts)
             ]
-            exchange.account.reserve(sum(request.most_tokens for request in requests))
+            exchange.account.reserve(sum(map(len, ids)))
             exchange.held.enter_context(backend.held.numbers.hold(size))
             choices = await ticket.submit(*requests, client=exchange.client)
             pooled = await _collect(choices, len(requests))
-    ids, skips = [prompt.ids for prompt in prompts], [prompt.skip for prompt in prompts]
-    pooled = [_before_end(*each, task, served) for each in zip(pooled, ids, strict=True)]
-    pooled = [_of_steps(*each, task, served) for each in zip(pooled, ids, skips, strict=True)]
+    if task == "token_classify":
+        pooled = [_before_end(*each, served) for each in zip(pooled, ids, strict=True)]
+        pooled = [_of_steps(*each, served) for each in zip(pooled, ids, skips, strict=True)]
     return body(Reduced(ticket.id, int(time.time()), model, task, served, ids, skips, pooled))
 
 
-def _beside_ends(prompt: PooledPrompt, task: PoolTask, served: ServedModel) -> PooledPrompt:
-    """Return the prompt without the row of a first token such as [CLS], which the model's token layers do not read.
+def _beside_ends(prompts: list[PooledPrompt], task: PoolTask, served: ServedModel) -> list[PooledPrompt]:
+    """Return prompts without the row of a first token such as [CLS], which the model's token layers do not read.
 
     So do vLLM and FlagEmbedding for bge-m3, whose first hidden state is the text's embedding.
     """
     settings = served.pooling
     layer = {"token_embed": settings.token_dense, "token_classify": settings.token_weight}.get(task)
-    begins = layer is not None and prompt.ids[0] in served.tokenizer.ids_of("cls_token", "bos_token")
-    return replace(prompt, skip=max(prompt.skip, int(begins)))
+    if layer is None:
+        return prompts
+    first = served.tokenizer.ids_of("cls_token", "bos_token")
+    return [replace(each, skip=max(each.skip, int(each.ids[0] in first))) for each in prompts]
 
 
-def _before_end(pooled: Pooled, ids: Sequence[int], task: PoolTask, served: ServedModel) -> Pooled:
-    """Return the weights of tokens without that of the token that ends the prompt; other numbers as they are."""
-    weighs = task == "token_classify" and served.pooling.token_weight is not None
-    if not weighs or ids[-1] not in served.tokenizer.ids_of("eos_token", "sep_token"):
+def _before_end(pooled: Pooled, ids: Sequence[int], served: ServedModel) -> Pooled:
+    """Return the weights of tokens without that of the token that ends the prompt; labels as they are."""
+    if served.pooling.token_weight is None or ids[-1] not in served.tokenizer.ids_of("eos_token", "sep_token"):
         return pooled
     return Pooled(pooled.width, pooled.values[: -NUMBER_BYTES * pooled.width])
 
 
-def _of_steps(pooled: Pooled, ids: Sequence[int], skip: int, task: PoolTask, served: ServedModel) -> Pooled:
-    """Return the labels of the tokens that end steps, for a model that judges steps; other numbers as they are."""
-    if task != "token_classify" or (token := served.pooling.step_token) is None:
+def _of_steps(pooled: Pooled, ids: Sequence[int], skip: int, served: ServedModel) -> Pooled:
+    """Return the labels of the tokens that end steps, for a model that judges steps; other labels as they are."""
+    if (token := served.pooling.step_token) is None:
         return pooled
     size = NUMBER_BYTES * pooled.width
     ends = [at * size for at, each in enumerate(ids[skip:]) if each == token]
@@ -106,7 +108,8 @@ def _of_steps(pooled: Pooled, ids: Sequence[int], skip: int, task: PoolTask, ser
 async def _collect(choices: Choices, inputs: int) -> list[Pooled]:
     """Return the numbers of all inputs. Raises the error of the first that fails."""
     found: dict[int, Pooled] = {}
-    async for index, delta in choices:
+    while len(found) < inputs:
+        index, delta = await anext(choices)
         if delta.pooled is not None:
             found[index] = delta.pooled
         elif delta.finish is FinishReason.ABORT:

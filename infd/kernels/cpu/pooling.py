@@ -1,12 +1,14 @@
-"""Sums of hidden states in C++: `native/pooling.cpp`."""
+"""Pooling in C++: `native/pooling.cpp`."""
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING
 
 import torch
 
-from infd.kernels.cpu.library import INT, POINTER, Library
+from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
+from infd.kernels.families.pooling import LEAST_LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,13 +22,22 @@ class Pooling:
     """Implements families.pooling.Pooling."""
 
     def __init__(self, library: Library | None = None) -> None:
-        self._sum = (library or Library()).kernel("sum_spans", INT, POINTER, INT, POINTER, INT, POINTER)
+        library = library or Library()
+        self._sum = library.kernel("sum_spans", INT, POINTER, INT, POINTER, POINTER, INT, POINTER)
+        self._normalize = library.kernel("normalize_rows", POINTER, INT, INT, INT, FLOAT, POINTER, POINTER)
 
-    def sums(self, states: Tensor, counts: Sequence[int], upload: Upload) -> Tensor:
+    def sums(self, states: Tensor, counts: Sequence[int], divisors: Sequence[float], upload: Upload) -> Tensor:
         states = states.contiguous()
         assert sum(counts) <= states.shape[0]
         spans, width = len(counts), states.shape[1]
         found = torch.empty(spans, width)
-        numbers = (INT * spans)(*counts)
-        self._sum(states.dtype is torch.bfloat16, states.data_ptr(), width, numbers, spans, found.data_ptr())
+        half, numbers, over = states.dtype is torch.bfloat16, (INT * spans)(*counts), (FLOAT * spans)(*divisors)
+        self._sum(half, states.data_ptr(), width, numbers, over, spans, found.data_ptr())
         return found
+
+    def normalized(self, rows: Tensor) -> tuple[Tensor, Sequence[bool]]:
+        assert rows.stride(1) == 1
+        count, width = rows.shape
+        found, finite = torch.empty(count, width), (ctypes.c_bool * count)()
+        self._normalize(rows.data_ptr(), rows.stride(0), count, width, LEAST_LENGTH, found.data_ptr(), finite)
+        return found, finite[:]

@@ -1,4 +1,4 @@
-"""Sums of hidden states in plain torch."""
+"""Pooling in plain torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from infd.kernels.families.pooling import LEAST_LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +20,13 @@ if TYPE_CHECKING:
 class Pooling:
     """Implements families.pooling.Pooling."""
 
-    def sums(self, states: Tensor, counts: Sequence[int], upload: Upload) -> Tensor:
+    def sums(self, states: Tensor, counts: Sequence[int], divisors: Sequence[float], upload: Upload) -> Tensor:
         owner = upload(np.repeat(np.arange(len(counts)), counts))
         found = torch.zeros((len(counts), states.shape[1]), device=states.device)
-        return found.index_add_(0, owner, states[: len(owner)].float())
+        found.index_add_(0, owner, states[: len(owner)].float())
+        return found.div_(upload(np.array(divisors, np.float32))[:, None])
+
+    def normalized(self, rows: Tensor) -> tuple[Tensor, Sequence[bool]]:
+        lengths = rows.square().sum(-1, keepdim=True).sqrt()
+        finite: list[bool] = rows.isfinite().all(-1).tolist()
+        return rows / lengths.clamp(min=LEAST_LENGTH), finite

@@ -1,6 +1,6 @@
 """The readout that pools prompts: reduces hidden states to a vector, passes it through the model's head, and scales it.
 
-The host scales the vectors, by numpy: there are few, and a call of torch takes ten times as long.
+The host scales the vectors: there are few, and a call of torch takes ten times as long.
 
 A prompt computed in chunks is reduced chunk by chunk; between two chunks, one vector is kept for its row. Sums are
 float32. Only the vectors of prompts that end in the step, and rows of tasks by token, are copied to the host.
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from infd.kernels.families.pooling import Pooling
     from infd.pooling import PoolingSettings
     from infd.pooling.settings import Reduction
     from infd.request import PoolTask
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 NOT_FINITE: Final = Fault.of(RequestFailed("the model's hidden states are not finite"))
 ONE: Final = ("cls", "lasttoken")  # reductions that read one token of a prompt
-LEAST_LENGTH: Final = 1e-12  # shorter vectors are divided by this length, as in torch's normalize
 MEANS: Final = ("mean", "weightedmean", "mean_sqrt_len_tokens")  # reductions that divide a sum
 STORED: Final = np.dtype("<f4")  # of Pooled.values
 
@@ -75,19 +75,27 @@ class Postprocessing(Struct, frozen=True):
         normalize = settings.normalize if pool.normalize is None else pool.normalize
         return cls(pool.task, pool.dimensions, normalize, "none")
 
-    def __call__(self, outputs: Array) -> Array:
-        """Return the numbers [N, width] float32 for outputs of the model's head [N, outputs]."""
-        outputs = outputs[:, : self.dimensions]
-        if self.normalize:
-            length = np.sqrt(np.square(outputs).sum(-1, keepdims=True))
-            outputs = outputs / np.maximum(length, LEAST_LENGTH)
-        elif self.activation == "softmax":
-            powers = np.exp(outputs - outputs.max(-1, keepdims=True))
-            outputs = powers / powers.sum(-1, keepdims=True)
-        elif self.activation == "relu":
-            outputs = np.maximum(outputs, 0)
-        elif self.activation == "sigmoid":
-            outputs = 1 / (1 + np.exp(-outputs))
+    def __call__(self, outputs: Tensor, kernels: Pooling) -> tuple[Array, Sequence[bool] | Array]:
+        """Return the numbers [N, width] float32, and of each row whether the head's outputs are finite.
+
+        outputs  of the model's head, [N, outputs] float32, on the host
+        """
+        if self.dimensions is not None:
+            outputs = outputs[:, : self.dimensions]
+        if not self.normalize:
+            return self._activated(outputs.numpy()), np.isfinite(outputs.numpy()).all(-1)
+        rows, finite = kernels.normalized(outputs)
+        return rows.numpy(), finite
+
+    def _activated(self, outputs: Array) -> Array:
+        with np.errstate(all="ignore"):  # of prompts that fail, and of numbers that become 0 or infinite
+            if self.activation == "softmax":
+                powers = np.exp(outputs - outputs.max(-1, keepdims=True))
+                outputs = powers / powers.sum(-1, keepdims=True)
+            elif self.activation == "relu":
+                outputs = np.maximum(outputs, 0)
+            elif self.activation == "sigmoid":
+                outputs = 1 / (1 + np.exp(-outputs))
         return outputs
 
 
@@ -106,8 +114,9 @@ class HeadOutputs(Struct, frozen=True):
 class PooledPrompts(Reading):
     """The numbers of a step's prompts."""
 
-    def __init__(self, parts: list[HeadOutputs]) -> None:
+    def __init__(self, parts: list[HeadOutputs], kernels: Pooling) -> None:
         self._parts = parts
+        self._kernels = kernels
 
     def sample(self, mask: Array | None) -> None:
         """No-op: numbers do not depend on the mask."""
@@ -117,13 +126,11 @@ class PooledPrompts(Reading):
 
     def read(self, result: StepResult) -> None:
         for part in self._parts:
-            outputs, end = part.outputs.numpy(), 0
-            finite = np.isfinite(outputs).all(-1)
-            with np.errstate(all="ignore"):  # of prompts that fail, and of numbers that become 0 or infinite
-                values = part.postprocessing(outputs).astype(STORED, copy=False)
+            values, finite = part.postprocessing(part.outputs, self._kernels)
+            values, end = values.astype(STORED, copy=False), 0
             for span, count in part.rows:
                 begin, end = end, end + count
-                if finite[begin:end].all():
+                if all(finite[begin:end]):
                     result.pooled[span] = Pooled(values.shape[1], values[begin:end].tobytes())
                 else:
                     result.failed[span] = NOT_FINITE
@@ -136,6 +143,7 @@ class Prompts:
         self._by_token = by_token
         self._settings = instance.pooling
         self._model = instance.model
+        self._kernels = instance.ops.pooling
         self._upload = instance.rows.upload
         self._slots, self._adapters = instance.rows.slots, instance.adapters
         self._pools: dict[int, tuple[Pool, int]] = {}  # by row: how its prompt is pooled, and the prompt's tokens
@@ -173,7 +181,7 @@ class Prompts:
                 outputs = head(outputs, self._adapters.adapted(slots))
             owners = [(read.span, read.rows) for read in some]
             parts.append(HeadOutputs(owners, outputs, postprocessing))
-        return PooledPrompts(parts)
+        return PooledPrompts(parts, self._kernels)
 
 
 class TokenPooling(Readout):
@@ -229,20 +237,24 @@ class TextPooling(Readout):
         return [offsets[index] + at - span.start for index, span, *_, read in self._reads for at in read]
 
     def compute(self, spans: Sequence[Span], selection: Selection, hidden: Tensor) -> PooledPrompts:
-        vectors = self._reduced(selection.of(hidden), [read for *_, read in self._reads])
-        ended: list[tuple[int, HeadRows, float]] = []
+        divisors = [
+            1.0 if span.start + span.count < prompt or span.row in self._kept else self._divisor(pool.skip, prompt)
+            for _, span, pool, prompt, _ in self._reads
+        ]
+        vectors = self._reduced(selection.of(hidden), [read for *_, read in self._reads], divisors)
+        ended: list[tuple[int, HeadRows]] = []
         for number, (index, span, pool, prompt, _) in enumerate(self._reads):
+            ends = span.start + span.count == prompt
             if (kept := self._kept.pop(span.row, None)) is not None:
-                vectors[number] = self._joined(kept, vectors[number])
-            if span.start + span.count == prompt:
-                ended.append((number, HeadRows(index, span.row, pool, 1), self._divisor(pool.skip, prompt)))
+                joined = self._joined(kept, vectors[number])
+                vectors[number] = joined / self._divisor(pool.skip, prompt) if ends else joined
+            if ends:
+                ended.append((number, HeadRows(index, span.row, pool, 1)))
             else:
                 self._kept[span.row] = vectors[number].clone()
         if len(ended) < len(self._reads):
-            vectors = vectors[self._upload(np.array([number for number, *_ in ended], dtype=np.int64))]
-        if self._reduction in MEANS:
-            vectors /= self._upload(np.array([divisor for *_, divisor in ended], dtype=np.float32))[:, None]
-        return self._prompts.finish([read for _, read, _ in ended], vectors)
+            vectors = vectors[self._upload(np.array([number for number, _ in ended], dtype=np.int64))]
+        return self._prompts.finish([read for _, read in ended], vectors)
 
     def _read(self, span: Span, pool: Pool, prompt: int) -> range:
         """Return the positions of the tokens that are read of a span."""
@@ -253,10 +265,11 @@ class TextPooling(Readout):
             return range(1)
         return range(end - 1, end) if end == prompt else range(0)
 
-    def _reduced(self, states: Tensor, reads: Sequence[range]) -> Tensor:
+    def _reduced(self, states: Tensor, reads: Sequence[range], divisors: Sequence[float]) -> Tensor:
         """Return the reduction of each of S spans, [S, hidden] float32.
 
-        states  [N, hidden], of the tokens that are read, and padding
+        states    [N, hidden], of the tokens that are read, and padding
+        divisors  [S], of sums
         """
         counts = [len(read) for read in reads]
         if (tokens := sum(counts)) < len(states):
@@ -268,7 +281,7 @@ class TextPooling(Readout):
         if self._reduction == "weightedmean":
             weights = np.concatenate([np.arange(read.start + 1, read.stop + 1, dtype=np.float32) for read in reads])
             states = states.float() * self._upload(weights)[:, None]
-        return self._sums(states, counts, self._upload)
+        return self._sums(states, counts, divisors, self._upload)
 
     def _joined(self, before: Tensor, after: Tensor) -> Tensor:
         """Return the reduction of two parts of a prompt."""
@@ -277,7 +290,10 @@ class TextPooling(Readout):
         return before if self._reduction == "cls" else before + after
 
     def _divisor(self, skip: int, prompt: int) -> float:
-        """Return the divisor of the sum over tokens [skip, prompt)."""
+        """Return the divisor of the reduction of tokens [skip, prompt): not 1 if it is a mean."""
+        if self._reduction not in MEANS:
+            return 1.0
         if self._reduction == "weightedmean":
             return (prompt * (prompt + 1) - skip * (skip + 1)) / 2
-        return math.sqrt(prompt - skip) if self._reduction == "mean_sqrt_len_tokens" else prompt - skip
+        tokens = float(prompt - skip)
+        return math.sqrt(tokens) if self._reduction == "mean_sqrt_len_tokens" else tokens

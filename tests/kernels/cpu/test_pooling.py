@@ -1,6 +1,8 @@
-"""Sums of hidden states in native code, against the reference; bitwise, whatever other spans the step has."""
+"""Means of hidden states and rows of length 1 in native code, against the reference."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -12,12 +14,32 @@ from infd.kernels.reference.pooling import Pooling as Reference
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("width", [1, 48, 100])
 def test_each_span_is_summed_alone(library, width, dtype):
-    native, counts = Pooling(library), [3, 1, 0, 40]
+    native, counts, divisors = Pooling(library), [3, 1, 0, 40], [3.0, 1.0, 7.0, 820.0]
     states = torch.randn(46, width, generator=torch.Generator().manual_seed(1)).to(dtype)
     states[44:] = torch.nan  # rows after the last span
 
-    found = native.sums(states, counts, torch.from_numpy)
+    found = native.sums(states, counts, divisors, torch.from_numpy)
     assert found.dtype is torch.float32
-    assert found.equal(Reference().sums(states, counts, torch.from_numpy))
-    assert found[3:].equal(native.sums(states[4:44], [40], torch.from_numpy))
-    assert native.sums(states.T.contiguous().T, counts, torch.from_numpy).equal(found)
+    assert found.equal(Reference().sums(states, counts, divisors, torch.from_numpy))
+    assert found[3:].equal(native.sums(states[4:44], [40], [820.0], torch.from_numpy))
+    assert native.sums(states.T.contiguous().T, counts, divisors, torch.from_numpy).equal(found)
+
+
+@pytest.mark.parametrize("width", [1, 16, 48, 100])
+def test_rows_get_length_1_and_those_that_are_not_finite_are_reported(library, width):
+    wide = torch.randn(8, width + 20, generator=torch.Generator().manual_seed(1))
+    wide[1] = 0
+    wide[2] *= 1e-20  # shorter than LEAST_LENGTH
+    wide[3, width - 1] = torch.nan
+    wide[4, 0] = torch.inf
+    wide[5, width - 1] = -torch.inf
+    wide[6] = 1e30  # its squares are infinite
+    wide[7, width:] = torch.nan  # beyond the row
+    rows = wide[:, :width]
+
+    found, finite = Pooling(library).normalized(rows)
+    expected, finite_too = Reference().normalized(rows)
+    assert [bool(each) for each in finite] == finite_too == [True, True, True, False, False, False, True, True]
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    assert math.isclose(found[0].square().sum(), 1, rel_tol=1e-6)
+    assert not found[6].any()

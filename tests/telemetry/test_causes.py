@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from infd.http.causes import cause
+from infd.telemetry.causes import cause
 
 WORK = {"computed": 350, "generated": 41, "preemptions": 0}
 STAGES = {"prepare_ms": 10.0, "queue_ms": 12_400.0, "prefill_ms": 90.0, "decode_ms": 14_920.0, "send_ms": 0.0}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infd.telemetry.slowest import Order
+# The times by which requests are compared: of the whole answer, until the first token, until the first step.
+Order = Literal["total", "ttft", "queue"]
 
 LARGE: Final = 1 / 3  # a stage with more than this share of the time is named too
 STAGES: Final[dict[Order, tuple[str, ...]]] = {
