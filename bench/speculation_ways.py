@@ -25,7 +25,6 @@ class Loaded:
     def __init__(self, model: str, streams: int, settings: dict[str, Any]) -> None:
         # Loaded with drafts, so that the costs of their steps are measured.
         self._llm = LLM(model, speculative="ngram", max_num_seqs=streams, **settings)
-        self._used: Way | None = None
 
     def close(self) -> None:
         self._llm.close()

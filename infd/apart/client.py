@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import socket
 import subprocess
@@ -25,7 +24,6 @@ R = TypeVar("R")
 # The daemon kills the process this long after a task's limit. Usually the kernel has killed the process at the limit,
 # but the kernel cannot while the process starts or is stopped by a signal.
 PATIENCE_S: Final = 60.0
-_LOG: Final = logging.getLogger("infd.apart")
 
 
 class Worker:

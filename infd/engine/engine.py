@@ -140,7 +140,7 @@ class Engine:
     async def drain(self, timeout_s: float | None) -> bool:
         """Refuse new requests and wait until every reader has left. Return False if `timeout_s` passes first.
 
-        None: no limit.
+        timeout_s  in seconds; None: no limit
 
         Frozen requests fail at once, because no step would finish them.
         """

@@ -8,8 +8,7 @@ this process's memory; those of all background responses together are bounded by
 from __future__ import annotations
 
 import asyncio
-import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct, field
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from infd.http.formats.responses import Draft
     from infd.http.pieces import Pieces
     from infd.http.store.entry import Entry, Store
-
-_LOG: Final = logging.getLogger("infd.http")
 
 
 class Running(Struct, eq=False):

@@ -24,9 +24,8 @@ MOST_TOKENS: Final = 2**15
 MOST_BYTES: Final = 32 * MOST_TOKENS
 SPAN: Final = 512  # tokens computed together
 LEAST_TOKENS: Final = 64
-LAYER_TOKENS: Final = (
-    16  # an expert's mean counts the layer's as so many tokens, since few tokens may choose the expert
-)
+# The mean of a layer's inputs counts as this many tokens of each expert, which few tokens may choose.
+LAYER_TOKENS: Final = 16
 # Names of an expert's matrices in checkpoints with a tensor for each expert. {}: transformers' name of the module that
 # stacks the experts, and the expert's index. The second spelling is that of Mixtral and Phi.
 SPELLINGS: Final = (

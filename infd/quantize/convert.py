@@ -45,7 +45,7 @@ REPLACED: Final = ("config.json", INDEX)
 
 
 class Written(NamedTuple):
-    """What `convert` wrote.
+    """The result of `convert`.
 
     matrices    number of quantized matrices
     calibrated  number of these whose scales a text chose
@@ -69,7 +69,7 @@ def convert(
 
     progress    called with (bytes read, bytes to read)
     importance  see `quantize` in schemes.py, by the matrix's name within the decoder (`calibration.measure`); a matrix
-                without is rounded to nearest
+                without importance is rounded to nearest
 
     Raises CheckpointError, UsageError, OutputFailed.
     """

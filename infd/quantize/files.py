@@ -67,15 +67,15 @@ class SafetensorsWriter:
     def __init__(self, path: Path, entries: Sequence[Entry]) -> None:
         """Write the header, and allocate the file's bytes on the disk. Raises OSError, for example if it is full."""
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        self._offsets: dict[str, int] = {}
         offset = 0
         for entry in entries:
-            end = offset + entry.bytes
+            self._offsets[entry.name], end = offset, offset + entry.bytes
             header[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (offset, end)}
             offset = end
         text = msgspec.json.encode(header)
         text = text.ljust(round_up(len(text), 8))
         self._first = 8 + len(text)
-        self._offsets = {name: each["data_offsets"][0] for name, each in header.items() if name != "__metadata__"}  # type: ignore[index]
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             os.posix_fallocate(self._descriptor, 0, self._first + offset)

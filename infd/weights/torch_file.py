@@ -44,9 +44,8 @@ _CONSTANTS: Mapping[str, Callable[[], Any]] = MappingProxyType(
         "NONE": lambda: None,
     }
 )
-_LITERALS: Final = frozenset(
-    {"BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1"}
-)  # push their argument
+# Instructions that push their argument
+_LITERALS: Final = frozenset({"BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1"})
 _TUPLES: Mapping[str, int] = MappingProxyType({"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3})
 
 

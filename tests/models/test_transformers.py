@@ -251,7 +251,10 @@ def test_a_config_that_fits_no_class_is_refused(change, reason):
 
 
 def test_code_in_the_repository_is_ignored_where_transformers_has_its_own():
-    build({**tiny_config("olmo"), "auto_map": {"AutoModelForCausalLM": "ours.Ours"}})
+    config = tiny_config("olmo")
+    models = build(config), build({**config, "auto_map": {"AutoModelForCausalLM": "ours.Ours"}})
+    names, found = ([source.name for each in model.parameters for source in each.sources] for model in models)
+    assert names == found != []
 
 
 @pytest.mark.parametrize(("how", "near"), [("int8", 0.03), ("int4", 0.3), ("fp8", 0.15), ("mxfp4", 0.5)])

@@ -31,7 +31,7 @@ class Reservation(Struct):
     tenant: Tenant = ANYONE
 
 
-class Held(Struct):
+class Portion(Struct):
     """One tenant's part of the queue."""
 
     share: float
@@ -51,7 +51,7 @@ class QueueBudget:
         self.queued_tokens = 0
         self._live = live
         self._choices, self._tokens = Turnover(now), Turnover(now)
-        self._held: dict[str, Held] = {}  # by the name of the tenant
+        self._portions: dict[str, Portion] = {}  # by the name of the tenant
 
     def require(self, choices: int, tokens: int, waiting: int, tenant: Tenant = ANYONE) -> None:
         """Raise Overloaded, with the time until there will be room, if a request of this size does not fit.
@@ -60,8 +60,8 @@ class QueueBudget:
         """
         waiting += self.reserved_choices
         if waiting + choices > (most := self._live.now.scheduler.max_waiting):
-            share, held = self._share(tenant)
-            if held.choices + choices > most * share:
+            share, portion = self._share(tenant)
+            if portion.choices + choices > most * share:
                 wait_s = self._choices.wait_s(waiting + choices - most)
                 raise Overloaded(
                     f"{waiting} choices are waiting, of at most {most} (scheduler.max_waiting)", retry_after_s=wait_s
@@ -109,20 +109,20 @@ class QueueBudget:
     def _hold(self, tenant: Tenant, choices: int, tokens: int) -> None:
         """Add choices, reserved or queued, and prompt tokens to a tenant's part of the queue."""
         self.queued_tokens += tokens
-        held = self._held.get(tenant.name)
-        if held is None:
-            held = self._held[tenant.name] = Held(tenant.share)
-        held.share = tenant.share
-        held.choices += choices
-        held.tokens += tokens
-        if not held.choices and not held.tokens:
-            del self._held[tenant.name]
+        portion = self._portions.get(tenant.name)
+        if portion is None:
+            portion = self._portions[tenant.name] = Portion(tenant.share)
+        portion.share = tenant.share
+        portion.choices += choices
+        portion.tokens += tokens
+        if not portion.choices and not portion.tokens:
+            del self._portions[tenant.name]
 
-    def _share(self, tenant: Tenant) -> tuple[float, Held]:
+    def _share(self, tenant: Tenant) -> tuple[float, Portion]:
         """Return a tenant's share of a full queue, 0 if no other tenant holds part of it, and its own part."""
-        others = sum(held.share for name, held in self._held.items() if name != tenant.name)
+        others = sum(portion.share for name, portion in self._portions.items() if name != tenant.name)
         share = tenant.share / (tenant.share + others) if others else 0.0
-        return share, self._held.get(tenant.name) or Held(tenant.share)
+        return share, self._portions.get(tenant.name) or Portion(tenant.share)
 
     def _require_tokens(self, tokens: int, beside: int, tenant: Tenant, reserved: int = 0) -> None:
         """Raise Overloaded if `tokens` more do not fit. A prompt fits in any case if no other prompt waits.
@@ -132,8 +132,8 @@ class QueueBudget:
         """
         most = self._live.now.scheduler.max_waiting_tokens
         if beside and beside + tokens > most:
-            share, held = self._share(tenant)
-            if held.tokens - reserved + tokens <= most * share:
+            share, portion = self._share(tenant)
+            if portion.tokens - reserved + tokens <= most * share:
                 return
             raise Overloaded(
                 f"{beside} prompt tokens are waiting, of at most {most} (scheduler.max_waiting_tokens):"

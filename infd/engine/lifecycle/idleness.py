@@ -1,4 +1,4 @@
-"""How long the engine has had no request."""
+"""The time since the engine's last request."""
 
 from __future__ import annotations
 

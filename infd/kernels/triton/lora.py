@@ -267,7 +267,6 @@ class CapturedLora:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._size = size
-        self._device = device
         self._sent = torch.zeros(6 * size, dtype=torch.int64, device=device)
         self._tiles = Tiles(self._sent[size:].view(size, 5), size)
 

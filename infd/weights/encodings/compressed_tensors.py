@@ -266,7 +266,7 @@ def _mxfp4(module: Module, weights: Weights) -> Scaled:
 
 
 def _mxfp8(module: Module, weights: Weights) -> Scaled:
-    return mx(module, ".weight", ())
+    return mx(module, ".weight")
 
 
 def mx(module: Module, suffix: str, refused: tuple[str, ...] = ()) -> Scaled:

@@ -63,16 +63,16 @@ class Module:
         """Return the tensors with these suffixes that the module has."""
         return tuple(self._tensors[suffix] for suffix in suffixes if suffix in self._tensors)
 
-    def groups(self, count: int, size: int | None, what: StoredTensor) -> int:
+    def groups(self, count: int, size: int | None, stored: StoredTensor) -> int:
         """Return the number of groups of `size` inputs into which `count` inputs are divided; size None or -1: 1.
 
-        Raises CheckpointError, naming tensor `what`, if `size` is another number below 1, or if `count` exceeds `size`
-        and is not a multiple of `size`.
+        Raises CheckpointError, which names tensor `stored`, if `size` is another number below 1, or if `count` exceeds
+        `size` and is not a multiple of `size`.
         """
         if size is None or size == -1:
             return 1
         if size < 1 or (count % size and count > size):
-            self.refuse(what, f"{count} inputs are not divided into groups of {size}")
+            self.refuse(stored, f"{count} inputs are not divided into groups of {size}")
         return ceil_div(count, size)
 
     def refuse(self, stored: StoredTensor, reason: str) -> NoReturn:

@@ -57,7 +57,7 @@ def test_a_library_of_other_sources_is_refused(built, tmp_path):
 
 def test_an_installed_library_has_no_sources_to_compare_with(built, tmp_path):
     shutil.copy(HERE / "native.so", tmp_path)
-    Library(directory=tmp_path)
+    assert Library(directory=tmp_path).sources == Library().sources
 
 
 def test_a_file_that_is_not_a_library_is_refused(tmp_path):
