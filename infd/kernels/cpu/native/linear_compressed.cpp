@@ -113,8 +113,7 @@ INFD_KERNEL(multiply_compressed_bf16)
                                  out_stride, wide != 0, panel};
   const bool shared = worth_sharing(rows, outputs, inputs, awake);
   Division<Kind> division(product, shared);
-#pragma omp parallel if (shared)
-  division.compute_share();
+  on_threads(shared, [&] { division.compute_share(); });
 }
 
 #endif

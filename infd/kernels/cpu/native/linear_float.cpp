@@ -34,8 +34,7 @@ INFD_KERNEL(multiply_float_float)
   const Product<Floats> product = {{x, x_stride}, rows, weights, outputs, inputs, false, bias, out, out_stride, wide != 0};
   const bool shared = worth_sharing(rows, outputs, inputs, awake);
   Division<Floats> division(product, shared);
-#pragma omp parallel if (shared)
-  division.compute_share();
+  on_threads(shared, [&] { division.compute_share(); });
 }
 
 // Store rows [count, inputs] as the outputs from `first` on.

@@ -67,15 +67,14 @@ template <class Number>
 const Number* enter(const StackNorm& norm, const Number* x, Number* stream, bool starts, Number* normed,
                     const StackStep& step, int64_t enough) {
   const int64_t tokens = step.tokens, size = step.hidden;
-#pragma omp parallel for if (tokens * size > enough)
-  for (int64_t t = 0; t < tokens; t++) {
+  for_each(tokens, tokens * size > enough, [&](int64_t t) {
     Number* sum = stream + t * size;
     if (starts)
       memcpy(sum, x + t * size, size * sizeof(Number));
     else
       add(x + t * size, sum, sum, size);
     if (norm.weight != nullptr) norm_row(norm, sum, normed + t * size, size);
-  }
+  });
   return norm.weight == nullptr ? stream : normed;
 }
 
@@ -84,11 +83,10 @@ void finish(const StackTransform& transform, Number* x, const StackStep& step, i
   const int64_t size = step.hidden;
   if (transform.norm.weight == nullptr && transform.factor == 1) return;
   const Norm<Number> apply{static_cast<const Number*>(transform.norm.weight), transform.norm.eps, transform.norm.offset};
-#pragma omp parallel for if (step.tokens * size > enough)
-  for (int64_t t = 0; t < step.tokens; t++) {
+  for_each(step.tokens, step.tokens * size > enough, [&](int64_t t) {
     if (transform.norm.weight != nullptr) apply(x + t * size, x + t * size, size);
     if (transform.factor != 1) scale(x + t * size, transform.factor, size);
-  }
+  });
 }
 
 // Norm the `count` heads of a token in place: each head alone if the weight has `size` elements, else all together.
@@ -106,8 +104,7 @@ void place_heads(const StackLayer& layer, const StackStep& step, Number* qkv, in
   const int64_t size = layer.size, page_tokens = step.groups[layer.group]->page_tokens, width = row_size<Cached>(size);
   const int64_t* slots = step.slots[layer.group];
   const Rotation rotate{layer.turned, layer.interleaved != 0};
-#pragma omp parallel for if (step.tokens * layer.qkv.outputs > enough)
-  for (int64_t t = 0; t < step.tokens; t++) {
+  for_each(step.tokens, step.tokens * layer.qkv.outputs > enough, [&](int64_t t) {
     Number* q = qkv + t * layer.qkv.outputs;
     Number* k = q + layer.heads * size;
     const Number* v = k + layer.kv_heads * size;
@@ -123,7 +120,7 @@ void place_heads(const StackLayer& layer, const StackStep& step, Number* qkv, in
       put_row(k + head * size, size, static_cast<Cached*>(layer.k) + at);
       put_row(v + head * size, size, static_cast<Cached*>(layer.v) + at);
     }
-  }
+  });
 }
 
 // Copy the sampled rows to the front. Indices ascend, so no row is overwritten before it is copied; a repeated last
@@ -140,11 +137,10 @@ void feed(const StackLayer& layer, const Number* input, Number* out, const Works
   multiply(layer.gate_up, input, space.rounded, space.gate_up, step.tokens, awake);
   const int64_t size = layer.gate_up.outputs / 2;
   const auto apply = layer.gelu ? gate<Gelu, Number> : gate<Silu, Number>;
-#pragma omp parallel for if (step.tokens * size > enough_elements(awake))
-  for (int64_t t = 0; t < step.tokens; t++) {
+  for_each(step.tokens, step.tokens * size > enough_elements(awake), [&](int64_t t) {
     const Number* row = space.gate_up + 2 * t * size;
     apply(row, row + size, space.gated + t * size, size);
-  }
+  });
   multiply(layer.down, space.gated, space.gated, out, step.tokens, awake);
 }
 
