@@ -42,6 +42,26 @@ class Drafter(Protocol):
         """Called once the choice has ended, with all its tokens."""
 
 
+class Place(Protocol):
+    """A place in an answer whose form is known, such as a JSON text by its schema.
+
+    known   whether the form tells what may follow. Any thread may ask
+    likely  whether the last guess begins as the answer was written before; otherwise with assumptions
+    """
+
+    known: bool
+    likely: bool
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read the answer's next tokens. Takes microseconds."""
+
+    def guess(self, most: int) -> list[int]:
+        """Return at most `most` tokens that probably follow; none within a value, or if the form does not tell."""
+
+    def extended(self, drafts: list[int], most: int) -> list[int]:
+        """Return drafts of a value; behind the first that ends the value, what probably follows it."""
+
+
 class Drafting(Protocol):
     """Creates the drafter of each choice.
 

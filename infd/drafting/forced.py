@@ -1,7 +1,8 @@
 """Draft the tokens that a choice's grammar forces; where it forces none, the tokens of another drafter.
 
 A step is planned before the grammar has read the tokens of the step before. So what follows a token that ends a free
-part of the answer, such as the quote and comma behind a JSON string, is sought while the part is written.
+part of the answer, such as the quote and comma behind a JSON string, is sought while the part is written. Where the
+form of the answer is known, as a JSON text's by its schema, nothing is sought.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from infd.drafting.drafter import LIKELY
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infd.drafting.drafter import Drafter
+    from infd.drafting.drafter import Drafter, Place
 
 KEPT: Final = 4  # places whose forced tokens are remembered: masks are filled ahead of drafts that may be rejected
 
@@ -29,6 +30,17 @@ class ForcedDrafter:
         self._forced: tuple[tuple[int, list[int], bool], ...] = ()
         # Number of tokens, and what is forced behind tokens that may end the free part that follows.
         self._ahead: tuple[int, dict[int, list[int]]] = (0, {})
+        self._place: Place | None = None
+        self._read = 0  # tokens of the choice before the place
+
+    def follow(self, place: Place, start: int) -> None:
+        """Draft what a place tells to follow. The answer begins behind the choice's first `start` tokens."""
+        self._place, self._read = place, start
+
+    @property
+    def foretold(self) -> bool:
+        """Whether it is known without masks what may follow. Any thread may ask."""
+        return self._place is not None and self._place.known
 
     def force(self, start: int, tokens: list[int], *, sure: bool = True) -> None:
         """Remember that `tokens` follow the first `start` tokens of the choice.
@@ -60,6 +72,11 @@ class ForcedDrafter:
         return [], False
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
+        if self._place is not None:
+            self._place.read(tokens[self._read :])
+            self._read = len(tokens)
+            if self._place.known:
+                return self._draft_at(self._place, tokens, most)
         start, runs = self._ahead
         if runs and (place := self._ended(tokens, start, runs)) is not None:
             self.force(place, runs[tokens[place - 1]], sure=False)
@@ -76,6 +93,16 @@ class ForcedDrafter:
         if runs and (place := self._ended(drafted, 0, runs)) is not None:
             drafted = [*drafted[:place], *runs[drafted[place - 1]]][:most]
         return drafted
+
+    def _draft_at(self, place: Place, tokens: Sequence[int], most: int) -> list[int]:
+        """Draft at a place that tells what may follow."""
+        self.sure = False
+        if guess := place.guess(most):
+            self.run = LIKELY if place.likely else 0
+            return guess
+        drafted = self._drafter.draft(tokens, most)
+        self.run = self._drafter.run
+        return place.extended(drafted, most)
 
     def finish(self, tokens: Sequence[int]) -> None:
         self._drafter.finish(tokens)

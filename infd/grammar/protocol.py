@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from infd.constraint import Constraint, Restriction
     from infd.errors import GrammarFailed
+    from infd.grammar.outline import Outline
 
 
 P = ParamSpec("P")
@@ -142,6 +143,9 @@ class Grammars(Protocol):
 
     def behind(self, matcher: Matcher, row: NDArray[np.int32], most: int, known: Sequence[int]) -> dict[int, list[int]]:
         """Return the tokens that probably follow each token of `closing` that is allowed, see `forcing.behind`."""
+
+    def outline(self, constraint: Restriction | None) -> Outline | None:
+        """Return the outline of a compiled constraint; None if it has none."""
 
 
 class Compiler(Protocol):

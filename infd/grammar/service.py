@@ -15,6 +15,7 @@ processes of limited memory write the grammars, see `trial`.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import time
@@ -23,10 +24,11 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 import msgspec
 
-from infd.constraint import ThoughtBudget
+from infd.constraint import JsonSchema, ThoughtBudget
 from infd.errors import ConfigError, GrammarFailed, InfdError, TooSlow, Unsupported
 from infd.grammar import budget, forcing
 from infd.grammar.budget import BudgetGrammar
+from infd.grammar.outline import MOST_SCHEMA, Outline
 from infd.grammar.protocol import Limits
 from infd.grammar.recent import Recent
 from infd.memory import trim
@@ -50,6 +52,7 @@ R = TypeVar("R")
 _LOG = logging.getLogger("infd.grammar")
 _REFUSAL_BYTES: Final = 2000
 _REFUSALS: Final = 4  # refusals take at most a fourth of the cache, so that they cannot evict all grammars
+MOST_OUTLINES: Final = 64
 _COSTLY_S = 0.02  # after a longer compilation, freed memory is returned to the operating system
 
 # Limits of processor time of a compilation in seconds, one for each thread that compiles grammars.
@@ -114,6 +117,7 @@ class GrammarService:
         self._compiling: dict[Constraint, Compilation] = {}
         self._grammars: Recent[Grammar] = Recent()
         self._refusals: Recent[Refusal] = Recent()
+        self._outlines: Recent[Outline] = Recent()
         self._closing: list[int] | None = None
         self._spellings: dict[str, tuple[int, ...]] = {}  # text of ThoughtBudget.forced -> ids of tokens that spell it
 
@@ -174,6 +178,16 @@ class GrammarService:
 
     def behind(self, matcher: Matcher, row: NDArray[np.int32], most: int, known: Sequence[int]) -> dict[int, list[int]]:
         return forcing.behind(self.fill, self._vocabulary, self.closing, matcher, row, most, known)
+
+    def outline(self, constraint: Restriction | None) -> Outline | None:
+        if not isinstance(constraint, JsonSchema) or len(constraint.schema) > MOST_SCHEMA:
+            return None
+        if (found := self._outlines.get(constraint)) is None:
+            words, schema = self._vocabulary, json.loads(constraint.schema)
+            found = Outline(schema, words.tokens, words.encode, whitespace=constraint.whitespace)
+            self._outlines.add(constraint, found, 1)
+            self._outlines.shrink(MOST_OUTLINES)
+        return found
 
     @property
     def _vocabulary(self) -> Vocabulary:

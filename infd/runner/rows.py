@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
 
 class HostRows(NamedTuple):
-    """The known tokens of rows on a CPU, read and appended without torch."""
+    """Rows on a CPU, read and written without torch, whose calls give the interpreter's lock to other threads."""
 
     tokens: Array  # see Rows
     length: Array
+    tables: Array
 
     def last_known(self, row: Array, end: Array) -> list[int]:
         """Return the token before position `end` of each row."""
@@ -49,6 +50,14 @@ class HostRows(NamedTuple):
         """See Rows.append."""
         self.tokens[row, end] = token
         self.length[row] = end + 1
+
+    def draft(self, drafts: Sequence[Draft]) -> None:
+        """Write drafts behind the known tokens of their rows."""
+        for each in drafts:
+            known = max(0, int(self.length[each.row]) - each.start)
+            left = each.tokens[known:]
+            start = each.start + known
+            self.tokens[each.row, start : start + len(left)] = left
 
 
 class Rows:
@@ -117,7 +126,10 @@ class Rows:
             self.least[join.row] = len(join.tokens)
         if joins:
             self._join([(join, self.checked(join, np.int32)) for join in joins])
-        if grants:
+        if grants and self.device.type == "cpu":
+            for each in grants:
+                self.on_host.tables[each.row, each.group, each.index] = each.page
+        elif grants:
             row, group, index, page = self.upload(
                 np.array([(g.row, g.group, g.index, g.page) for g in grants], dtype=np.int64).T
             )
@@ -127,8 +139,8 @@ class Rows:
 
     @cached_property
     def on_host(self) -> HostRows:
-        """The known tokens as arrays, on a CPU."""
-        return HostRows(self.tokens.numpy(), self.length.numpy())
+        """The rows as arrays, on a CPU."""
+        return HostRows(self.tokens.numpy(), self.length.numpy(), self.tables.numpy())
 
     def sampling_of(self, row_ids: Array) -> list[RowSampling]:
         """Return the entries of `sampling` of some rows."""
@@ -190,6 +202,9 @@ class Rows:
         """Write drafts behind the known tokens of their rows."""
         for each in drafts:
             self.least[each.row] = max(self.least[each.row], each.start)
+        if self.device.type == "cpu":
+            self.on_host.draft(drafts)
+            return
         row, place, draft = self.upload(
             np.array([(d.row, at, token) for d in drafts for at, token in enumerate(d.tokens, d.start)]).T
         )

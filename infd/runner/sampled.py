@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from msgspec import Struct
 
 from infd.runner.sampling.scores import Scores
@@ -74,7 +75,8 @@ class Sampled(Struct):
 
     tokens   [N] int64
     verdict  [N] int64: SOUND, NOT_FINITE or NOTHING_ALLOWED; the token is valid only if SOUND
-    kept     [S] int64: number of samples kept of each span, the first ones; None: one of each span
+    kept     [S] int64: number of samples kept of each span, the first ones; None: one of each span. On the host if the
+             host has chosen the tokens
     scored   positions with requested log-probabilities: (index into N, number of likeliest tokens to report)
     scores   log-probabilities, one row per entry of `scored`; None if `scored` is empty
     adapted  None: no row has mirostat
@@ -82,7 +84,7 @@ class Sampled(Struct):
 
     tokens: Tensor
     verdict: Tensor
-    kept: Tensor | None
+    kept: Tensor | Array | None
     scored: list[tuple[int, int]]
     scores: Scores | None
     adapted: Adapted | None = None
@@ -90,6 +92,6 @@ class Sampled(Struct):
     def download(self, staging: Staging) -> Sampled:
         """Start copies to the host; return the samples with the copies."""
         values = None if self.scores is None else Scores(*map(staging.down, self.scores))
-        kept = None if self.kept is None else staging.down(self.kept)
+        kept = self.kept if self.kept is None or isinstance(self.kept, np.ndarray) else staging.down(self.kept)
         adapted = None if self.adapted is None else Adapted(self.adapted.at, staging.down(self.adapted.mu))
         return Sampled(staging.down(self.tokens), staging.down(self.verdict), kept, self.scored, values, adapted)

@@ -157,7 +157,7 @@ class Sampler:
         if samples is not None or changed:
             self._rows.on_host.append(at.row_ids[lasts], ends[lasts], [tokens[i] for i in lasts])
         self._rows.least[at.row_ids] += 1
-        kept = None if samples is None else torch.tensor(counts)
+        kept = None if samples is None else np.array(counts)
         if changed:
             return Sampled(torch.tensor(tokens), torch.tensor(verdicts), kept, [], None)
         return Sampled(likeliest.tokens, likeliest.verdict, kept, [], None)

@@ -164,6 +164,9 @@ class FakeGrammars:
     ) -> dict[int, list[int]]:
         return forcing.behind(self.fill, WORDS, self.closing, matcher, row, most, known)
 
+    def outline(self, constraint: object) -> None:
+        """No constraint has an outline."""
+
 
 def constrained(prompt: list[int], constraint: Counted, *, seed: int = 0) -> list[int]:
     """Return the tokens that the fake model generates after `prompt` within a constraint."""

@@ -14,7 +14,8 @@ import pytest
 
 from infd.constraint import AfterThought, Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag, Thought
 from infd.errors import GrammarFailed, TooSlow, Unsupported
-from infd.grammar.service import LIMITS_S, GrammarService, looks_cheap
+from infd.grammar.outline import MOST_SCHEMA
+from infd.grammar.service import LIMITS_S, MOST_OUTLINES, GrammarService, looks_cheap
 from infd.offload import GRAMMAR_THREADS, Offload
 from infd.telemetry.metrics import Metrics
 from tests.grammar import engines, vocabularies
@@ -302,6 +303,21 @@ async def test_an_evicted_grammar_still_serves_its_choices(offload: Offload):
     del grammar, grammars
 
     assert not matcher.accepting
+
+
+async def test_a_schemas_outline_is_kept_and_other_constraints_have_none(offload: Offload):
+    grammars, schema = service(offload, Metrics()), '{"type": "object", "properties": {"a": {"type": "null"}}}'
+    await grammars.compile(JsonSchema(schema))
+    outline = grammars.outline(JsonSchema(schema))
+    assert outline is not None
+    assert outline.root.names == (b'"a"',)
+    assert grammars.outline(JsonSchema(schema)) is outline
+    compact = grammars.outline(JsonSchema(schema, whitespace=False))
+    assert (compact is not None and compact.whitespace, outline.whitespace) == (False, True)
+    assert [grammars.outline(each) for each in (None, JsonObject(), JsonSchema(" " * MOST_SCHEMA + "{}"))] == [None] * 3
+    for number in range(MOST_OUTLINES):
+        assert grammars.outline(JsonSchema(json.dumps({"title": number}))) is not None
+    assert grammars.outline(JsonSchema(schema)) is not outline, "the least recently used are dropped"
 
 
 async def test_without_texts_of_tokens_constraints_are_refused(offload: Offload):

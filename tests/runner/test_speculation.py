@@ -11,7 +11,7 @@ from infd.request import SamplingParams
 from infd.runner.sampled import NOT_FINITE, NOTHING_ALLOWED, SOUND, SampledPositions
 from infd.runner.sampler import Sampler
 from infd.runner.sampling.acceptance import kept, kept_on_host
-from infd.scheduler.plan import Draft, StepPlan
+from infd.scheduler.plan import Draft, Grant, StepPlan
 from tests.drafters import Oracle
 from tests.runner.driving import config, executor, generate, join, make_rows, request, span
 from tests.runner.fake_model import VOCAB, FakeModel, continuation
@@ -74,12 +74,17 @@ async def test_right_drafts_are_all_kept_and_wrong_ones_cost_no_step():
     assert {wrong: count / per_step for wrong, count in steps.items()} == {None: 17, 0.0: 1 + 16 / 4, 1.0: 17}
 
 
-def test_a_draft_is_written_behind_the_known_tokens_only():
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_draft_is_written_behind_the_known_tokens_only(device: str):
     rows = make_rows()
-    rows.stage([join(1, [5, 6, 7], [[1]]), join(2, [8], [[2]])], [], [Draft(1, 2, [50, 51, 52]), Draft(2, 1, [60])])
+    rows.device = torch.device(device)  # tokens are in the host's memory, but written by torch
+    drafts = [Draft(1, 2, [50, 51, 52]), Draft(2, 1, [60]), Draft(3, 1, [70])]
+    rows.stage([join(1, [5, 6, 7], [[1]]), join(2, [8], [[2]]), join(3, [4, 4, 4], [[3]])], [Grant(2, 0, 1, 9)], drafts)
     assert rows.tokens[1, :6].tolist() == [5, 6, 7, 51, 52, 0]
     assert rows.tokens[2, :3].tolist() == [8, 60, 0]
-    assert rows.length[1:3].tolist() == [3, 1]
+    assert rows.tokens[3, :4].tolist() == [4, 4, 4, 0]
+    assert rows.length[1:4].tolist() == [3, 1, 3]
+    assert rows.tables[2, 0, :3].tolist() == [2, 9, 0]
 
 
 async def test_a_span_starts_at_the_last_known_token_if_drafts_before_it_were_not_kept():

@@ -18,6 +18,7 @@ from msgspec import Struct
 from infd.drafting.forced import ForcedDrafter
 from infd.errors import InfdError, RequestFailed
 from infd.grammar.forcing import WRITTEN, allows, narrow
+from infd.grammar.outline import Place
 from infd.grammar.protocol import Forced
 from infd.rounding import ceil_div
 
@@ -197,7 +198,10 @@ class Constraints:
 
     def add(self, seq: Sequence, grammar: Grammar) -> None:
         """Constrain a choice that has generated no token yet."""
-        self._constrained[seq] = ConstrainedChoice(seq, grammar)
+        choice = self._constrained[seq] = ConstrainedChoice(seq, grammar)
+        assert self._grammars is not None
+        if choice.drafter is not None and (outline := self._grammars.outline(seq.request.constraint)) is not None:
+            choice.drafter.follow(Place(outline), seq.prompt_tokens)
 
     def remove(self, seq: Sequence) -> None:
         """Remove the matcher of a choice that has ended. Does nothing if the choice has no matcher."""
@@ -329,7 +333,7 @@ def _seek(work: list[Sampled], mask: npt.NDArray[np.int32], closing: Many[int]) 
     found = []
     for each in work:
         choice, drafter, row = each.choice, each.choice.drafter, mask[each.row]
-        if drafter is None or choice.over or choice.unmasked > each.known:
+        if drafter is None or drafter.foretold or choice.over or choice.unmasked > each.known:
             continue
         tokens = choice.seq.tokens
         forced = drafter.forced(tokens)[0]

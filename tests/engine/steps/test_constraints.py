@@ -20,6 +20,7 @@ from infd.engine.engine import Engine
 from infd.engine.steps.constraints import ConstrainedChoice, Constraints, Filled, Sampled, Sought, force
 from infd.engine.telemetry import Telemetry
 from infd.errors import GrammarFailed, Unsupported
+from infd.grammar.outline import Outline
 from infd.request import FinishReason, Generate, Request, SamplingParams
 from infd.runner.runner import Runner
 from infd.scheduler.sequence import Sequence
@@ -464,6 +465,48 @@ def test_what_follows_a_free_part_is_sought_where_the_part_may_end(known: int, a
     choice = ConstrainedChoice(seq, CountedGrammar(Counted(2, 9)))
     (sought,) = filled(grammars, Sampled(0, choice, known, []), seeking=True).sought
     assert sought.ahead == ahead, "token 3 is allowed behind an odd number of tokens"
+
+
+class Told:
+    """A place whose form tells what follows."""
+
+    known = likely = True
+
+    def read(self, tokens: Many[int]) -> None:
+        """No-op."""
+
+    def guess(self, most: int) -> list[int]:
+        return [9][:most]
+
+    def extended(self, drafts: list[int], most: int) -> list[int]:
+        return drafts
+
+
+def test_nothing_is_sought_where_the_form_of_the_answer_tells_what_follows():
+    drafter = ForcedDrafter(NO_DRAFTS)
+    grammars, seq = FakeGrammars(), Sequence(request([5]), drafter=drafter)
+    choice, place = ConstrainedChoice(seq, CountedGrammar(Counted(VOCAB, 9))), Told()
+    for known in (True, False):
+        drafter.follow(place, 1)
+        place.known = known
+        assert len(filled(grammars, Sampled(0, choice, 0, []), seeking=True).sought) == (not known)
+        assert drafter.draft(seq.tokens, 3) == ([9] if known else [])
+
+
+async def test_a_choice_follows_the_outline_of_its_constraint():
+    class Outlined(FakeGrammars):
+        def outline(self, constraint: object) -> Outline:
+            asked.append(constraint)
+            return Outline({"type": "object"}, [b""] * VOCAB, lambda text: [])
+
+    asked: list[object] = []
+    wanted = Counted(VOCAB, 21)
+    for drafting in (ByRequest(Silent()), NO_DRAFTS):
+        engine = Engine(LiveConfig(Config()), FakeExecutor(), Metrics(), grammars=Outlined(), drafting=drafting)
+        async with running(engine):
+            answer = await ask(engine, request([3, 7], wanted))
+        assert answer == {0: (constrained([3, 7], wanted), FinishReason.STOP)}
+    assert asked == [wanted], "without drafts none is asked for"
 
 
 class Unforced(FakeGrammars):
