@@ -5,17 +5,15 @@ Source: Saxena 2023, prompt lookup decoding.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from infd.drafting.drafter import RUN
-from infd.drafting.occurrences import MOST_INDEXED, Occurrences, agreeing, continued
+from infd.drafting.occurrences import MOST_INDEXED, Occurrences, continued
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infd.request import Request
-
-LENGTHS: Final = (4, 2, 1)
 
 
 class NgramDrafter:
@@ -25,15 +23,15 @@ class NgramDrafter:
 
     def __init__(self, prompt_tokens: int = 0) -> None:
         self.run = 0
-        self._seen = Occurrences(LENGTHS, since=prompt_tokens - MOST_INDEXED)
+        self._seen = Occurrences(RUN, since=prompt_tokens - MOST_INDEXED)
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
         self._seen.extend(tokens, len(tokens) - 1)  # the last run has no continuation yet
-        found = self._seen.find(tokens)
+        found = self._seen.find(tokens, tokens)
         if found is None:
             return []
-        self.run = agreeing(tokens, tokens, found[1], RUN)
-        return continued(tokens, found[1], most)
+        self.run, place = found
+        return continued(tokens, place, most)
 
     def finish(self, tokens: Sequence[int]) -> None:
         """No-op: answers are not remembered."""

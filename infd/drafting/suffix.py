@@ -3,7 +3,7 @@
 Answers are remembered by prefix root, so that a draft derives only from requests of the same tenant, adapter and salt.
 The longer the run of tokens that occurred before, the more tokens are drafted.
 
-Source: Oliaro et al. 2024, SuffixDecoding. A hash table for each of a few lengths takes the place of the suffix tree.
+Source: Oliaro et al. 2024, SuffixDecoding. Chains of equal pairs of tokens take the place of the suffix tree.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 from infd.drafting.drafter import RUN
-from infd.drafting.occurrences import ENTRY_BYTES, MOST_INDEXED, Occurrences, agreeing, continued
+from infd.drafting.occurrences import ENTRY_BYTES, MOST_INDEXED, Occurrences, continued
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infd.request import Request
 
-LENGTHS: Final = (16, 8, 4, 2, 1)
 FACTOR: Final = 2  # drafts per token of the run that occurred before
 LONGEST: Final = 4096  # most tokens of a remembered answer
 ROOT_BYTES: Final = 2048  # approximate memory of a root without tokens
@@ -30,12 +29,12 @@ class Answers:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = array("i", tokens)
-        self.seen = Occurrences(LENGTHS)
+        self.seen = Occurrences(RUN)
 
     @property
     def bytes(self) -> int:
         """Return the approximate memory, once all tokens are read."""
-        return ROOT_BYTES + (4 + ENTRY_BYTES * len(LENGTHS)) * len(self.tokens)
+        return ROOT_BYTES + (4 + ENTRY_BYTES) * len(self.tokens)
 
 
 class SuffixDrafter:
@@ -44,7 +43,7 @@ class SuffixDrafter:
     sure = False
 
     def __init__(self, drafting: SuffixDrafting, root: bytes, prompt_tokens: int) -> None:
-        self._seen = Occurrences(LENGTHS, since=prompt_tokens - MOST_INDEXED)
+        self._seen = Occurrences(RUN, since=prompt_tokens - MOST_INDEXED)
         self.run = 0
         self._drafting = drafting
         self._root = root
@@ -52,16 +51,16 @@ class SuffixDrafter:
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
         self._seen.extend(tokens, len(tokens) - 1)
-        own, other, earlier = self._seen.find(tokens), None, self._drafting.answers(self._root)
+        own, other, earlier = self._seen.find(tokens, tokens), None, self._drafting.answers(self._root)
         if earlier is not None:
             earlier.seen.extend(earlier.tokens, len(earlier.tokens) - 1)
-            other = earlier.seen.find(tokens)
+            other = earlier.seen.find(tokens, earlier.tokens)
         if own is not None and (other is None or own[0] >= other[0]):
-            self.run = agreeing(tokens, tokens, own[1], RUN)
-            return continued(tokens, own[1], min(most, FACTOR * own[0]))
+            self.run, place = own
+            return continued(tokens, place, min(most, FACTOR * self.run))
         if earlier is not None and other is not None:
-            self.run = agreeing(tokens, earlier.tokens, other[1], RUN)
-            return earlier.tokens[other[1] : other[1] + min(most, FACTOR * other[0])].tolist()
+            self.run, place = other
+            return earlier.tokens[place : place + min(most, FACTOR * self.run)].tolist()
         return []
 
     def finish(self, tokens: Sequence[int]) -> None:
