@@ -62,13 +62,14 @@ class Replay:
     def complete(self) -> bool:
         return self.seq.generated >= len(self.tokens)
 
-    def step(self, drafts: list[int]) -> None:
-        """Append the drafts that the reply agrees with, and the token behind them."""
+    def step(self, drafts: list[int]) -> int:
+        """Append the drafts that the reply agrees with, and the token behind them; return the number of the former."""
         rest = self.tokens[self.seq.generated :]
         kept = 0
         while kept < min(len(drafts), len(rest)) and drafts[kept] == rest[kept]:
             kept += 1
         self.seq.tokens += rest[: kept + 1]
+        return kept
 
 
 class Replays:
@@ -116,7 +117,9 @@ class Replays:
         self._ahead = self._late > 0 and not self._speculation.awaits(decoding)  # decided while the step is computed
         for replay, span in zip(running, plan.spans, strict=True):
             seq, drafts = replay.seq, span.drafts
-            replay.step(seq.drafts[:drafts])
+            kept = replay.step(seq.drafts[:drafts])
+            if drafts:
+                self._speculation.count(seq, drafts, kept)
             if replay.complete:
                 seq.drafter.finish(seq.tokens)
         self.steps, self.ahead = self.steps + 1, self.ahead + ahead

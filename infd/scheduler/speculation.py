@@ -11,8 +11,11 @@ steps are estimated by `StepCosts`.
 
 Drafts follow known tokens. So a step with drafts is planned once the step before is committed, while the device has
 nothing to do, if `Executor.depth` is 1. Where drafts gain less than the next step issued ahead, that step is issued
-ahead, without drafts. To seek drafts costs processor time, too: for many sequences at once they are sought in fewer
-steps while they are not worthwhile.
+ahead, without drafts.
+
+To seek drafts costs processor time, which on a CPU the steps lack. So for many sequences at once drafts are sought
+while a credit lasts, from which each search is paid. Its income is what verified drafts gain, and a small share of all
+time.
 """
 
 from __future__ import annotations
@@ -49,11 +52,14 @@ COMMON_RATE: Final = 1 / 64  # weight of one observed token in the agreement wit
 WORTH: Final = log(1.1)  # mean gain in speed from which on drafts are verified, if no drafts were before
 TIE: Final = 1e-9  # smaller differences are errors of rounding: of equally good numbers of drafts the least is taken
 MEASURED: Final = 64  # drafts of a step up to which each number is tried
-MANY: Final = 4  # sequences of a step from which on guesses are skipped, because all wait while each is made
+MANY: Final = 4  # sequences of a step from which on guesses are skipped: the step lacks the time that each takes
 MISSES: Final = 4  # guesses in a row that failed, or were none, for each step without a guess that follows
 MOST_SKIPPED: Final = 3  # steps: an answer that begins to repeat itself soon has drafts
 RECONSIDERED: Final = 64  # steps after which it is decided anew whether any drafts could pay
-TIRED: Final = 8  # steps in a row without worthwhile drafts, for each step that follows in which none are sought
+SEEKING_S: Final = 25e-6  # seconds to seek the drafts of a sequence, in caches that a step has filled with weights
+SPARE: Final = 1 / 512  # share of the time in which drafts are sought even if none ever gain
+CREDIT: Final = 1.0  # most credit, and the first: about 40 steps of 8 ms in which drafts of eight sequences are sought
+DEBT: Final = 64 * SPARE  # most debt, so that drafts are sought at least in every 64th step
 GAIN_RATE: Final = 1 / 16  # weight of one step in the mean gain of drafts
 DELAYED: Final = 0.6  # share of the gain of drafts that is lost if they begin one token later
 
@@ -86,8 +92,9 @@ class Speculation:
         self._gain = 0.0  # of these: logarithm of the speed with them over that without, mean of the step's sequences
         self._mean_gain = 0.0  # of the latest steps
         self._late = False  # whether steps with drafts begin late, because others may be issued ahead
-        self._tired = 0  # steps in a row in which drafts were sought, and none were worthwhile
-        self._resting = 0  # further steps in which none are sought
+        self._credit = CREDIT  # for seeking drafts, in durations of a step
+        self._sought = 0  # searches since they were last paid for, one for each sequence
+        self._kept = 0  # drafts kept since then
         self._masked = False  # whether the last step waited for a mask
         self._hopeless: dict[int, bool] = {}  # by number of sequences: whether drafts do not pay, be they all right
         self._alone: dict[int, bool] = {}  # by number of sequences: see `pays_alone`
@@ -105,7 +112,7 @@ class Speculation:
         self._chosen.clear()
         count = len(decoding)
         room = min(budget - count, self.most * count)
-        if room <= 0:
+        if room <= 0 or self._rests(count):
             return
         chosen = self._chosen
         for _, seq in self._consider(decoding, room):
@@ -120,11 +127,16 @@ class Speculation:
         decoding  all running sequences
         """
         self._late = True
+        if self._rests(len(decoding)):
+            return False
         if not self._considered:
             self._consider(decoding, self.most * len(decoding), known=True)
         kind, count = (False, self._masked), len(decoding)
         saved = self._costs.log(count, kind, late=True) - self._costs.log(count, kind)
-        return max(self._gain, DELAYED * self._mean_gain) > saved
+        if max(self._gain, DELAYED * self._mean_gain) > saved:
+            return True
+        self._gain = 0.0  # the drafts are not verified
+        return False
 
     def committed(self) -> None:
         """Called when a step is committed: more tokens are known."""
@@ -141,15 +153,8 @@ class Speculation:
         found: Many[tuple[float, Sequence]] = []
         if self._is_hopeless(count):
             self._costs.forget(count + 1, (True, self._masked))
-        elif self._resting and count >= MANY:
-            self._resting -= 1
-            for seq in decoding:
-                seq.skips -= seq.skips > 0
-        else:
-            if offers := self._offered(decoding, known=known):
-                found = self._worthwhile(count, offers, room)
-            self._tired = 0 if found else self._tired + 1
-            self._resting = min(MOST_SKIPPED, self._tired // TIRED)
+        elif offers := self._offered(decoding, known=known):
+            found = self._worthwhile(count, offers, room)
         self._mean_gain += GAIN_RATE * (self._gain - self._mean_gain)
         return found
 
@@ -165,6 +170,7 @@ class Speculation:
             unknown = 0 if known else seq.in_flight
             end = len(seq.tokens) + unknown
             most = min(self.most, seq.limit - end - 1, seq.regime_limit - end)
+            self._sought += 1
             self._observe(seq)
             seq.skips = min(MOST_SKIPPED, seq.misses // MISSES)
             guess = seq.drafter.draft(seq.tokens, unknown + max(most, 1))
@@ -209,14 +215,24 @@ class Speculation:
         masked  whether the step waited for a mask
         late    whether it was issued only once the step before was committed, although others are issued ahead
         """
-        self._masked = masked
+        self._masked, count, gain = masked, len(plan.spans), SPARE
+        if self._rests(count) and not plan.drafts:
+            self._credit += gain  # nothing else, because it would cost time in every step
+            return
         if all(span.count == span.samples for span in plan.spans):
-            self._costs.learn(plan.tokens, (bool(plan.drafts), masked), seconds, late=late)
+            costs, kind = self._costs, (bool(plan.drafts), masked)
+            costs.learn(plan.tokens, kind, seconds, late=late)
+            if plan.drafts:
+                more = costs.log(plan.tokens, kind, late=late) - costs.log(count, (False, masked))
+                gain += log(1 + self._kept / count) - more
             self._learned += 1
             if self._learned == RECONSIDERED:
                 self._learned = 0
                 self._hopeless.clear()
                 self._alone.clear()
+        spent = self._sought * SEEKING_S / max(seconds, SEEKING_S)
+        self._credit = max(-DEBT, min(CREDIT, self._credit + gain - spent))
+        self._sought = self._kept = 0
 
     def pays_alone(self, count: int) -> bool:
         """Return whether drafts of one of `count` sequences pay, if all are right and the others have none.
@@ -235,6 +251,7 @@ class Speculation:
         """Count a committed span. kept: number of its drafts that were kept."""
         self.drafts += 1
         self.drafted += drafts
+        self._kept += kept
         seq.drafted += drafts
         seq.kept_drafts += kept
         for place in range(kept):
@@ -284,6 +301,13 @@ class Speculation:
         else:
             costs.forget(count + 1, kind)
         return offers[:best]
+
+    def _rests(self, count: int) -> bool:
+        """Return whether no drafts of `count` sequences are sought now, because the credit is spent.
+
+        Drafts that were found, and for which the next step waits, are sought once more.
+        """
+        return count >= MANY and self._credit <= 0 and not self._gain
 
     def _is_hopeless(self, count: int) -> bool:
         """Return whether drafts of `count` sequences do not pay, even if all are right. Then nothing is guessed."""

@@ -178,24 +178,96 @@ def test_steps_that_begin_much_later_than_those_issued_ahead_are_not_awaited_for
     assert not awaits(0.3)
 
 
-def test_many_sequences_whose_drafts_do_not_pay_are_guessed_for_in_fewer_steps_and_the_others_in_all(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    def asked(sequences: int, costs) -> int:
-        driver = Driver(replace(capacity(rows=8, pages=400, max_model_len=256), row_costs=costs), drafts=4)
-        drafters = [Asked.of([n, 2, 3], 121, wrong=0.5) for n in range(sequences)]
-        for n, drafter in enumerate(drafters):
-            driver.add(sequence([n, 2, 3], max_tokens=120, drafter=drafter))
-        driver.finish()
-        driver.check_answers()
-        return sum(each.asked for each in drafters)
+class Places:
+    """Knows answers of which each token is its place in the sequence; or nothing."""
 
-    dear = tuple((rows, 1.0 + 0.12 * rows) for rows in range(1, 41))  # an offer that is always right would just pay
-    resting = {(count, costs): asked(count, costs) for count in (2, 8) for costs in (dear, FLAT)}
-    monkeypatch.setattr(module, "TIRED", 1000)
-    for (count, costs), found in resting.items():
-        share = found / asked(count, costs)
-        assert share < 0.65 if (count, costs) == (8, dear) else share == 1, (count, share)
+    sure, run = False, 0
+    knows, asked = False, 0
+
+    def draft(self, tokens, most):
+        self.asked += 1
+        return [*range(len(tokens), len(tokens) + most)] if self.knows else []
+
+    def finish(self, tokens):
+        """No-op: nothing is remembered."""
+
+
+class Decoding:
+    """Sequences that decode together, in steps of 8 ms, or more with drafts."""
+
+    costs = ((1, 8e-3), (8, 8e-3), (16, 12e-3), (64, 48e-3))
+
+    def __init__(self, sequences: int) -> None:
+        self.speculation = control(self.costs)
+        self.sequences = []
+        self.ahead = False
+        for row in range(sequences):
+            seq = sequence([0, 1, 2], max_tokens=10_000, drafter=Places())
+            seq.row, seq.covered = row, 20_000
+            self.sequences.append(seq)
+
+    @property
+    def asked(self) -> int:
+        return sum(seq.drafter.asked for seq in self.sequences)
+
+    def tell(self, *, knows: bool) -> None:
+        for seq in self.sequences:
+            seq.drafter.knows = knows
+
+    def step(self) -> int:
+        """Compute a step; return the number of drafts that it verified."""
+        speculation, plan, late = self.speculation, StepPlan(0, [], [], []), not self.ahead
+        speculation.choose([] if self.ahead else self.sequences, 1000)
+        for seq in self.sequences:
+            drafts = speculation.draft(plan, seq, len(seq.tokens), 7)
+            plan.spans.append(Span(seq.row, len(seq.tokens) - 1, 1 + drafts, 1 + drafts))
+        self.ahead = not speculation.awaits(self.sequences)  # decided while the step is computed
+        for seq, span in zip(self.sequences, plan.spans, strict=True):
+            seq.tokens += range(len(seq.tokens), len(seq.tokens) + span.drafts + 1)
+            if span.drafts:
+                speculation.count(seq, span.drafts, span.drafts)
+        speculation.committed()
+        speculation.took(plan, StepCosts(self.costs).of(plan.tokens), masked=False, late=late)
+        return plan.tokens - len(plan.spans)
+
+
+def test_drafts_that_gain_nothing_are_sought_for_many_sequences_in_a_small_share_of_the_time():
+    many = Decoding(8)
+    for _ in range(200):
+        many.step()
+    before = many.asked
+    assert before * module.SEEKING_S > 0.9 * module.CREDIT * 8e-3
+    assert not any(many.step() for _ in range(1000))
+    assert many.asked - before == pytest.approx(1000 * 8e-3 * module.SPARE / module.SEEKING_S, rel=0.1)
+    plain = StepPlan(0, [], [], [Span(row, 3, 1, 1) for row in range(8)])
+    many.speculation.took(plain, 8e-3, masked=False)
+    for _ in range(60):
+        many.speculation.took(plain, 16e-3, masked=False, late=True)
+    for seq in many.sequences[:4]:
+        seq.drafter.knows = True
+    before = many.asked
+    assert not any(many.step() for _ in range(1000)), "drafts would gain less than steps issued ahead"
+    assert many.asked - before == pytest.approx(1000 * 8e-3 * module.SPARE / module.SEEKING_S, rel=0.1)
+    few = Decoding(3)
+    for _ in range(1000):
+        few.step()
+    assert few.asked >= 3000, "a step that few sequences wait for has the time"
+
+
+def test_drafts_that_gain_are_found_soon_although_none_gained_before_and_are_sought_in_every_step_from_then_on():
+    many = Decoding(8)
+    for _ in range(500):
+        many.step()
+    many.tell(knows=True)
+    drafts = [many.step() for _ in range(200)]
+    first = next(at for at, each in enumerate(drafts) if each)
+    assert first <= 100
+    assert all(drafts[first:])
+    before = many.asked
+    many.tell(knows=False)
+    for _ in range(100):
+        many.step()
+    assert many.asked - before >= 200, "what drafts gained is spent on seeking others"
 
 
 def test_drafts_that_became_too_expensive_are_tried_again():
