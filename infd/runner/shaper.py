@@ -59,7 +59,8 @@ class Shaper:
     def shape(self, logits: Tensor, shaping: Shaping) -> Tensor | None:
         """Apply the stages and the mask to logits [N, vocab] float32 in place.
 
-        Returns [N] float32: what narrowing subtracted from the cooled logits; None: no row reports logits.
+        Returns [N] float32: what narrowing subtracted from the cooled logits of rows that report logits, 0 for other
+        rows; None: no row reports logits.
         """
         at, stages, allowed = shaping
         for stage, change in _BEFORE_MASK:
@@ -128,7 +129,9 @@ class Shaper:
         plain &= np.array([params.logits for params in self._rows.sampling_of(at.row_ids[subset])])
         if not plain.any():
             return None
-        return logits.new_zeros(len(logits)).index_copy_(0, index, largest / temperatures)
+        # 0 for rows that report log-probabilities: these must not depend on the other rows, not by rounding either.
+        subtracted = (largest / temperatures).where(self._rows.upload(plain), 0)
+        return logits.new_zeros(len(logits)).index_copy_(0, index, subtracted)
 
     def _penalize_repetition(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
         index = self._rows.upload(subset)
