@@ -4,54 +4,60 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from infd import LLM, embedded
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.drafting.drafter import NO_DRAFTS
 from infd.executors.local import LocalExecutor
-from infd.request import SamplingParams
+from infd.request import Generate, SamplingParams, pick
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
 from infd.scheduler.speculation import Speculation
 from tests.drafters import Oracle
 from tests.runner.driving import request
+from tests.samplings import SAMPLING, sampled
 from tests.tiny import VOCAB
 
 if TYPE_CHECKING:
-    from infd.request import TokenLogprobs
+    from infd.request import Request, TokenLogprobs
 
 ADAPTERS = ("capitals", "pirate")
-SAMPLING = [
-    {"temperature": 0.0},
-    {"temperature": 1.0},
-    {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
-    {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {3: 4.0}},
-    {"temperature": 0.5, "min_tokens": 5, "bad_words": ((5, 9), (8,)), "allowed_token_ids": tuple(range(50))},
-]
 Answers = list[tuple[list[int], "list[TokenLogprobs]"]]
 
 
-async def answered(runs: LocalExecutor, drafters: list[Oracle] | None, most: int, together: int) -> Answers:
-    """Serve a request for each of SAMPLING, `together` at a time; return tokens and log-probabilities."""
+FEW = ("greedy", "seeded", "limits", "all penalties", "all masks")  # names in SAMPLING
+TOKENS = 40
+
+
+def prompt_of(row: int) -> list[int]:
+    return [(7 * row + 3 * i) % 190 + 3 for i in range(30)]
+
+
+async def answered(
+    runs: LocalExecutor, requests: list[Request], drafters: list[Oracle] | None = None, most: int = 0
+) -> tuple[Answers, list[Sequence]]:
+    """Serve the requests, with drafts all at once, else one by one; return tokens and log-probabilities."""
     capacity = await runs.load()
     answers: Answers = []
+    every: list[Sequence] = []
+    together = 1 if drafters is None else len(requests)
     try:
-        for first in range(0, len(SAMPLING), together):
+        for first in range(0, len(requests), together):
             scheduler, logprobs, sequences = Scheduler(capacity, max_drafts=most), {}, []
-            for row, asked in [*enumerate(SAMPLING)][first : first + together]:
-                params = SamplingParams(max_tokens=40, logprobs=3, seed=row, **asked)
-                prompt = [(7 * row + 3 * i) % 190 + 3 for i in range(30)]
-                sequences.append(Sequence(request(prompt, params), **({"drafter": drafters[row]} if drafters else {})))
+            for row, asked in [*enumerate(requests)][first : first + together]:
+                sequences.append(Sequence(asked, **({"drafter": drafters[row]} if drafters else {})))
                 logprobs[sequences[-1]] = []
                 scheduler.add(sequences[-1])
             while (step := scheduler.plan()) is not None:
                 for outcome in scheduler.commit(step, await runs.forward(step.plan).sample()):
                     logprobs[outcome.seq] += outcome.logprobs
             answers += [(seq.tokens[seq.prompt_tokens :], logprobs[seq]) for seq in sequences]
+            every += sequences
     finally:
         await runs.close()
-    return answers
+    return answers, every
 
 
 @pytest.mark.parametrize("cache", ["auto", "int8"])
@@ -64,14 +70,55 @@ async def test_no_bit_differs(tiny, built, variant: str, quantization: str, cach
         scheduler=SchedulerConfig(max_num_seqs=8, step_tokens=128),
         cache=CacheConfig(bytes=2**21, page_tokens=4, dtype=cache),
     )
-    plain = await answered(LocalExecutor(settings), None, 0, together=1)
-    assert all(len(tokens) == len(likely) == 40 for tokens, likely in plain)
+    requests = [
+        sampled(name, prompt_of(row), max_tokens=TOKENS, seed=row, logprobs=3, min_tokens=0)
+        for row, name in enumerate(FEW)
+    ]
+    plain, _ = await answered(LocalExecutor(settings), requests)
+    assert all(len(tokens) == len(likely) == TOKENS for tokens, likely in plain)
     for most, wrong in ((1, 0.3), (4, 0.2), (15, 0.05)):
         drafters = [
-            Oracle([(7 * row + 3 * i) % 190 + 3 for i in range(30)], tokens, wrong=wrong, seed=row, vocab=VOCAB)
-            for row, (tokens, _) in enumerate(plain)
+            Oracle(prompt_of(row), tokens, wrong=wrong, seed=row, vocab=VOCAB) for row, (tokens, _) in enumerate(plain)
         ]
-        assert await answered(LocalExecutor(settings), drafters, most, together=len(SAMPLING)) == plain
+        assert (await answered(LocalExecutor(settings), requests, drafters, most))[0] == plain
+
+
+async def test_no_bit_differs_with_any_sampling(tiny, built):
+    settings = Config(
+        model=ModelConfig(path=str(tiny("qwen3")), dtype="bfloat16"),
+        device=DeviceConfig(kind="cpu", threads=2),
+        scheduler=SchedulerConfig(max_num_seqs=32, step_tokens=256),
+        cache=CacheConfig(bytes=2**22, page_tokens=4),
+    )
+    requests = [
+        sampled(name, prompt_of(row), max_tokens=TOKENS, seed=row, **{"logprobs": 3, **SAMPLING[name]})
+        for row, name in enumerate(SAMPLING)
+    ]
+    plain, _ = await answered(LocalExecutor(settings), requests)
+    ordinary, _ = await answered(LocalExecutor(settings), [ordinarily(each) for each in requests])
+    same = [name for name, one, other in zip(SAMPLING, plain, ordinary, strict=True) if one == other]
+    assert same == ["greedy", "seeded", "logprobs"], "each other field changes its answer"
+    for most, wrong in ((4, 0.2), (7, 0.5)):
+        drafters = [
+            Oracle(prompt_of(row), tokens, wrong=wrong, seed=row, vocab=VOCAB) for row, (tokens, _) in enumerate(plain)
+        ]
+        drafted, sequences = await answered(LocalExecutor(settings), requests, drafters, most)
+        for name, one, other, seq in zip(SAMPLING, drafted, plain, sequences, strict=True):
+            assert one == other, name
+            if "mirostat" in name:
+                assert seq.drafted == 0, "each token changes mirostat's state"
+            else:
+                assert seq.kept_drafts > 0, name
+        assert sum(seq.kept_drafts for seq in sequences) < sum(seq.drafted for seq in sequences)
+
+
+def ordinarily(asked: Request) -> Request:
+    """Return the request with its temperature alone."""
+    generate = pick(Generate, asked.wants)
+    assert generate is not None
+    params = generate.sampling
+    alone = SamplingParams(max_tokens=TOKENS, temperature=params.temperature, seed=params.seed, logprobs=3)
+    return msgspec.structs.replace(asked, wants=(Generate(alone, generate.end_ids),))
 
 
 @pytest.mark.exhaustive

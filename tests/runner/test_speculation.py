@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from infd.kernels.reference.drawing.draw import Draw
-from infd.request import SamplingParams
+from infd.request import Chain, Dry, Mirostat, SamplingParams
 from infd.runner.sampled import NOT_FINITE, NOTHING_ALLOWED, SOUND, SampledPositions
 from infd.runner.sampler import Sampler
 from infd.runner.sampling.acceptance import kept, kept_on_host
@@ -15,28 +16,19 @@ from infd.scheduler.plan import Draft, Grant, StepPlan
 from tests.drafters import Oracle
 from tests.runner.driving import config, executor, generate, join, make_rows, request, span
 from tests.runner.fake_model import VOCAB, FakeModel, continuation
+from tests.samplings import SAMPLING, sampled
 
 TOKENS = 18
-SAMPLING = {
-    "greedy": {"temperature": 0.0},
-    "seeded": {"temperature": 1.0},
-    "limits": {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
-    "repetition": {"temperature": 0.0, "repetition_penalty": 1.5},
-    "answer penalties": {"temperature": 0.8, "presence_penalty": 0.5, "frequency_penalty": 0.7},
-    "bias": {"temperature": 0.9, "logit_bias": {3: 4.0, 7: -100.0}},
-    "min_tokens": {"temperature": 2.0, "min_tokens": 7},
-    "words": {"temperature": 1.0, "bad_words": ((8,), (9, 11), (5, 6, 7))},
-    "allowed": {"temperature": 1.0, "allowed_token_ids": tuple(range(20, 50))},
-    "logprobs": {"temperature": 1.0, "logprobs": 3},
-}
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9], [2], [7, 1, 8, 2, 8]]
 
 
-def asked(names: list[str]) -> list:
-    return [
-        request(PROMPTS[i % 4], SamplingParams(max_tokens=TOKENS + i % 3, seed=i, **SAMPLING[name]), name=str(i))
-        for i, name in enumerate(names)
-    ]
+def test_a_request_sets_each_field_of_sampling():
+    params = [SamplingParams(max_tokens=1, **fields) for fields in SAMPLING.values()]
+    parts = [part for each in params for part in (each, each.chain, each.dry, each.mirostat)]
+    for kind in (SamplingParams, Chain, Dry, Mirostat):
+        for field in msgspec.structs.fields(kind):
+            values = {repr(getattr(part, field.name)) for part in parts if isinstance(part, kind)}
+            assert values - {repr(field.default)} or field.name == "seed", (kind, field.name)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -44,7 +36,7 @@ def asked(names: list[str]) -> list:
 async def test_answers_are_those_without_drafts(depth: int, window: int | None):
     runs = executor(FakeModel(window=window), config(rows=4, depth=depth, step_tokens=32))
     capacity = await runs.load()
-    requests = asked(list(SAMPLING))
+    requests = [sampled(name, PROMPTS[i % 4], max_tokens=TOKENS + i % 3, seed=i) for i, name in enumerate(SAMPLING)]
     try:
         plain = await generate(runs, capacity, requests)
         for wrong in (0.0, 0.3, 1.0):
