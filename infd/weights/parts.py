@@ -22,6 +22,8 @@ class Packing(Protocol):
     @property
     def place(self) -> int: ...
     @property
+    def outputs(self) -> int: ...
+    @property
     def inputs(self) -> int: ...
     @property
     def step(self) -> int: ...
@@ -32,8 +34,8 @@ class FilePart(NamedTuple):
 
     file    file descriptor
     offset  of the first byte, from the start of the file
-    pack    address of a function that packs [rows, inputs] into the matrix at address `place`, starting at row `first`;
-            None: the bytes are copied to address `place`
+    pack    address of a function that packs [rows, inputs] into the matrix [outputs, inputs] at address `place`,
+            starting at row `first`; None: the bytes are copied to address `place`
     head    rows of a head in which the rows of its two halves alternate; 0: rows are in the matrix's order
     """
 
@@ -42,6 +44,7 @@ class FilePart(NamedTuple):
     bytes: int
     pack: int | None
     place: int
+    outputs: int = 0
     inputs: int = 0
     first: int = 0
     rows: int = 0
@@ -86,6 +89,7 @@ def packed(stored: StoredTensor, packing: Packing, first: int, head: int = 0) ->
             rows * width,
             packing.pack,
             packing.place,
+            packing.outputs,
             packing.inputs,
             first + row,
             rows,

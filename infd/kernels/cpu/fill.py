@@ -12,7 +12,7 @@ from infd.kernels.cpu.library import INT, POINTER, Library, NativeMissing
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    FilePart = tuple[int, int, int, int | None, int, int, int, int, int]  # the fields of FillPart
+    FilePart = tuple[int, int, int, int | None, int, int, int, int, int, int]  # the fields of FillPart
 
 TURN_S: Final = 1.0  # seconds between two reports of progress
 
@@ -26,6 +26,7 @@ class FillPart(ctypes.Structure):
         ("bytes", INT),
         ("pack", POINTER),
         ("place", POINTER),
+        ("outputs", INT),
         ("inputs", INT),
         ("first", INT),
         ("rows", INT),

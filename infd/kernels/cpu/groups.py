@@ -116,7 +116,7 @@ class GroupPanels(Panels):
             return None if self.layout else super().packing(storage, dtype)
         if (kernel := self._blocks.get(dtype)) is None:
             return None
-        return Packing(address(kernel), storage.data_ptr(), self._inputs, PANEL)
+        return Packing(address(kernel), storage.data_ptr(), self._outputs, self._inputs, PANEL)
 
     def place_groups(self, storage: Tensor, first: int, rows: GroupedRows) -> None:
         panel, column = columns(first, len(rows.integers))

@@ -58,7 +58,9 @@ class Kernels:
         library = library or Library()
         names = {dtype: f"{kind}_{FLOATS[dtype]}" for dtype in dtypes}
         self.pack: dict[torch.dtype | str, Callable[..., None]] = {
-            d: library.kernel(f"pack_{name}", POINTER, INT, POINTER, INT, INT) for d, name in names.items() if packs
+            d: library.kernel(f"pack_{name}", POINTER, INT, INT, POINTER, INT, INT)
+            for d, name in names.items()
+            if packs
         }
         self.unpack = {
             d: library.kernel(f"unpack_{name}", POINTER, POINTER, INT, INT, POINTER, INT, INT)
@@ -110,7 +112,6 @@ class Panels:
         assert activations in kernels.multiply
         self._kernels = kernels
         self._outputs, self._inputs, self._activations = outputs, inputs, activations
-        self._packed_inputs = inputs  # argument of the kernels that pack
         self.shape = (ceil_div(outputs, PANEL), *panel)
         self.dtype = dtype
         self.least_rows = 1
@@ -130,12 +131,12 @@ class Panels:
         rows = rows.contiguous()
         assert rows.shape[1] == self._inputs
         assert first + rows.shape[0] <= self._outputs
-        pack[rows.dtype](storage.data_ptr(), self._packed_inputs, rows.data_ptr(), first, rows.shape[0])
+        pack[rows.dtype](storage.data_ptr(), self._outputs, self._inputs, rows.data_ptr(), first, rows.shape[0])
 
     def packing(self, storage: Tensor, dtype: torch.dtype | str) -> Packing | None:
         if (kernel := self._kernels.pack.get(dtype)) is None:
             return None
-        return Packing(address(kernel), storage.data_ptr(), self._packed_inputs, PANEL)
+        return Packing(address(kernel), storage.data_ptr(), self._outputs, self._inputs, PANEL)
 
     def multiply(self, x: Tensor, storage: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
         rows, inputs = x.shape
@@ -200,18 +201,12 @@ class Matrices:
 class CompressedPanels(Panels):
     """A matrix of bfloat16 in panels and their rests; layout in `native/compressed.h`."""
 
-    HEADER = 64  # bytes
-    LINES = 32  # of a step
-    TABLES, LINE = 64, 192  # bytes of a step's tables and of a line
-
-    def __init__(self, kernels: Kernels, outputs: int, inputs: int, activations: torch.dtype) -> None:
-        pairs, pairs_step = ceil_div(inputs, 2), self.LINES * PANEL * 4
-        steps = ceil_div(pairs, self.LINES)
-        steps_bytes = steps * self.TABLES + pairs * self.LINE
-        self._panel_bytes = self.HEADER + steps_bytes
-        rest = (steps - steps_bytes // pairs_step) * pairs_step
-        super().__init__(kernels, outputs, inputs, ((self._panel_bytes + rest) // 2,), torch.bfloat16, activations)
-        self._packed_inputs = outputs << 32 | inputs
+    def __init__(
+        self, kernels: Kernels, outputs: int, inputs: int, panel_bytes: int, rest_bytes: int, activations: torch.dtype
+    ) -> None:
+        """Describe the panels. panel_bytes, rest_bytes: of each panel, and of its rest behind all panels."""
+        super().__init__(kernels, outputs, inputs, ((panel_bytes + rest_bytes) // 2,), torch.bfloat16, activations)
+        self._panel_bytes = panel_bytes
 
     @property
     def panel_bytes(self) -> int:
@@ -224,10 +219,14 @@ class Compressed:
     numbers = None
 
     def __init__(self, library: Library | None = None) -> None:
+        library = library or Library()
         self._kernels = Kernels("compressed", HALF, library)
+        self._bytes = library.kernel("compressed_bytes", INT, ctypes.POINTER(INT), ctypes.POINTER(INT))
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Panels:
-        return CompressedPanels(self._kernels, outputs, inputs, dtype)
+        panel, rest = INT(), INT()
+        self._bytes(inputs, ctypes.byref(panel), ctypes.byref(rest))
+        return CompressedPanels(self._kernels, outputs, inputs, panel.value, rest.value, dtype)
 
 
 class Floats:

@@ -22,14 +22,15 @@ class Packing(NamedTuple):
 
     Rows of GGUF's blocks are stored like by `Grouped.place_groups`.
 
-    pack    address of the function, which takes (place, inputs, rows, first, n); several threads call it at once
-    place   address of the matrix
-    inputs  number of inputs, in the lower 32 bits if the function takes the number of outputs in the upper ones
-    step    number of rows packed together: calls are fastest if `first` is a multiple of `step`
+    pack             address of the function, which takes (place, outputs, inputs, rows, first, n); several threads call
+                     it at once
+    place            address of the matrix [outputs, inputs]
+    step             number of rows packed together: calls are fastest if `first` is a multiple of `step`
     """
 
     pack: int
     place: int
+    outputs: int
     inputs: int
     step: int
 

@@ -28,9 +28,9 @@ int read_all(int file, char* to, int64_t bytes, int64_t offset) {
 struct FillPart {
   int64_t file, offset, bytes;
   // Packs [rows, inputs] as the outputs from `first` on, like the kernels pack_*; null: the bytes are read to `place`.
-  void (*pack)(void* place, int64_t inputs, const void* rows, int64_t first, int64_t count);
+  void (*pack)(void* place, int64_t outputs, int64_t inputs, const void* rows, int64_t first, int64_t count);
   void* place;
-  int64_t inputs, first, rows;
+  int64_t outputs, inputs, first, rows;  // outputs: of the whole matrix
   // Rows of a head in which rows of its two halves alternate, as GGUF stores some matrices: rows 2 i and 2 i + 1 are the
   // outputs i and i + head / 2. The part consists of whole heads. 0: rows are in the outputs' order.
   int64_t head;
@@ -40,7 +40,7 @@ namespace {
 
 void pack(const FillPart& part, const char* rows) {
   if (part.head == 0) {
-    part.pack(part.place, part.inputs, rows, part.first, part.rows);
+    part.pack(part.place, part.outputs, part.inputs, rows, part.first, part.rows);
     return;
   }
   // Packing is fastest for many rows in order.
@@ -50,7 +50,7 @@ void pack(const FillPart& part, const char* rows) {
     const int64_t of = i % part.head, output = i - of + of % 2 * (part.head / 2) + of / 2;
     memcpy(ordered + output * width, rows + i * width, width);
   }
-  part.pack(part.place, part.inputs, ordered, part.first, part.rows);
+  part.pack(part.place, part.outputs, part.inputs, ordered, part.first, part.rows);
 }
 
 }  // namespace

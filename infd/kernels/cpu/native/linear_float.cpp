@@ -38,7 +38,7 @@ INFD_KERNEL(multiply_float_float)
 }
 
 // Store rows [count, inputs] as the outputs from `first` on.
-INFD_KERNEL(pack_float_float)(uint32_t* weights, int64_t inputs, const uint32_t* rows, int64_t first, int64_t count) {
+INFD_KERNEL(pack_float_float)(uint32_t* weights, int64_t, int64_t inputs, const uint32_t* rows, int64_t first, int64_t count) {
 #pragma omp parallel for schedule(dynamic, 8)
   for (int64_t i = 0; i < count; i++) {
     uint32_t* words = weights + (first + i) / PANEL * inputs * PANEL + (first + i) % PANEL;

@@ -12,7 +12,7 @@ uint32_t* words_of(const uint32_t* weights, int64_t output, int64_t pairs) {
 }  // namespace
 
 // Store rows [count, inputs] as the outputs from `first` on.
-INFD_KERNEL(pack_bf16_bf16)(uint32_t* weights, int64_t inputs, const uint16_t* rows, int64_t first, int64_t count) {
+INFD_KERNEL(pack_bf16_bf16)(uint32_t* weights, int64_t, int64_t inputs, const uint16_t* rows, int64_t first, int64_t count) {
   const int64_t pairs = pairs_of(inputs);
   each_panel(first, count, [&](int64_t from, int64_t to) {
     if (to - from == PANEL)

@@ -242,7 +242,7 @@ void pack(uint32_t* weights, int64_t inputs, const uint8_t* rows, int64_t first,
 // Store rows [count, inputs] of blocks of a type as the outputs from `first` on. `inputs` is a multiple of a block's.
 #define INFD_PACK_BLOCKS(type)                                                                              \
   INFD_KERNEL(pack_blocks_##type)                                                                           \
-  (uint32_t* weights, int64_t inputs, const uint8_t* rows, int64_t first, int64_t count) {                  \
+  (uint32_t* weights, int64_t, int64_t inputs, const uint8_t* rows, int64_t first, int64_t count) {         \
     pack<type>(weights, inputs, rows, first, count);                                                        \
   }
 INFD_PACK_BLOCKS(Q4_0)

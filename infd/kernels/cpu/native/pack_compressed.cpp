@@ -179,9 +179,13 @@ class Slot {
 
 }  // namespace
 
-// Store rows [count, inputs] as the outputs from `first` on. shape: outputs, times 2^32, plus inputs.
-INFD_KERNEL(pack_compressed_bf16)(uint32_t* weights, int64_t shape, const uint16_t* rows, int64_t first, int64_t count) {
-  const int64_t outputs = shape >> 32, inputs = shape & 0xffffffff, pairs = pairs_of(inputs);
+// The bytes of a panel and of its rest, in a matrix of so many inputs.
+INFD_KERNEL(compressed_bytes)(int64_t inputs, int64_t* panel, int64_t* rest) { *panel = panel_bytes(inputs), *rest = rest_bytes(inputs); }
+
+// Store rows [count, inputs] as the outputs from `first` on.
+INFD_KERNEL(pack_compressed_bf16)
+(uint32_t* weights, int64_t outputs, int64_t inputs, const uint16_t* rows, int64_t first, int64_t count) {
+  const int64_t pairs = pairs_of(inputs);
   each_panel(first, count, [&](int64_t from, int64_t to) {
     Slot slot(weights, outputs, inputs, from / PANEL);
     if (to - from == PANEL) {

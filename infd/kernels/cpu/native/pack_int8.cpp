@@ -75,10 +75,10 @@ void unpack(Number* out, const uint32_t* weights, int64_t outputs, int64_t input
 }  // namespace
 
 // Store rows [count, inputs] as the outputs from `first` on.
-INFD_KERNEL(pack_int8_bf16)(uint32_t* weights, int64_t inputs, const bf16* rows, int64_t first, int64_t count) {
+INFD_KERNEL(pack_int8_bf16)(uint32_t* weights, int64_t, int64_t inputs, const bf16* rows, int64_t first, int64_t count) {
   pack(weights, inputs, rows, first, count);
 }
-INFD_KERNEL(pack_int8_float)(uint32_t* weights, int64_t inputs, const float* rows, int64_t first, int64_t count) {
+INFD_KERNEL(pack_int8_float)(uint32_t* weights, int64_t, int64_t inputs, const float* rows, int64_t first, int64_t count) {
   pack(weights, inputs, rows, first, count);
 }
 
