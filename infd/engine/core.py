@@ -171,7 +171,8 @@ class EngineCore:
         return self.record.check(busy=busy)
 
     def _on_change(self) -> None:
-        self.loop.wake()
+        if self.scheduler.running or self.scheduler.waiting:
+            self.loop.wake()
         self.ended.set()
 
     def _on_commit(self, issued: Issued, outcomes: list[Outcome]) -> None:

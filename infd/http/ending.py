@@ -7,29 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from infd.telemetry import log
 from infd.telemetry.slowest import Ended
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from infd.engine.admission.ticket import Ticket
     from infd.http.backend import Backend
     from infd.http.exchange import Exchange
 
 
-@contextmanager
-def ending(exchange: Exchange, ticket: Ticket, backend: Backend) -> Iterator[None]:
-    """Run the block that answers a request."""
-    try:
-        yield
-    finally:
-        exchange.account.settle(ticket)
-        if ticket.choices:
-            asyncio.get_running_loop().call_soon(_note, exchange, ticket, backend)
+def end(exchange: Exchange, ticket: Ticket, backend: Backend) -> None:
+    """End a request, answered or not."""
+    exchange.account.settle(ticket)
+    if ticket.choices:
+        asyncio.get_running_loop().call_soon(_note, exchange, ticket, backend)
 
 
 def _note(exchange: Exchange, ticket: Ticket, backend: Backend) -> None:

@@ -17,7 +17,7 @@ from infd.constraint import AfterThought, Calls, Continuation, Headed
 from infd.errors import GrammarFailed, InvalidRequest, Unsupported
 from infd.http import beams, samplers, sampling
 from infd.http.answer import Answer, PromptReport
-from infd.http.ending import ending
+from infd.http.ending import end
 from infd.http.formats.base import ENTRY_BYTES, Accepted
 from infd.http.generation import Conversation
 from infd.http.outputs import Body, Folded, Stream
@@ -69,8 +69,10 @@ async def generate(
     tenant = exchange.account.tenant
     backend.model().require_generation()
     async with backend.engine.admit(generation.places, generation.body_bytes, within, tenant=tenant) as ticket:
-        with ending(exchange, ticket, backend):
+        try:
             return await _answer(generation, format_of, exchange, backend, events, before_end, ticket)
+        finally:
+            end(exchange, ticket, backend)
 
 
 async def _answer(
@@ -173,9 +175,9 @@ async def _queue(
         for number, prompt in enumerate(prompts)
     ]
     exchange.account.reserve(sum(request.most_tokens for request in requests))
-    exchange.held.enter_context(backend.held.prompt_logprobs.hold(scores_bytes))
+    backend.held.prompt_logprobs.hold(scores_bytes, exchange.held)
     if generation.routed:
-        exchange.held.enter_context(backend.held.experts.hold(_most_routed_bytes(requests, served)))
+        backend.held.experts.hold(_most_routed_bytes(requests, served), exchange.held)
     reports: list[PromptReport] = []
     if generation.echo or scored:
         for prompt in prompts:

@@ -4,13 +4,13 @@ are sent.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from infd.errors import Overloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import ExitStack
 
     from infd.config import LiveConfig, SchedulerConfig
 
@@ -40,14 +40,12 @@ class HeldBytes:
         self._contents = contents
         self._advice = advice
 
-    @contextmanager
-    def hold(self, size: int) -> Iterator[None]:
-        """Count an answer's bytes until the block ends. Raises Overloaded; an answer fits in any case if it is alone.
+    def hold(self, size: int, held: ExitStack) -> None:
+        """Count an answer's bytes until `held` is closed. Raises Overloaded; an answer fits in any case if it is alone.
 
         size  most bytes that the answer holds of the contents
         """
         if size <= SMALL_BYTES:
-            yield
             return
         most = self._most(self._live.now.scheduler)
         if self.size and self.size + size > most:
@@ -56,10 +54,10 @@ class HeldBytes:
                 f" (scheduler.{self._setting}): {size} more would be too many; {self._advice} need fewer"
             )
         self.size += size
-        try:
-            yield
-        finally:
-            self.size -= size
+        held.callback(self._release, size)
+
+    def _release(self, size: int) -> None:
+        self.size -= size
 
 
 class Held:

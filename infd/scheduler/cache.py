@@ -61,6 +61,9 @@ class Cache(Resource):
         computed in chunks: until its last chunk the prompt takes all remaining tokens of each step, so no sequence is
         admitted.
         """
+        if not self._groups:
+            self._found = 0, []
+            return True
         available = self.pool.available
         if (seq, available) == self._refused:
             return False

@@ -164,14 +164,9 @@ class Scheduler:
         step, budget = Scheduled(StepPlan(self._number, [], [], [], []), []), self.budget
         if self.waiting.contested and only is None:
             self._make_room()
-        decoding, others = split_decoding(self.running)
-        starting = self._starting(others)
-        if self.speculation.most:
-            self.speculation.choose([] if ahead else decoding, budget.limit)
-        remaining = self._fill(step, decoding, budget.limit, only)
-        remaining = min(remaining, budget.mixed(step.plan.tokens, starting))
-        kept = self.waiting.kept(others, remaining)
-        budget.remaining = kept + self._fill(step, self.waiting.in_turn(others), remaining - kept, only)
+        budget.remaining = budget.limit
+        if self.running:
+            self._continue(step, only, ahead=ahead)
         if self.waiting and budget.remaining:
             self._admit(step, only)
         if not step.sequences:
@@ -295,6 +290,18 @@ class Scheduler:
 
     # Planning and committing one step
 
+    def _continue(self, step: Scheduled, only: Container[Sequence] | None, *, ahead: bool) -> None:
+        """Add spans of the running sequences: of those that decode, then of the others."""
+        budget = self.budget
+        decoding, others = split_decoding(self.running)
+        starting = self._starting(others)
+        if self.speculation.most:
+            self.speculation.choose([] if ahead else decoding, budget.limit)
+        remaining = self._fill(step, decoding, budget.limit, only)
+        remaining = min(remaining, budget.mixed(step.plan.tokens, starting))
+        kept = self.waiting.kept(others, remaining)
+        budget.remaining = kept + self._fill(step, self.waiting.in_turn(others), remaining - kept, only)
+
     def _fill(
         self,
         step: Scheduled,
@@ -374,13 +381,14 @@ class Scheduler:
                 reserved.append(seq)
                 continue
             seq.set_regime(self.capacity.layout.regimes)
-            lacking = next((resource for resource in self.resources if not resource.fits(seq, reserved)), None)
-            if lacking is None:
-                self._start(step, seq)
-            elif lacking.passable:
-                passed = passed or seq
+            for resource in self.resources:
+                if not resource.fits(seq, reserved):
+                    if not resource.passable:
+                        return
+                    passed = passed or seq
+                    break
             else:
-                return
+                self._start(step, seq)
 
     def _make_room(self) -> None:
         """Preempt sequences of tenants beyond their share while the first in the queue finds no row or pages."""

@@ -202,10 +202,11 @@ class Admission:
             raise self.gate.not_ready()
         if ticket.expired is not None:
             raise ticket.expired
+        count = tokens = 0
         for request in requests:
             self._core.check(request)
-        count = sum(request.choices for request in requests)
+            count += request.choices
+            tokens += len(request.prompt)
         if not ticket.choices:
-            tokens = sum(len(request.prompt) for request in requests)
             self.budget.exchange(ticket.reservation, count, tokens, keep=not last)
         return self._core.in_flight.begin(ticket, requests, watchers or [None] * count, adapter, grammars)

@@ -75,6 +75,8 @@ class QueueBudget:
 
     def release(self, reservation: Reservation) -> None:
         """Release a reservation. Idempotent."""
+        if not (reservation.choices or reservation.tokens):
+            return
         self.reserved_choices -= reservation.choices
         self._hold(reservation.tenant, -reservation.choices, -reservation.tokens)
         reservation.choices = reservation.tokens = 0
@@ -88,11 +90,12 @@ class QueueBudget:
         """
         assert choices <= reservation.choices, "more choices than reserved, or submitted twice"
         self._require_tokens(tokens, self.queued_tokens - reservation.tokens, reservation.tenant, reservation.tokens)
-        kept = reservation.choices if keep else 0
+        kept = reservation.choices
         self.release(reservation)
-        reservation.choices = kept
-        self.reserved_choices += kept
-        self._hold(reservation.tenant, kept, 0)
+        if keep:
+            reservation.choices = kept
+            self.reserved_choices += kept
+            self._hold(reservation.tenant, kept, 0)
 
     def enqueue(self, tenant: Tenant, tokens: int) -> None:
         """Count a queued choice and its prompt until `dequeue`."""

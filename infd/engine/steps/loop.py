@@ -87,7 +87,8 @@ class StepLoop:
         self._committed: deque[tuple[Issued, list[Outcome]]] = deque()  # steps for which on_commit is not called yet
         self._last = 0.0  # time of the last commit, if drafts are made
         self._suspects = Suspects()
-        self._changed = asyncio.Event()
+        self._stale = True  # whether `wake` was called since the last plan
+        self._sleep: asyncio.Future[None] | None = None  # for which `run` waits until it is stale
         self._held = False
         self._settled = asyncio.Event()
         self._failure: DeviceLost | None = None
@@ -99,7 +100,9 @@ class StepLoop:
 
     def wake(self) -> None:
         """Plan again, because a sequence may have become plannable."""
-        self._changed.set()
+        self._stale = True
+        if self._sleep is not None and not self._sleep.done():
+            self._sleep.set_result(None)
 
     def hold(self) -> None:
         """Issue no more steps until `resume`."""
@@ -130,13 +133,15 @@ class StepLoop:
         """Run until cancelled. Raises DeviceLost."""
         try:
             while True:
-                self._changed.clear()
+                self._stale = False
                 self._issue()
                 self._deliver()
                 self._sample()  # begins masks, now that the device thread, which wants the interpreter too, has begun
                 if self._held and not self._in_flight:
                     self._settled.set()
-                await self._changed.wait()
+                if not self._stale:
+                    self._sleep = asyncio.get_running_loop().create_future()
+                    await self._sleep
                 if self._failure is not None:
                     raise self._failure
                 while self._in_flight and (result := self._in_flight[0].result) is not None and result.done():

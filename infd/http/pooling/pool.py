@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from infd.errors import Aborted, InvalidRequest, RequestFailed
-from infd.http.ending import ending
+from infd.http.ending import end
 from infd.http.pooling.inputs import read_inputs
 from infd.http.pooling.pooling import Reduced
 from infd.request import FinishReason, Pool, Pooled, Request, by_token, embeds
@@ -38,7 +38,7 @@ async def pool(pooling: Pooling, body: Body, exchange: Exchange, backend: Backen
     task = served.require_pooling(pooling.task)
     _check_dimensions(pooling, task, served)
     async with backend.engine.admit(len(pooling.inputs), pooling.body_bytes, tenant=exchange.account.tenant) as ticket:
-        with ending(exchange, ticket, backend):
+        try:
             exchange.begin(ticket, pooling.asker.request_id)
             model, adapter = served.name(pooling.asker.model), served.adapter(pooling.asker.model)
             prompts = _beside_ends(await read_inputs(pooling, served, backend.offload), task, served)
@@ -67,9 +67,11 @@ async def pool(pooling: Pooling, body: Body, exchange: Exchange, backend: Backen
                 for number, prompt in enumerate(prompts)
             ]
             exchange.account.reserve(sum(map(len, ids)))
-            exchange.held.enter_context(backend.held.numbers.hold(size))
+            backend.held.numbers.hold(size, exchange.held)
             choices = await ticket.submit(*requests, client=exchange.client)
             pooled = await _collect(choices, len(requests))
+        finally:
+            end(exchange, ticket, backend)
     if task == "token_classify":
         pooled = [_before_end(*each, served) for each in zip(pooled, ids, strict=True)]
         pooled = [_of_steps(*each, served) for each in zip(pooled, ids, skips, strict=True)]
