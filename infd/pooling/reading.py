@@ -50,7 +50,7 @@ ENCODERS: Final = frozenset(
 )  # fmt: skip
 CLASSIFIES, LABELS_TOKENS = "ForSequenceClassification", "ForTokenClassification"
 # Ends of the names of Qwen2.5-Math's reward models, of answers and of their steps. Their code, not config.json, states
-# the number of labels.
+# the number of labels: one, which is no score of a pair, and two.
 REWARDS, REWARDS_STEPS = "ForRewardModel", "ForProcessRewardModel"
 # Ends of the names of architectures whose head is not computed: an encoder's hidden states are pooled.
 HEADLESS = ("Model", "ForMaskedLM", "ForPreTraining")
@@ -143,7 +143,9 @@ def _read(directory: Path, found: ModelConfig, task: Task, *, ahead: bool) -> Po
     if task == "auto" and name.endswith(LABELS_TOKENS):
         return _labels(found, directory, by_token=True)
     if task == "auto" and name.endswith((REWARDS, REWARDS_STEPS)):
-        return _rewards(found, directory, by_token=name.endswith(REWARDS_STEPS))
+        of_steps = name.endswith(REWARDS_STEPS)
+        stated = msgspec.structs.replace(found, id2label={}, num_labels=1 + of_steps, problem_type="regression")
+        return msgspec.structs.replace(_labels(stated, directory, by_token=of_steps), pairs=False)
     if (path := directory / MODULES).is_file():
         modules = decode(read_file(path), list[Module], path)
         kinds = [module.kind for module in modules]
@@ -327,21 +329,6 @@ def _labels(config: ModelConfig, directory: Path, *, by_token: bool) -> PoolingS
             labels=labels,
             activation="softmax" if by_token else _activation(config, directory, len(labels)),
             pairs=len(labels) == 1 and not by_token,
-        ),
-        config,
-        directory,
-    )
-
-
-def _rewards(config: ModelConfig, directory: Path, *, by_token: bool) -> PoolingSettings:
-    """Return the settings of a reward model. by_token: each token has the labels of a step that it ends."""
-    return _completed(
-        PoolingSettings(
-            tasks=("token_classify",) if by_token else ("classify",),
-            pooling="lasttoken",
-            dimensions=config.width,
-            labels=("LABEL_0", "LABEL_1") if by_token else ("LABEL_0",),
-            activation="softmax" if by_token else "none",
         ),
         config,
         directory,
