@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _instead(error: click.NoSuchOption, arguments: Sequence[str]) -> str | None:
-    """Return what to use in place of an option of vLLM's, or None."""
+    """Return infd's replacement of an option of vLLM's, or why infd has none; None: the option is not vLLM's."""
     from infd.config.vllm import instead
 
     command = error.ctx.command_path if error.ctx is not None else ""

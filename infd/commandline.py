@@ -1,4 +1,4 @@
-"""What the command lines of `infd` and `infdctl` share: help, errors, and completion in shells."""
+"""Parts that the command lines of `infd` and `infdctl` share: help, errors, and completion in shells."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHELLS = ("bash", "zsh", "fish")
 class Group(click.Group):
     """A group whose help has the first sentence of each command whole; click cuts it off.
 
-    instead  what to say of commands that operators of other programs look for, by name
+    instead  the answers to commands that only other programs have, by the command's name
     """
 
     group_class = type

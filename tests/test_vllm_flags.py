@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -12,6 +13,9 @@ from infd.admin.ctl import cli as infdctl
 from infd.cli import cli, main
 from infd.config import SETTINGS
 from infd.config.vllm import Flags, flags
+from infd.http.apis.chat import CHAT
+from infd.http.apis.completions import COMPLETIONS
+from infd.http.schema.unsupported import ABSENT
 
 if TYPE_CHECKING:
     import click
@@ -59,6 +63,20 @@ def test_the_named_replacements_of_flags_exist(name: Literal["serve", "bench"]) 
         assert all(key in SETTINGS for key in keys), text
         for program, command in re.findall(r"\b(infdctl|infd) (warm|models|start|ops|reload|sleep|bench)\b", text):
             assert command in (infdctl if program == "infdctl" else cli).commands
+
+
+def test_fields_of_requests_replace_flags() -> None:
+    fields = {
+        field.encode_name
+        for api in (CHAT, COMPLETIONS)
+        for field in msgspec.structs.fields(api.decoder.type)
+        if field.default is not ABSENT
+    }
+    known = flags("serve")
+
+    named = [field for text in known.ours.values() for field in re.findall(r"the request's (?:field )?(\w+)", text)]
+    assert set(named) <= fields
+    assert not fields & {flag.removeprefix("--").removeprefix("enable-").replace("-", "_") for flag in refused(known)}
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ class Packing(NamedTuple):
 
     Rows of GGUF's blocks are stored like by `Grouped.place_groups`.
 
-    pack             address of the function, which takes (place, outputs, inputs, rows, first, n); several threads call
-                     it at once
-    place            address of the matrix [outputs, inputs]
-    step             number of rows packed together: calls are fastest if `first` is a multiple of `step`
+    pack   address of the function, which takes (place, outputs, inputs, rows, first, n), on several threads at
+           once
+    place  address of the matrix [outputs, inputs]
+    step   number of rows packed together: calls are fastest if `first` is a multiple of `step`
     """
 
     pack: int
