@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
 from infd.adapters.reading import AdapterReader
 from infd.errors import OutOfMemory
@@ -194,14 +195,22 @@ def warm(trial: TrialRunner) -> None:
 def _calibrated(trial: TrialRunner, settings: SchedulerConfig, file: CalibrationFile | None, most: int) -> Calibration:
     """Return the calibration stored by an earlier start if it is still valid; else measure and store a calibration.
 
+    A calibration that other processes disturbed is measured again by the next start, once: where a limit on CPU time
+    slows every start, later starts need not measure.
+
     most  tokens of the largest step
     """
     stored = None if file is None else file.find()
-    source = ""
-    if file is not None and stored is not None and max(stored.step_tokens) <= most and still_valid(stored, trial):
+    source, again = "", stored is not None and stored.disturbed
+    usable = stored is not None and not again and max(stored.step_tokens) <= most
+    if file is not None and stored is not None and usable and still_valid(stored, trial):
         calibration, source = stored, f", measured by an earlier start; remove {file.path} to measure again"
     else:
         calibration = calibrate(trial, settings, most)
+        if again:
+            calibration = replace(calibration, disturbed=False)
+        elif calibration.disturbed:
+            source = ", measured while other processes used the cores; the next start measures again"
         if file is not None:
             file.store(calibration)
     if settings.step_tokens is None or settings.step_tokens > LEAST:

@@ -56,6 +56,7 @@ class Calibration(Struct, frozen=True):
     shortest_s  duration of the shortest step, see `shortest_s`
     score_cost  cost of a scored token, in unscored tokens
     row_costs   see Capacity.row_costs
+    disturbed   whether other processes used the cores meanwhile, see `TrialRunner.disturbed`
     """
 
     shortest_s: Annotated[float, Meta(gt=0)]
@@ -64,6 +65,7 @@ class Calibration(Struct, frozen=True):
     crowded: Annotated[int, Meta(ge=1)]
     score_cost: Annotated[int, Meta(ge=1)]
     row_costs: tuple[tuple[int, float], ...] = ()
+    disturbed: bool = False
 
     @property
     def step_tokens(self) -> StepTokens:
@@ -103,6 +105,7 @@ def calibrate(trial: TrialRunner, settings: SchedulerConfig, most: int) -> Calib
 
     most  tokens of the largest allowed step
     """
+    trial.disturbed = False
     shortest = shortest_s(trial)
     sizes, configured = StepTokens(most, most, most), settings.step_tokens
     if configured is None or configured > LEAST:
@@ -111,7 +114,8 @@ def calibrate(trial: TrialRunner, settings: SchedulerConfig, most: int) -> Calib
             sizes = StepTokens(most, min(most, sizes.mixed), min(most, sizes.crowded))
     cost = score_cost(trial, shortest) if trial.generates else 1
     speculative = trial.generates and settings.speculative != "off"
-    return Calibration(shortest, *sizes, cost, row_costs(trial) if speculative else ())
+    costs = row_costs(trial) if speculative else ()
+    return Calibration(shortest, *sizes, cost, costs, trial.disturbed)
 
 
 def still_valid(calibration: Calibration, trial: TrialRunner) -> bool:

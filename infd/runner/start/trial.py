@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import CacheLayout
 
 TRIALS = 5  # most measured steps per number of tokens
-ENOUGH_S = 0.05  # after this many seconds of steps of one size, no further step of the size is run
+ENOUGH_S = 0.05  # after this many seconds of steps of one size, no further step of the size is run, if one was calm
+# A step on a CPU is calm if its thread computes for at least this part of its duration. Otherwise other processes use
+# the cores: the thread waits for a core, or for a thread that waits for one.
+CALM = 0.95
 FIRST = 4  # tokens of the first step, in which torch and kernels initialize
 LENGTHS = (1537, 200)  # tokens of two prompts; only the first prompt's keys are split over programs
 # Steps with these parameters call every sampling kernel, for each dtype of logits: a mask keeps the model's dtype, any
@@ -152,11 +155,15 @@ def first_steps(plans: TrialPlans, device: str) -> Iterator[StepPlan]:
 
 
 class TrialRunner:
-    """Runs trial steps on the serving runner, before the first request."""
+    """Runs trial steps on the serving runner, before the first request.
+
+    disturbed  whether no step of some size was calm; set by `time` and `time_of`
+    """
 
     def __init__(self, runner: Runner, plans: TrialPlans) -> None:
         self.runner = runner
         self.plans = plans
+        self.disturbed = False
 
     @property
     def rows(self) -> int:
@@ -184,15 +191,20 @@ class TrialRunner:
     def time(self, tokens: int, scored: int | None = None) -> float:
         """Return the shortest duration of up to TRIALS steps of `tokens` tokens: disturbances only lengthen a step.
 
-        Disturbances are short, so a step that lasts ENOUGH_S or longer is run once.
+        Short disturbances matter little to a step that lasts ENOUGH_S or longer, so it is run once, if it is calm.
         """
         return self.time_of(self.plans.plan(tokens, scored))
 
     def time_of(self, plan: StepPlan) -> float:
         """Return the shortest duration of up to TRIALS runs of a step, see `time`."""
         durations: list[float] = []
-        while len(durations) < TRIALS and sum(durations) < ENOUGH_S:
-            durations.append(self.run(plan))
+        calm = self.runner.overlaps  # a GPU computes without the thread
+        while len(durations) < TRIALS and not (calm and sum(durations) >= ENOUGH_S):
+            begun = time.thread_time()
+            duration = self.run(plan)
+            calm = calm or time.thread_time() - begun >= CALM * duration
+            durations.append(duration)
+        self.disturbed = self.disturbed or not calm
         return min(durations)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from types import MappingProxyType
+import time
+from itertools import chain, cycle, repeat
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,24 +20,34 @@ from tests.runner.driving import load
 from tests.runner.fake_model import FakeModel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 DESCRIBED = MappingProxyType({"architectures": ["Fake"], "hidden_size": 8})
 
 
 class Machine:
-    """A machine's step time, and its number of steps run."""
+    """A machine's step time, and its number of steps run.
+
+    beside  for each further step how many times as long it takes because of another process
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slow = 1.0
         self.steps = 0
+        self.beside: Iterator[float] = iter(())
+        self._computed = 0.0
         self._run = trial.run
         monkeypatch.setattr(trial, "run", self)
+        clocks = SimpleNamespace(perf_counter=time.perf_counter, thread_time=lambda: self._computed)
+        monkeypatch.setattr(trial, "time", clocks)
 
     def __call__(self, runner: Any, plan: Any) -> float:
         self._run(runner, plan)
         self.steps += 1
-        return self.slow * (0.06 + 0.002 * max(0, plan.tokens - 16))
+        duration = self.slow * (0.06 + 0.002 * max(0, plan.tokens - 16))
+        self._computed += duration
+        return duration * next(self.beside, 1.0)
 
 
 @pytest.fixture
@@ -99,6 +111,36 @@ def test_a_disturbed_step_is_measured_again(machine: Machine, tmp_path: Path, mo
 
     monkeypatch.setattr(trial, "run", once)
     assert start(machine, settings(tmp_path))[0] == 3
+
+
+def test_long_steps_beside_another_process_are_run_again_until_one_is_calm(machine: Machine, tmp_path: Path):
+    measured, found = start(machine, settings(tmp_path / "calm"))
+    machine.beside = chain([1.0], cycle([2.0, 1.0]))  # the first step of all, then every second one
+
+    steps, again = start(machine, settings(tmp_path / "busy"))
+
+    assert (steps - 1, again) == (2 * (measured - 1), found)
+    assert start(machine, settings(tmp_path / "busy"))[0] == 2
+
+
+def test_what_another_process_disturbed_is_measured_again_by_the_next_start_once(
+    machine: Machine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", "infd.runner")
+    _, calm = start(machine, settings(tmp_path / "calm"))
+    machine.beside = chain([1.0, 1.0], repeat(2.0))  # all but the first step and the shortest
+    _, busy = start(machine, settings(tmp_path / "busy"))
+    assert busy < calm
+    assert "the next start measures again" in caplog.text
+
+    machine.beside = iter(())
+    assert start(machine, settings(tmp_path / "busy"))[1] == calm
+    assert start(machine, settings(tmp_path / "busy")) == (2, calm)
+
+    for measures in (True, True, False):
+        machine.beside = chain([1.0, 1.0], repeat(2.0))
+        steps, found = start(machine, settings(tmp_path / "throttled"))
+        assert (steps > 2, found) == (measures, busy)
 
 
 @pytest.mark.parametrize(
