@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -11,25 +10,18 @@ import torch
 
 from infd.errors import CheckpointError
 from infd.gguf import is_gguf
-from infd.kernels.reference.int8 import QuantizedMatrix
-from infd.kernels.select import insisting, quantized, select
-from infd.models import registry
-from infd.models.config import architecture
 from infd.models.decoder import ROOTS
-from infd.models.parameter import Matrix, MatrixStack
-from infd.pooling import read as read_pooling
-from infd.pooling import weight_files
 from infd.quantize.files import Entry, SafetensorsWriter, new_directory, require_absent
+from infd.quantize.plan import ignored, plan
 from infd.quantize.schemes import SCHEMES, described, quantize
-from infd.quantize.stacks import Piece, pieces
+from infd.quantize.stacks import Piece
 from infd.weights.checkpoint import INDEX, Checkpoint
 from infd.weights.formats.plain import CHUNK_BYTES, PlainReader
-from infd.weights.load import check
 from infd.weights.stored import StoredTensor
 from infd.weights.views import PlainView, bytes_read, is_slice, sliced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -75,12 +67,12 @@ def convert(
     """
     scheme, importance = SCHEMES[name], importance or {}
     with new_directory(out) as partial, Checkpoint(directory) as checkpoint:
-        found = _planned(checkpoint, name)
-        matrices = found.matrices
+        planned = plan(checkpoint, name)
+        matrices = planned.matrices
         files: dict[str, list[tuple[StoredTensor, Piece]]] = {}
         for stored in checkpoint.stored_order():
             assert isinstance(stored, StoredTensor)
-            some = found.pieces.get(stored.name, {"": Piece(stored.name, stored.shape)})
+            some = planned.pieces.get(stored.name, {"": Piece(stored.name, stored.shape)})
             files.setdefault(stored.file.path.name, []).extend((stored, piece) for piece in some.values())
         entries = {
             file: [
@@ -122,13 +114,13 @@ def refuse(directory: Path, out: Path, name: str) -> None:
     if is_gguf(directory) and not directory.is_dir():
         raise CheckpointError(f"{directory} is a GGUF file; name the directory of a checkpoint in safetensors")
     with Checkpoint(directory) as checkpoint:
-        _planned(checkpoint, name)
+        plan(checkpoint, name)
 
 
 def require_measured(directory: Path, name: str, importance: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError, which names a matrix, if calibration did not measure all that `convert` would quantize."""
     with Checkpoint(directory) as checkpoint:
-        matrices = _planned(checkpoint, name).matrices
+        matrices = plan(checkpoint, name).matrices
     missing = sorted(each for each in matrices if within_decoder(each) not in importance)
     if missing:
         raise CheckpointError(
@@ -141,96 +133,6 @@ def within_decoder(name: str) -> str:
     """Return a tensor's name without the decoder's prefix."""
     root = max((root for root in ROOTS if name.startswith(root)), key=len)
     return name.removeprefix(root)
-
-
-class Plan(NamedTuple):
-    """The tensors to write.
-
-    pieces    tensors to write in place of a stored tensor, by its name and theirs; others are written as they are
-    matrices  shapes of those to quantize, by name
-    """
-
-    pieces: dict[str, dict[str, Piece]]
-    matrices: dict[str, tuple[int, ...]]
-
-
-def _planned(checkpoint: Checkpoint, name: str) -> Plan:
-    """Raises CheckpointError as `plan`, or if the scheme of this name cannot quantize a matrix."""
-    found = plan(checkpoint)
-    _require_groups(checkpoint, found.matrices, SCHEMES[name], name)
-    return found
-
-
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the matrices that `infd start --quantization` would quantize, with stacks of experts divided.
-
-    Raises CheckpointError if the checkpoint is quantized already, incomplete, or of a model that transformers' code
-    computes.
-    """
-    config, directory = checkpoint.config, checkpoint.directory
-    text = config.get("text_config")
-    for table in (config, text if isinstance(text, dict) else {}):
-        if found := table.get("quantization_config") or table.get("compression_config"):
-            method = found.get("quant_method", "compressed-tensors") if isinstance(found, dict) else found
-            raise CheckpointError(f"{directory} is quantized already ({method}); name the checkpoint it was made from")
-    try:
-        if not registry.is_implemented(config):
-            raise CheckpointError(
-                f"config.json: {architecture(config)} is computed by transformers' code, whose weights infd does not"
-                " quantize"
-            )
-        ops = select(torch.device("cpu"), torch.float32, insisting("reference", quantized("int8", "none")))
-        device = torch.device("cpu")  # only tables such as rotary angles are allocated
-        pooling = read_pooling(directory, config)
-        if files := weight_files(directory):
-            raise CheckpointError(
-                f"{next(iter(files))}: layers after pooling are not copied; serve the checkpoint with --quantization"
-                " instead"
-            )
-        model = registry.build(
-            config,
-            ops,
-            dtype=torch.float32,
-            device=device,
-            max_len=64,
-            stored=checkpoint.tensors,
-            pooling=pooling,
-        )
-    except CheckpointError as error:
-        raise CheckpointError(f"{directory}: {error}") from error
-    check(model, checkpoint)
-    found = Plan({}, {})
-    for parameter in model.parameters:
-        matrices = isinstance(parameter, Matrix | MatrixStack) and isinstance(parameter.form, QuantizedMatrix)
-        for source in parameter.sources:
-            if not matrices and source.view is None:
-                continue
-            stored = checkpoint.tensors[source.name]
-            assert isinstance(stored, StoredTensor)
-            for piece in pieces(source, stored):
-                found.pieces.setdefault(source.name, {})[piece.name] = piece
-                if matrices:
-                    found.matrices[piece.name] = piece.shape
-    return found
-
-
-def _require_groups(checkpoint: Checkpoint, matrices: Mapping[str, tuple[int, ...]], scheme: Scheme, name: str) -> None:
-    """Raise CheckpointError if the inputs of a matrix are not divided into the scheme's groups."""
-    for matrix, (_, inputs) in sorted(matrices.items()):
-        if scheme.group is not None and inputs % scheme.group:
-            raise CheckpointError(
-                f"{checkpoint.directory}: {matrix} has {inputs} inputs, which --scheme {name} cannot divide into groups"
-                f" of {scheme.group}; choose {' or '.join(each for each, it in SCHEMES.items() if it.group is None)}"
-            )
-
-
-def ignored(checkpoint: Checkpoint, matrices: Container[str]) -> list[str]:
-    """Return the modules whose matrices are not quantized, as compressed-tensors names them."""
-    plain = [name for name, each in checkpoint.tensors.items() if len(each.shape) == 2 and name not in matrices]
-    names = {name.removesuffix(".weight") for name in plain if name.endswith(".weight") and "embed_tokens" not in name}
-    if "text_config" in checkpoint.config:  # transformers and vLLM name the modules of such models otherwise
-        return ["re:.*lm_head", *sorted(f"re:.*{re.escape(name)}" for name in names if not name.endswith("lm_head"))]
-    return sorted({"lm_head", *names})
 
 
 def _read(parts: Iterable[tuple[StoredTensor, Piece]]) -> Iterator[tuple[StoredTensor, View | None]]:
