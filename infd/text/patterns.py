@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _INSTRUCTIONS: Final = 256  # maximum instructions of a program
 _PATTERN_CHARACTERS: Final = 2048
 
-_CHARACTER, _SPLIT, _JUMP, _SAVE, _AT, _MATCH = range(6)
+_CHARACTER, _SPLIT, _JUMP, _SAVE, _AT, _MATCH = range(6)  # first elements of instructions
 _CATEGORIES: Final[dict[Any, Callable[[str], bool]]] = {
     codes.CATEGORY_DIGIT: str.isdecimal,
     codes.CATEGORY_NOT_DIGIT: lambda character: not character.isdecimal(),
@@ -153,15 +153,15 @@ class Pattern:
                 visited.add(counter)
                 steps.left -= 1
                 match program[counter]:
-                    case (0 | 5, *_):
+                    case (0 | 5, *_):  # _CHARACTER, _MATCH
                         threads.append((counter, saved))
-                    case (1, first, second):
+                    case (1, first, second):  # _SPLIT
                         stack += [(second, saved), (first, saved)]
-                    case (2, target):
+                    case (2, target):  # _JUMP
                         stack.append((target, saved))
-                    case (3, number):
+                    case (3, number):  # _SAVE
                         stack.append((counter + 1, (*saved, (number, place))))
-                    case (4, kind):
+                    case (4, kind):  # _AT
                         holds = _holds(kind, text, place, ended=ended, begun=begun)
                         if holds is None:
                             undecided = True
@@ -244,7 +244,10 @@ class Pattern:
         if least > _INSTRUCTIONS or (most is not codes.MAXREPEAT and most > _INSTRUCTIONS):
             raise Refused("a pattern that repeats an item more than 256 times")
         for _ in range(least):
+            before = len(self._program)
             self._write(inner)
+            if len(self._program) == before:
+                return  # nothing, however often repeated; nested repeats of nothing would take exponential time
         splits = []
         for _ in range(1 if most is codes.MAXREPEAT else most - least):
             splits.append(self._add(_SPLIT, 0, 0))
@@ -265,11 +268,11 @@ class Pattern:
             visited.add(counter)
             instruction = self._program[counter]
             match instruction:
-                case (1, first, second):
+                case (1, first, second):  # _SPLIT
                     stack += [first, second]
-                case (2, target):
+                case (2, target):  # _JUMP
                     stack.append(target)
-                case (3, _):
+                case (3, _):  # _SAVE
                     stack.append(counter + 1)
                 case _:
                     yield counter, instruction
@@ -283,13 +286,13 @@ class Pattern:
         anywhere, anchors = False, set()
         for counter, instruction in self._reached(0):
             match instruction:
-                case (0, _, str(literal)):
+                case (0, _, str(literal)):  # _CHARACTER
                     seconds: set[str] | None = following.setdefault(literal, set())
                     for _, item in self._reached(counter + 1):
                         second = item[2] if item[0] == _CHARACTER else None
                         seconds = None if seconds is None or second is None else seconds | {second}
                     following[literal] = seconds
-                case (4, kind):
+                case (4, kind):  # _AT
                     anywhere |= kind in (codes.AT_BOUNDARY, codes.AT_NON_BOUNDARY)
                     anchors.add(kind)
                 case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -297,6 +298,11 @@ def test_a_pattern_that_backtracks_exponentially_takes_counted_steps():
     assert 0 < steps.left < 10**6
     with pytest.raises(Exhausted):
         Pattern("<a{0,100}b").search("<" * 10 + "a" * 300, 0, Steps(100), ended=True)
+
+
+def test_repeats_of_nothing_are_compiled_in_bounded_time():
+    nothing = functools.reduce(lambda inner, _: f"(?:{inner}){{256}}", range(20), "")
+    assert Pattern(f"<{nothing}a").search("<a", 0, Steps(100), ended=True) == (0, 2, {}, True)
 
 
 def test_an_answer_that_exhausts_its_steps_is_content():
