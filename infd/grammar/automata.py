@@ -187,6 +187,7 @@ class Positions:
     def __init__(self, regular: Regular, nodes: int = _NODES) -> None:
         """Build the automaton. Raises GrammarFailed if it has more than `nodes` nodes."""
         self._most = nodes
+        self._parts = 4 * nodes  # most parts to add: repetitions of nothing add parts without nodes
         self.steps: list[list[tuple[Ranges, int]]] = []
         self.empty: list[list[tuple[int, bool | None]]] = []  # next node; the anchor's `end`, None: no anchor
         self.first = self._node()
@@ -202,6 +203,9 @@ class Positions:
 
     def _add(self, regular: Regular, at: int) -> int:
         """Add an expression that begins at a node; return the node at which the expression ends."""
+        self._parts -= 1
+        if self._parts < 0:
+            _too_large()
         match regular:
             case Set(ranges):
                 after = self._node()

@@ -154,6 +154,7 @@ SERVED: dict[str, Constraint] = {
     ".*a.{200}": Regex(".*a.{200}"),
     "a^(10^9)": Regex("(?:(?:a{1000}){1000}){1000}"),
     "(.{0,1000}){0,1000}": Regex("(.{0,1000}){0,1000}"),
+    "10^8 repetitions of nothing": Regex("(?:(?:){10000}){10000}"),
     "3,000 lengths": Regex("|".join(f"a{{{each}}}b" for each in range(3000))),
     "20,000 digits behind an open brace": schema(pattern="[a]{" + "1" * 20_000),
     "10,000 options": Choice(tuple(f"option {each}" for each in range(10_000))),
@@ -190,6 +191,7 @@ LARGE_AUTOMATA = {
     ".*a.{200}",
     "a^(10^9)",
     "(.{0,1000}){0,1000}",
+    "10^8 repetitions of nothing",
     "3,000 lengths",
     "20,000 digits behind an open brace",
 }
