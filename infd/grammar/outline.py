@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST_SCHEMA: Final = 2**14  # characters of a schema that is read on the event loop: 0.2 ms
 MOST_TEXTS: Final = 256  # encoded texts that are kept
+MOST_REFERENCES: Final = 8  # in a row; further ones may be a circle
 FIRST_UNIT: Final = b"  "  # assumed until an answer's first line break, or a first bracket without one
 TOKEN_BYTES: Final = 5  # bytes of text for each token that is wanted
 _PLAIN: Final = {"string": "string", "number": "number", "integer": "number", "boolean": "word", "null": "word"}
@@ -93,15 +94,17 @@ class Outline:
         return self.node(self._root)
 
     def _read(self, schema: Any) -> Node:
-        for _ in range(8):
+        for _ in range(MOST_REFERENCES):
             if not isinstance(schema, dict) or any(each in schema for each in _OTHERS):
                 return _OTHER
             if "$ref" not in schema:
                 break
             schema = self._referred(schema["$ref"])
+        else:
+            return _OTHER
         kind = schema.get("type")
         if kind == "object" and isinstance(listed := schema.get("properties"), dict) and listed:
-            names = tuple(json.dumps(name, ensure_ascii=False).encode() for name in listed)
+            names = tuple(json.dumps(name, ensure_ascii=False).encode(errors="surrogatepass") for name in listed)
             return Node("object", names, tuple(listed.values()))
         if kind == "array" and isinstance(schema.get("items"), dict):
             return Node("array", children=(schema["items"],))

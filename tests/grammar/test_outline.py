@@ -136,6 +136,21 @@ def test_a_schema_without_an_outline_tells_nothing(schema: object):
     assert place.guess(8) == []
 
 
+@pytest.mark.parametrize("last", [True, None, [], {"$ref": "#/$defs/0"}])
+def test_a_chain_of_references_may_end_anywhere(last: object):
+    for length in range(1, 12):
+        links = {str(number): {"$ref": f"#/$defs/{number + 1}"} for number in range(length)}
+        schema = {"$ref": "#/$defs/0", "$defs": {**links, str(length): last}}
+        assert not behind("", schema).guess(64)
+        nested = {"type": "object", "properties": {"a": schema}, "$defs": schema["$defs"]}
+        assert not behind('{"a":', nested).guess(64)
+
+
+def test_a_name_that_utf_8_has_not_is_not_drafted():
+    schema = json.loads('{"type": "object", "properties": {"\\ud800": {"type": "string"}}}')
+    assert not behind("", schema, whitespace=False).guess(64)
+
+
 def test_what_was_written_before_is_likely_and_what_is_assumed_is_not():
     known = {text: (behind(text).guess(8), behind(text)) for text in ("{", ONE + 'town": "a",', LINES + '",')}
     likely = {}
