@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from infd.loadgen import arrivals, structured
+from infd.loadgen.connections import Connections
 from infd.loadgen.datasets import files, synthetic
 from infd.loadgen.datasets.call import Block, Call, Outline
 from infd.loadgen.datasets.spec import Synthetic
@@ -118,7 +119,11 @@ async def connect(
         server = Server(settings, session, sent)
         await server.ready({**settings.body, **_body(["ready"], settings, chat=chat)}, chat=chat, patience_s=patience_s)
         observer = observer or Silent()
-        yield Generator(server, session, await _writer(server, settings, observer), observer)
+        connections = Connections(settings.timeout_s, tls)
+        try:
+            yield Generator(server, connections, await _writer(server, settings, observer), observer)
+        finally:
+            connections.close()
 
 
 def _variant(outline: Outline, number: int) -> Outline:
@@ -170,9 +175,9 @@ async def _writer(server: Server, settings: Settings, observer: Observer) -> Wri
 class Generator:
     """Offers loads to one server."""
 
-    def __init__(self, server: Server, session: aiohttp.ClientSession, writer: Writer, observer: Observer) -> None:
+    def __init__(self, server: Server, connections: Connections, writer: Writer, observer: Observer) -> None:
         self._server = server
-        self._session = session
+        self._connections = connections
         self._writer = writer
         self._observer = observer
 
@@ -187,13 +192,13 @@ class Generator:
         warmups, calls = _calls(settings)
         for job in await self._write(warmups, settings):
             headers, now = self._server.headers, time.perf_counter()
-            await measure(self._session, job.url, job.body, headers, now, reader=job.reader)
+            await measure(self._connections, job.url, job.body, headers, now, reader=job.reader)
         # Bodies are built before the measurement, so that during it the generator only sends and reads.
         jobs = await self._write(calls, settings)
         self._observer.tell(f"{len(jobs)} requests to {jobs[0].url}, model {self._server.model}")
         started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         before = await self._server.drafts()
-        run = _Run(settings, self._session, self._server.headers, self._observer)
+        run = _Run(settings, self._connections, self._server.headers, self._observer)
         await run.send_all(jobs, _due_times(settings, calls), keep_on_cancel=keep_on_cancel)
         measured = run.measured
         measured.drafts = _drafts(before, await self._server.drafts())
@@ -261,11 +266,11 @@ class _Run:
     """One measurement: from the first request sent to the last answer's end."""
 
     def __init__(
-        self, settings: Settings, session: aiohttp.ClientSession, headers: Mapping[str, str], observer: Observer
+        self, settings: Settings, connections: Connections, headers: Mapping[str, str], observer: Observer
     ) -> None:
         self.measured = Measured()
         self._settings = settings
-        self._session = session
+        self._connections = connections
         self._headers = headers
         self._observer = observer
         self._in_flight = 0
@@ -304,7 +309,7 @@ class _Run:
         measured.unfinished += 1
         measured.peak_in_flight = max(measured.peak_in_flight, self._in_flight)
         try:
-            sample = await measure(self._session, job.url, job.body, self._headers, due, lines, reader=job.reader)
+            sample = await measure(self._connections, job.url, job.body, self._headers, due, lines, reader=job.reader)
             measured.samples.append(_judged(sample, job, due - begun, lines))
         except RequestFailed as failure:
             if failure.kind not in self._kinds:

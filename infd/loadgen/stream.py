@@ -7,6 +7,7 @@ the server under measurement.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import ssl
@@ -14,17 +15,21 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
 import msgspec
 from msgspec import Struct
 
+from infd.loadgen.connections import NotConnected
 from infd.loadgen.samples import Sample
 from infd.sockets.tls import failed_handshake
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    Reader = Callable[[aiohttp.ClientResponse, float, list[bytes] | None], Awaitable[Sample]]
+    import aiohttp
+
+    from infd.loadgen.connections import Answer, Connections
+
+    Reader = Callable[[Answer, float, list[bytes] | None], Awaitable[Sample]]
 
 # A delta's key with a non-empty string. Quotes inside a text are escaped, so a text cannot match.
 _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s*:\s*"[^"]')
@@ -79,25 +84,29 @@ class _ErrorBody(Struct):
 
 def not_connected(error: aiohttp.ClientConnectorError, url: str = "") -> RequestFailed:
     """Return the failure of a connection with the system's reason, without aiohttp's and asyncio's additions."""
-    failed = getattr(error, "certificate_error", error.os_error)
+    return unreachable(getattr(error, "certificate_error", error.os_error), url)
+
+
+def unreachable(failed: Exception, url: str = "") -> RequestFailed:
+    """Return the failure of a connection for the error of TLS or of the system."""
     if isinstance(failed, ssl.SSLError):
         return RequestFailed(NO_TLS, (f"{url} answers, but " if url else "") + failed_handshake(failed))
-    number = error.os_error.errno
-    reason = os.strerror(number) if number and number > 0 else str(error.os_error)
+    number = getattr(failed, "errno", None)
+    reason = os.strerror(number) if number and number > 0 else str(failed)
     return RequestFailed("unreachable", (f"{url}: " if url else "") + reason)
 
 
-async def read_events(response: aiohttp.ClientResponse, due: float, lines: list[bytes] | None) -> Sample:
+async def read_events(answer: Answer, due: float, lines: list[bytes] | None) -> Sample:
     """Read a streamed answer. Arguments as `measure`'s. Raises RequestFailed."""
-    return await read(response.content.iter_any(), due, lines)
+    return await read(answer.pieces(), due, lines)
 
 
-async def read_document(response: aiohttp.ClientResponse, due: float, lines: list[bytes] | None) -> Sample:
+async def read_document(answer: Answer, due: float, lines: list[bytes] | None) -> Sample:
     """Read an answer that is one JSON document without text. Arguments as `measure`'s. Raises RequestFailed."""
-    answer = await response.read()
+    document = await answer.read()
     ended = time.perf_counter()
     try:
-        usage = msgspec.json.decode(answer, type=_Pooled).usage
+        usage = msgspec.json.decode(document, type=_Pooled).usage
     except msgspec.MsgspecError as error:
         raise RequestFailed("no usage", str(error)) from None
     return Sample(
@@ -111,7 +120,7 @@ async def read_document(response: aiohttp.ClientResponse, due: float, lines: lis
 
 
 async def measure(
-    session: aiohttp.ClientSession,
+    connections: Connections,
     url: str,
     body: bytes,
     headers: Mapping[str, str],
@@ -131,15 +140,19 @@ async def measure(
     """
     sent = time.perf_counter()
     try:
-        async with session.post(url, data=body, headers=headers) as response:
-            if response.status != 200:
-                raise refusal(response.status, await response.read())
-            sample = await reader(response, due, lines)
-    except aiohttp.ClientConnectorError as error:
-        raise not_connected(error) from None
+        async with asyncio.timeout(connections.timeout_s):
+            answer = await connections.post(url, body, headers)
+            try:
+                if answer.status != 200:
+                    raise refusal(answer.status, await answer.read())
+                sample = await reader(answer, due, lines)
+            finally:
+                answer.close()
     except TimeoutError:
         raise RequestFailed("timeout") from None
-    except (aiohttp.ClientError, ConnectionError) as error:
+    except NotConnected as error:
+        raise unreachable(error.reason) from None
+    except OSError as error:
         raise RequestFailed("disconnected", repr(error)) from None
     sample.queued_s = max(0.0, sent - due)
     return sample
