@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 import torch
 
 from infd.errors import CheckpointError, DeviceLost, OutOfMemory
-from infd.executors import device_thread
-from infd.executors.local import LocalExecutor
+from infd.executors import device_thread, local
+from infd.executors.local import HAND_OVER_S, LocalExecutor
 from infd.request import SamplingParams
 from infd.runner.arenas.arena import CPU
 from infd.runner.arenas.residence import Residence
@@ -78,6 +79,23 @@ async def expect_continuations(runs: LocalExecutor, capacity: Capacity, window: 
     finally:
         await runs.close()
     assert answers == [continuation(prompt, 4 + 3 * i, window=window) for i, prompt in enumerate(PROMPTS)]
+
+
+@pytest.mark.parametrize(("depth", "naps"), [(1, 0), (2, 1)])
+async def test_the_event_loop_lets_the_thread_of_an_idle_device_begin(
+    depth: int, naps: int, monkeypatch: pytest.MonkeyPatch
+):
+    gate, slept = Gate(), []
+    runs = executor(FakeModel(fault=gate), config(rows=2))
+    await runs.load()
+    monkeypatch.setattr(local, "time", SimpleNamespace(sleep=slept.append))
+    runs.depth, runs.decoding_depth, gate.armed = 1, depth, True
+    steps = [runs.forward(start(row, [3, 1], row + 1)) for row in range(2)]  # the second follows one in flight
+    assert slept == [HAND_OVER_S] * naps
+    gate.open.set()
+    for step in steps:
+        await step.sample()
+    await runs.close()
 
 
 @pytest.mark.parametrize("window", [None, 5])
