@@ -58,8 +58,9 @@ MOST_SKIPPED: Final = 3  # steps: an answer that begins to repeat itself soon ha
 RECONSIDERED: Final = 64  # steps after which it is decided anew whether any drafts could pay
 SEEKING_S: Final = 25e-6  # seconds to seek the drafts of a sequence, in caches that a step has filled with weights
 SPARE: Final = 1 / 512  # share of the time in which drafts are sought even if none ever gain
-CREDIT: Final = 1.0  # most credit, and the first: about 40 steps of 8 ms in which drafts of eight sequences are sought
-DEBT: Final = 64 * SPARE  # most debt, so that drafts are sought at least in every 64th step
+CREDIT: Final = 2.0  # most credit, and the first: 80 steps of 8 ms in which drafts of eight sequences are sought
+DEBT: Final = 16 * SPARE  # most debt, so that drafts are sought at least in every 16th step
+LEARNED: Final = 4  # steps of which one teaches what steps cost, while no drafts are sought
 GAIN_RATE: Final = 1 / 16  # weight of one step in the mean gain of drafts
 DELAYED: Final = 0.6  # share of the gain of drafts that is lost if they begin one token later
 
@@ -216,15 +217,14 @@ class Speculation:
         late    whether it was issued only once the step before was committed, although others are issued ahead
         """
         self._masked, count, gain = masked, len(plan.spans), SPARE
-        if self._rests(count) and not plan.drafts:
+        if self._rests(count) and not plan.drafts and plan.number % LEARNED:
             self._credit += gain  # nothing else, because it would cost time in every step
             return
         if all(span.count == span.samples for span in plan.spans):
             costs, kind = self._costs, (bool(plan.drafts), masked)
-            costs.learn(plan.tokens, kind, seconds, late=late)
+            took = costs.log(plan.tokens, kind, late=late) + costs.learn(plan.tokens, kind, seconds, late=late)
             if plan.drafts:
-                more = costs.log(plan.tokens, kind, late=late) - costs.log(count, (False, masked))
-                gain += log(1 + self._kept / count) - more
+                gain += log(1 + self._kept / count) + costs.log(count, (False, masked)) - took
             self._learned += 1
             if self._learned == RECONSIDERED:
                 self._learned = 0

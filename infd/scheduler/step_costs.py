@@ -58,16 +58,19 @@ class StepCosts:
         found += self._correction(kind, 0) + self._correction(kind, _size(rows))
         return found + log1p(self.late_s * exp(-found - self._speed)) if late else found
 
-    def learn(self, rows: int, kind: Kind, seconds: float, *, late: bool = False) -> None:
-        """Correct the estimates by the duration of a step. late: whether it began late."""
+    def learn(self, rows: int, kind: Kind, seconds: float, *, late: bool = False) -> float:
+        """Correct the estimates by the duration of a step; return the deviation as a logarithm, CLIP at most.
+
+        late  whether the step began late. Without drafts only `late_s` is corrected, and 0 returned
+        """
         if not self._measured or seconds <= 0:
-            return
+            return 0.0
         if not late:
             self._recent = RECENT
         elif self._recent and not kind[0]:  # the lateness of steps with drafts is not told from their other costs
             self._recent -= 1
             self._learn_late(exp(self.log(rows, kind) + self._speed), seconds)
-            return
+            return 0.0
         else:
             seconds = max(seconds / 2, seconds - self.late_s)
         deviation = log(seconds) - self.log(rows, kind) - self._speed
@@ -75,6 +78,7 @@ class StepCosts:
         self._speed += SPEED_RATE * deviation
         for size in (0, _size(rows)):
             self._corrections[kind, size] = self._correction(kind, size) + RATE * deviation
+        return deviation
 
     def _learn_late(self, expected: float, seconds: float) -> None:
         """Learn by how much a step began late that took `seconds`, and `expected` seconds had it been issued ahead."""

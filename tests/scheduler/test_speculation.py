@@ -14,7 +14,7 @@ from infd.scheduler.cache import Cache
 from infd.scheduler.layout import CacheLayout, PageGroup
 from infd.scheduler.plan import Draft, Span, StepPlan
 from infd.scheduler.speculation import CLASSES, Speculation
-from infd.scheduler.step_costs import StepCosts
+from infd.scheduler.step_costs import CLIP, StepCosts
 from tests.drafters import Oracle
 from tests.fakes import VOCAB, capacity, continuation
 from tests.scheduler.driver import Driver, sequence
@@ -142,7 +142,7 @@ def test_a_long_pause_says_little_of_a_steps_cost():
     costs = StepCosts(FREE_TO_6)
     run(costs, 1.0, 2.0)
     before = costs.of(10, (True, False))
-    costs.learn(10, (True, False), 500.0)
+    assert costs.learn(10, (True, False), 500.0) == CLIP
     assert costs.of(10, (True, False)) < 1.06 * before
 
 
@@ -201,6 +201,7 @@ class Decoding:
         self.speculation = control(self.costs)
         self.sequences = []
         self.ahead = False
+        self.steps = 0
         for row in range(sequences):
             seq = sequence([0, 1, 2], max_tokens=10_000, drafter=Places())
             seq.row, seq.covered = row, 20_000
@@ -216,7 +217,8 @@ class Decoding:
 
     def step(self) -> int:
         """Compute a step; return the number of drafts that it verified."""
-        speculation, plan, late = self.speculation, StepPlan(0, [], [], []), not self.ahead
+        self.steps += 1
+        speculation, plan, late = self.speculation, StepPlan(self.steps, [], [], []), not self.ahead
         speculation.choose([] if self.ahead else self.sequences, 1000)
         for seq in self.sequences:
             drafts = speculation.draft(plan, seq, len(seq.tokens), 7)
@@ -233,7 +235,7 @@ class Decoding:
 
 def test_drafts_that_gain_nothing_are_sought_for_many_sequences_in_a_small_share_of_the_time():
     many = Decoding(8)
-    for _ in range(200):
+    for _ in range(400):
         many.step()
     before = many.asked
     assert before * module.SEEKING_S > 0.9 * module.CREDIT * 8e-3
@@ -252,6 +254,17 @@ def test_drafts_that_gain_nothing_are_sought_for_many_sequences_in_a_small_share
     for _ in range(1000):
         few.step()
     assert few.asked >= 3000, "a step that few sequences wait for has the time"
+
+
+def test_durations_are_learned_from_few_steps_while_no_drafts_are_sought(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "MOST_SKIPPED", 0)  # so each search is one for all sequences, and searches are rare
+    many, learned = Decoding(8), []
+    for _ in range(400):
+        many.step()
+    monkeypatch.setattr(StepCosts, "learn", lambda *_, **__: learned.append(1) or 0.0)
+    for _ in range(160):
+        many.step()
+    assert 160 / module.LEARNED <= len(learned) <= 160 / 2
 
 
 def test_drafts_that_gain_are_found_soon_although_none_gained_before_and_are_sought_in_every_step_from_then_on():
