@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from infd.drafting.drafter import LIKELY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from infd.drafting.drafter import Drafter, Place
 
@@ -30,17 +30,22 @@ class ForcedDrafter:
         self._forced: tuple[tuple[int, list[int], bool], ...] = ()
         # Number of tokens, and what is forced behind tokens that may end the free part that follows.
         self._ahead: tuple[int, dict[int, list[int]]] = (0, {})
+        self._begin: Callable[[], Place] | None = None  # called by the next draft
         self._place: Place | None = None
         self._read = 0  # tokens of the choice before the place
 
-    def follow(self, place: Place, start: int) -> None:
-        """Draft what a place tells to follow. The answer begins behind the choice's first `start` tokens."""
-        self._place, self._read = place, start
+    def follow(self, begin: Callable[[], Place], start: int) -> None:
+        """Draft what a place tells to follow.
+
+        begin  returns the place of the answer's beginning
+        start  the choice's tokens before it
+        """
+        self._begin, self._read = begin, start
 
     @property
     def foretold(self) -> bool:
         """Whether it is known without masks what may follow. Any thread may ask."""
-        return self._place is not None and self._place.known
+        return self._begin is not None or (self._place is not None and self._place.known)
 
     def force(self, start: int, tokens: list[int], *, sure: bool = True) -> None:
         """Remember that `tokens` follow the first `start` tokens of the choice.
@@ -72,6 +77,8 @@ class ForcedDrafter:
         return [], False
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
+        if self._begin is not None:
+            self._place, self._begin = self._begin(), None
         if self._place is not None:
             self._place.read(tokens[self._read :])
             self._read = len(tokens)

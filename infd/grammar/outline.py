@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST_SCHEMA: Final = 2**14  # characters of a schema that is read on the event loop: 0.2 ms
 MOST_TEXTS: Final = 256  # encoded texts that are kept
+MOST_OPEN: Final = 64  # arrays and objects within each other: each step copies them. Deeper answers have no outline
 MOST_REFERENCES: Final = 8  # in a row; further ones may be a circle
 FIRST_UNIT: Final = b"  "  # assumed until an answer's first line break, or a first bracket without one
 TOKEN_BYTES: Final = 5  # bytes of text for each token that is wanted
@@ -296,6 +297,8 @@ class Place:
             self._at = At.LOST
         elif byte == _QUOTE:
             self._at = At.IN_STRING
+        elif byte in b"{[" and len(self._open) == MOST_OPEN:
+            self._at = At.LOST
         elif byte in b"{[":
             named = byte == ord("{")
             known = self._node.kind == ("object" if named else "array")

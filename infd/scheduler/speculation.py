@@ -20,11 +20,12 @@ time.
 
 from __future__ import annotations
 
+import logging
 from math import log
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from infd.drafting.drafter import RUN
+from infd.drafting.drafter import NO_DRAFTS, RUN
 from infd.scheduler.plan import Draft, Grant
 from infd.scheduler.step_costs import StepCosts
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from infd.scheduler.cache import Cache
     from infd.scheduler.plan import StepPlan
     from infd.scheduler.sequence import Sequence
+
+_LOG: Final = logging.getLogger("infd.scheduler")
 
 FIRST: Final = 0.5  # assumed agreement before any guess is observed
 FIRST_LIKELY: Final = 0.8  # of drafts that a grammar allows, see drafter.LIKELY
@@ -174,7 +177,7 @@ class Speculation:
             self._sought += 1
             self._observe(seq)
             seq.skips = min(MOST_SKIPPED, seq.misses // MISSES)
-            guess = seq.drafter.draft(seq.tokens, unknown + max(most, 1))
+            guess = _guessed(seq, unknown + max(most, 1))
             seq.drafts = guess
             offers += self._offers(seq, guess, unknown, most)
         return offers
@@ -321,3 +324,13 @@ class Speculation:
             )
             self._hopeless[count] = hopeless
         return hopeless
+
+
+def _guessed(seq: Sequence, most: int) -> list[int]:
+    """Return at most `most` guesses of a sequence's drafter, which is dropped if it fails: drafts change no answer."""
+    try:
+        return seq.drafter.draft(seq.tokens, most)
+    except Exception:
+        _LOG.exception("a drafter failed; its answer is decoded without drafts")
+        seq.drafter = NO_DRAFTS
+        return []

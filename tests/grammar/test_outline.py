@@ -11,7 +11,7 @@ from infd import embedded
 from infd.drafting.drafter import LIKELY, NO_DRAFTS
 from infd.drafting.forced import ForcedDrafter
 from infd.drafting.ngram import NgramDrafter
-from infd.grammar.outline import Outline, Place
+from infd.grammar.outline import MOST_OPEN, Outline, Place
 from infd.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.load(embedded.path())
@@ -199,10 +199,20 @@ def test_whatever_a_guess_continues_is_json():
     assert found == {"orders": [{"town": "Lyon", "count": 7, "note": None, "paid": True}], "names": ["a"]}
 
 
+def test_arrays_within_each_other_are_known_up_to_a_depth_so_that_a_step_copies_few():
+    place = Place(outline({"type": "array", "items": {"$ref": "#"}}))
+    for _ in range(MOST_OPEN):
+        place.read(encode("["))
+        assert place.known
+    place.read(encode("["))
+    assert not place.known
+    assert place.guess(8) == []
+
+
 def test_a_place_in_the_answer_is_drafted_from_and_its_values_by_another_drafter():
     prompt = encode("Lyon is a town.")
     drafter = ForcedDrafter(NgramDrafter(len(prompt)))
-    drafter.follow(Place(outline()), len(prompt))
+    drafter.follow(lambda: Place(outline()), len(prompt))
     tokens = [*prompt, *encode('{"orders": [{"')]
     assert text_of(drafter.draft(tokens, 8)) == 'town": "'
     assert (drafter.run, drafter.sure, drafter.foretold) == (LIKELY, False, True)

@@ -8,6 +8,7 @@ from math import exp
 import pytest
 from msgspec.structs import replace
 
+from infd.drafting.drafter import NO_DRAFTS
 from infd.request import FinishReason
 from infd.scheduler import speculation as module
 from infd.scheduler.cache import Cache
@@ -401,6 +402,26 @@ def test_a_draft_takes_no_page_that_a_running_sequence_needs_next(pages: int, to
     assert not driver.scheduler.preemptions
     assert max(span.drafts for plan in driver.plans for span in plan.spans) == 4
     driver.check_answers()
+
+
+class Failing(Oracle):
+    """Fails behind the tokens of a first step with drafts."""
+
+    def draft(self, tokens, most):
+        if len(tokens) > 8:
+            raise RecursionError("too deep")
+        return super().draft(tokens, most)
+
+
+def test_a_drafter_that_fails_costs_its_answer_the_drafts_and_nothing_else(caplog: pytest.LogCaptureFixture):
+    driver = Driver(replace(capacity(), row_costs=FLAT), drafts=3)
+    add(driver, [1, 2], max_tokens=30)
+    failing = driver.add(sequence([3, 4, 5], max_tokens=30, drafter=Failing.of([3, 4, 5], 40)))
+    driver.finish()
+    driver.check_answers()
+    assert failing.drafter is NO_DRAFTS
+    assert failing.kept_drafts > 0
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RecursionError]
 
 
 def test_the_last_token_of_an_answer_is_not_drafted_behind():

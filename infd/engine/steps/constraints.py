@@ -11,6 +11,7 @@ long, because it computes anew what the matcher has kept.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -201,7 +202,7 @@ class Constraints:
         choice = self._constrained[seq] = ConstrainedChoice(seq, grammar)
         assert self._grammars is not None
         if choice.drafter is not None and (outline := self._grammars.outline(seq.request.constraint)) is not None:
-            choice.drafter.follow(Place(outline), seq.prompt_tokens)
+            choice.drafter.follow(partial(Place, outline), seq.prompt_tokens)
 
     def remove(self, seq: Sequence) -> None:
         """Remove the matcher of a choice that has ended. Does nothing if the choice has no matcher."""

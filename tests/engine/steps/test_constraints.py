@@ -486,11 +486,11 @@ def test_nothing_is_sought_where_the_form_of_the_answer_tells_what_follows():
     drafter = ForcedDrafter(NO_DRAFTS)
     grammars, seq = FakeGrammars(), Sequence(request([5]), drafter=drafter)
     choice, place = ConstrainedChoice(seq, CountedGrammar(Counted(VOCAB, 9))), Told()
+    drafter.follow(lambda: place, 1)
     for known in (True, False):
-        drafter.follow(place, 1)
         place.known = known
-        assert len(filled(grammars, Sampled(0, choice, 0, []), seeking=True).sought) == (not known)
         assert drafter.draft(seq.tokens, 3) == ([9] if known else [])
+        assert len(filled(grammars, Sampled(0, choice, 0, []), seeking=True).sought) == (not known)
 
 
 async def test_a_choice_follows_the_outline_of_its_constraint():
