@@ -148,9 +148,8 @@ void merge(const AttentionStep& step, const AttentionLayer& layer, const Piece* 
   }
 }
 
-// team_taken: see attention_of_team; null: this call computes all tasks.
 template <class Number, class Cached, class Form>
-void run(const AttentionStep& step, const AttentionLayer& layer, int64_t* team_taken) {
+void run(const AttentionStep& step, const AttentionLayer& layer) {
   static thread_local Scratch shared_scratch, own_scratch;
   const int64_t heads = layer.kv_heads, shared = layer.heads / heads, size = layer.size;
   const int64_t width = whole_vectors((size + Form::PER_UNIT - 1) / Form::PER_UNIT) * Form::PER_UNIT;
@@ -179,7 +178,9 @@ void run(const AttentionStep& step, const AttentionLayer& layer, int64_t* team_t
   const int64_t used = step.offsets[step.spans], row = layer.heads * size;
   memset(static_cast<Number*>(layer.out) + used * row, 0, (step.tokens - used) * row * sizeof(Number));
   const int64_t tasks = count * heads;
-  const auto compute_tasks = [&](int64_t* taken) {
+  int64_t taken = 0;
+#pragma omp parallel if (tasks > 1 && worth_sharing(products, layer.awake))
+  {
     Carver sizes(nullptr);
     Workspace<Form>(sizes, rows, width), InTiles(sizes, tiled_rows, width);
     Carver carver(own_scratch.at_least(sizes.used));
@@ -187,7 +188,7 @@ void run(const AttentionStep& step, const AttentionLayer& layer, int64_t* team_t
     InTiles tiles(carver, tiled_rows, width);
     // Backwards, so that the longest tasks come first: prompts are packed last, and later queries attend to more keys.
     const auto take = [&] {
-      const int64_t left = tasks - 1 - __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
+      const int64_t left = tasks - 1 - __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED);
       return left < 0 ? Task{nullptr, 0} : Task{pieces + left / heads, left % heads};
     };
     // A thread takes its next task before it computes one, so that it can prefetch the next task's keys.
@@ -213,11 +214,6 @@ void run(const AttentionStep& step, const AttentionLayer& layer, int64_t* team_t
         }
       }
     }
-  };
-  if (team_taken) return compute_tasks(team_taken);
-  int64_t taken = 0;
-  on_threads(tasks > 1 && worth_sharing(products, layer.awake), [&] {
-    compute_tasks(&taken);
     if (partial > 0) {
 #pragma omp barrier
 #pragma omp for schedule(dynamic, 1)
@@ -227,29 +223,21 @@ void run(const AttentionStep& step, const AttentionLayer& layer, int64_t* team_t
         if (piece->parts > 1 && first) merge<Number>(step, layer, piece, i % heads, partials);
       }
     }
-  });
+  }
 }
 
 template <class Number, class Form>
-void run_on_cache(const AttentionStep& step, const AttentionLayer& layer, int64_t* team_taken) {
-  layer.quantized ? run<Number, int8_t, Form>(step, layer, team_taken) : run<Number, Number, Form>(step, layer, team_taken);
-}
-
-void run(const AttentionStep& step, const AttentionLayer& layer, int64_t* team_taken) {
-  if (!layer.half)
-    run_on_cache<float, Singles>(step, layer, team_taken);
-  else if (layer.size % Best::PER_UNIT == 0)
-    run_on_cache<bf16, Best>(step, layer, team_taken);
-  else
-    run_on_cache<bf16, Singles>(step, layer, team_taken);
+void run_on_cache(const AttentionStep& step, const AttentionLayer& layer) {
+  layer.quantized ? run<Number, int8_t, Form>(step, layer) : run<Number, Number, Form>(step, layer);
 }
 
 }  // namespace
 
-INFD_KERNEL(attention)(const AttentionStep* step, const AttentionLayer* layer) { run(*step, *layer, nullptr); }
-
-// The same without a cache, called by every thread of a team: a thread takes task after task. taken: their number, 0
-// before the first call.
-INFD_KERNEL(attention_of_team)(const AttentionStep* step, const AttentionLayer* layer, int64_t* taken) {
-  run(*step, *layer, taken);
+INFD_KERNEL(attention)(const AttentionStep* step, const AttentionLayer* layer) {
+  if (!layer->half)
+    run_on_cache<float, Singles>(*step, *layer);
+  else if (layer->size % Best::PER_UNIT == 0)
+    run_on_cache<bf16, Best>(*step, *layer);
+  else
+    run_on_cache<bf16, Singles>(*step, *layer);
 }

@@ -105,7 +105,7 @@ void round_group(const Number* x, Number* out, int64_t count, const InputRoundin
 template <class Number>
 void round_rows(const Number* x, int64_t stride, Number* out, int64_t rows, int64_t inputs, const InputRounding& rounding) {
   const int64_t size = rounding.group ? rounding.group : inputs;
-#pragma omp parallel for if (rows > 1 && rows * inputs > ENOUGH && !in_team())
+#pragma omp parallel for if (rows > 1 && rows * inputs > ENOUGH)
   for (int64_t row = 0; row < rows; row++)
     for (int64_t at = 0; at < inputs; at += size)
       round_group(x + row * stride + at, out + row * inputs + at, inputs - at < size ? inputs - at : size, rounding);

@@ -10,5 +10,6 @@ INFD_KERNEL(multiply_bf16_bf16)
                                   out_stride, wide != 0};
   const bool shared = worth_sharing(rows, outputs, inputs, awake);
   Division<Pairs> division(product, shared);
-  on_threads(shared, [&] { division.compute_share(); });
+#pragma omp parallel if (shared)
+  division.compute_share();
 }

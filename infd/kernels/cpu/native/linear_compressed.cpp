@@ -113,7 +113,8 @@ INFD_KERNEL(multiply_compressed_bf16)
                                  out_stride, wide != 0, panel};
   const bool shared = worth_sharing(rows, outputs, inputs, awake);
   Division<Kind> division(product, shared);
-  on_threads(shared, [&] { division.compute_share(); });
+#pragma omp parallel if (shared)
+  division.compute_share();
 }
 
 #endif

@@ -34,7 +34,8 @@ INFD_KERNEL(multiply_float_float)
   const Product<Floats> product = {{x, x_stride}, rows, weights, outputs, inputs, false, bias, out, out_stride, wide != 0};
   const bool shared = worth_sharing(rows, outputs, inputs, awake);
   Division<Floats> division(product, shared);
-  on_threads(shared, [&] { division.compute_share(); });
+#pragma omp parallel if (shared)
+  division.compute_share();
 }
 
 // Store rows [count, inputs] as the outputs from `first` on.

@@ -67,14 +67,15 @@ template <class Number>
 const Number* enter(const StackNorm& norm, const Number* x, Number* stream, bool starts, Number* normed,
                     const StackStep& step, int64_t enough) {
   const int64_t tokens = step.tokens, size = step.hidden;
-  for_each(tokens, tokens * size > enough, [&](int64_t t) {
+#pragma omp parallel for if (tokens * size > enough)
+  for (int64_t t = 0; t < tokens; t++) {
     Number* sum = stream + t * size;
     if (starts)
       memcpy(sum, x + t * size, size * sizeof(Number));
     else
       add(x + t * size, sum, sum, size);
     if (norm.weight != nullptr) norm_row(norm, sum, normed + t * size, size);
-  });
+  }
   return norm.weight == nullptr ? stream : normed;
 }
 
@@ -83,10 +84,11 @@ void finish(const StackTransform& transform, Number* x, const StackStep& step, i
   const int64_t size = step.hidden;
   if (transform.norm.weight == nullptr && transform.factor == 1) return;
   const Norm<Number> apply{static_cast<const Number*>(transform.norm.weight), transform.norm.eps, transform.norm.offset};
-  for_each(step.tokens, step.tokens * size > enough, [&](int64_t t) {
+#pragma omp parallel for if (step.tokens * size > enough)
+  for (int64_t t = 0; t < step.tokens; t++) {
     if (transform.norm.weight != nullptr) apply(x + t * size, x + t * size, size);
     if (transform.factor != 1) scale(x + t * size, transform.factor, size);
-  });
+  }
 }
 
 // Norm the `count` heads of a token in place: each head alone if the weight has `size` elements, else all together.
@@ -104,7 +106,8 @@ void place_heads(const StackLayer& layer, const StackStep& step, Number* qkv, in
   const int64_t size = layer.size, page_tokens = step.groups[layer.group]->page_tokens, width = row_size<Cached>(size);
   const int64_t* slots = step.slots[layer.group];
   const Rotation rotate{layer.turned, layer.interleaved != 0};
-  for_each(step.tokens, step.tokens * layer.qkv.outputs > enough, [&](int64_t t) {
+#pragma omp parallel for if (step.tokens * layer.qkv.outputs > enough)
+  for (int64_t t = 0; t < step.tokens; t++) {
     Number* q = qkv + t * layer.qkv.outputs;
     Number* k = q + layer.heads * size;
     const Number* v = k + layer.kv_heads * size;
@@ -120,7 +123,7 @@ void place_heads(const StackLayer& layer, const StackStep& step, Number* qkv, in
       put_row(k + head * size, size, static_cast<Cached*>(layer.k) + at);
       put_row(v + head * size, size, static_cast<Cached*>(layer.v) + at);
     }
-  });
+  }
 }
 
 // Copy the sampled rows to the front. Indices ascend, so no row is overwritten before it is copied; a repeated last
@@ -137,10 +140,11 @@ void feed(const StackLayer& layer, const Number* input, Number* out, const Works
   multiply(layer.gate_up, input, space.rounded, space.gate_up, step.tokens, awake);
   const int64_t size = layer.gate_up.outputs / 2;
   const auto apply = layer.gelu ? gate<Gelu, Number> : gate<Silu, Number>;
-  for_each(step.tokens, step.tokens * size > enough_elements(awake), [&](int64_t t) {
+#pragma omp parallel for if (step.tokens * size > enough_elements(awake))
+  for (int64_t t = 0; t < step.tokens; t++) {
     const Number* row = space.gate_up + 2 * t * size;
     apply(row, row + size, space.gated + t * size, size);
-  });
+  }
   multiply(layer.down, space.gated, space.gated, out, step.tokens, awake);
 }
 
