@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# Behind a step that an idle CPU waits for, the event loop sleeps until the device thread, which wakes up meanwhile, has
-# the interpreter's lock: the loop would keep it for 0.2 to 0.4 ms more. The system rounds the time up to 0.06 ms or so.
+# Behind a step that samples and that an idle CPU waits for, the event loop sleeps until the device thread, which wakes
+# up meanwhile, has the interpreter's lock: the loop would keep it for 0.2 to 0.4 ms more, to deliver tokens and to fill
+# masks. The system rounds the time up to 0.06 ms or so. Behind a step that only pools the loop has nothing to do.
 HAND_OVER_S: Final = 1e-5
 
 
@@ -108,7 +109,8 @@ class LocalExecutor:
         else:
             self._in_flight.add(step)
             self._device.inbox.put(step)
-            if len(self._in_flight) == 1 and self.decoding_depth > self.depth:
+            samples = any(span.samples for span in plan.spans)
+            if samples and len(self._in_flight) == 1 and self.decoding_depth > self.depth:
                 time.sleep(HAND_OVER_S)
         return step
 

@@ -81,16 +81,19 @@ async def expect_continuations(runs: LocalExecutor, capacity: Capacity, window: 
     assert answers == [continuation(prompt, 4 + 3 * i, window=window) for i, prompt in enumerate(PROMPTS)]
 
 
-@pytest.mark.parametrize(("depth", "naps"), [(1, 0), (2, 1)])
-async def test_the_event_loop_lets_the_thread_of_an_idle_device_begin(
-    depth: int, naps: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("depth", "samples", "naps"), [(1, 1, 0), (2, 1, 1), (2, 0, 0)])
+async def test_the_event_loop_lets_the_thread_of_an_idle_device_begin_a_step_that_samples(
+    depth: int, samples: int, naps: int, monkeypatch: pytest.MonkeyPatch
 ):
     gate, slept = Gate(), []
     runs = executor(FakeModel(fault=gate), config(rows=2))
     await runs.load()
     monkeypatch.setattr(local, "time", SimpleNamespace(sleep=slept.append))
     runs.depth, runs.decoding_depth, gate.armed = 1, depth, True
-    steps = [runs.forward(start(row, [3, 1], row + 1)) for row in range(2)]  # the second follows one in flight
+    plans = [start(row, [3, 1], row + 1) for row in range(2)]
+    for plan in plans:
+        plan.spans[0].samples = samples
+    steps = [runs.forward(plan) for plan in plans]  # the second follows one in flight
     assert slept == [HAND_OVER_S] * naps
     gate.open.set()
     for step in steps:
