@@ -109,8 +109,8 @@ class LocalExecutor:
         else:
             self._in_flight.add(step)
             self._device.inbox.put(step)
-            samples = any(span.samples for span in plan.spans)
-            if samples and len(self._in_flight) == 1 and self.decoding_depth > self.depth:
+            awaited = len(self._in_flight) == 1 and self.decoding_depth > self.depth
+            if awaited and any(span.samples for span in plan.spans):
                 time.sleep(HAND_OVER_S)
         return step
 

@@ -76,7 +76,7 @@ class Connections:
             except OSError as error:  # those of TLS too
                 raise NotConnected(error) from None
         try:
-            return await connection.ask(head.encode("latin-1") + body, idle)
+            return await connection.ask(head.encode() + body, idle)
         except BaseException:
             connection.close()
             raise

@@ -145,3 +145,11 @@ async def test_a_server_that_is_not_there_is_named_by_the_systems_error(connecti
     with pytest.raises(NotConnected) as raised:
         await ask(connections, url)
     assert isinstance(raised.value.reason, ConnectionRefusedError)
+
+
+async def test_headers_may_have_any_characters(connections: Connections) -> None:
+    async with serving(SIZED) as (server, url):
+        answer = await connections.post(url, b"body", {"X-Label": "naïve €"})
+        assert await answer.read() == b"hello"
+        answer.close()
+    assert "X-Label: naïve €\r\n".encode() in server.requests[0]
