@@ -108,8 +108,9 @@ class ForcedDrafter:
             self.run = LIKELY if place.likely else 0
             return guess
         drafted = self._drafter.draft(tokens, most)
-        self.run = self._drafter.run
-        return place.extended(drafted, most)
+        extended = place.extended(drafted, most)
+        self.run = self._drafter.run if extended[:1] == drafted[:1] else 0
+        return extended
 
     def finish(self, tokens: Sequence[int]) -> None:
         self._drafter.finish(tokens)

@@ -1,4 +1,5 @@
-"""Draft the tokens that followed an earlier occurrence of the choice's last tokens, in its prompt or its answer.
+"""Draft the tokens that followed an earlier occurrence of the choice's last tokens, in its prompt or its answer, and go
+on as the answer did where it left the text that it follows (`trail`).
 
 Source: Saxena 2023, prompt lookup decoding.
 """
@@ -7,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from infd.drafting.drafter import RUN
-from infd.drafting.occurrences import MOST_INDEXED, Occurrences, continued
+from infd.drafting.trail import Trail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,15 +23,12 @@ class NgramDrafter:
 
     def __init__(self, prompt_tokens: int = 0) -> None:
         self.run = 0
-        self._seen = Occurrences(RUN, since=prompt_tokens - MOST_INDEXED)
+        self._trail = Trail(prompt_tokens)
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
-        self._seen.extend(tokens, len(tokens) - 1)  # the last run has no continuation yet
-        found = self._seen.find(tokens, tokens)
-        if found is None:
-            return []
-        self.run, place = found
-        return continued(tokens, place, most)
+        self._trail.follow(tokens)
+        self.run = self._trail.run
+        return self._trail.drafts(tokens, most)
 
     def finish(self, tokens: Sequence[int]) -> None:
         """No-op: answers are not remembered."""

@@ -1,4 +1,5 @@
 """Draft the tokens that followed an earlier occurrence of the choice's last tokens, in the choice or earlier answers.
+Within the choice, drafts go on as the answer did where it left the text that it follows (`trail`).
 
 Answers are remembered by prefix root, so that a draft derives only from requests of the same tenant, adapter and salt.
 The longer the run of tokens that occurred before, the more tokens are drafted.
@@ -12,7 +13,8 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 from infd.drafting.drafter import RUN
-from infd.drafting.occurrences import ENTRY_BYTES, MOST_INDEXED, Occurrences, continued
+from infd.drafting.occurrences import ENTRY_BYTES, Occurrences
+from infd.drafting.trail import Trail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,25 +45,23 @@ class SuffixDrafter:
     sure = False
 
     def __init__(self, drafting: SuffixDrafting, root: bytes, prompt_tokens: int) -> None:
-        self._seen = Occurrences(RUN, since=prompt_tokens - MOST_INDEXED)
         self.run = 0
+        self._trail = Trail(prompt_tokens)
         self._drafting = drafting
         self._root = root
         self._prompt_tokens = prompt_tokens
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
-        self._seen.extend(tokens, len(tokens) - 1)
-        own, other, earlier = self._seen.find(tokens, tokens), None, self._drafting.answers(self._root)
+        trail, other, earlier = self._trail, None, self._drafting.answers(self._root)
+        trail.follow(tokens)
         if earlier is not None:
             earlier.seen.extend(earlier.tokens, len(earlier.tokens) - 1)
             other = earlier.seen.find(tokens, earlier.tokens)
-        if own is not None and (other is None or own[0] >= other[0]):
-            self.run, place = own
-            return continued(tokens, place, min(most, FACTOR * self.run))
-        if earlier is not None and other is not None:
-            self.run, place = other
-            return earlier.tokens[place : place + min(most, FACTOR * self.run)].tolist()
-        return []
+        if earlier is None or other is None or trail.run >= other[0]:
+            self.run = trail.run
+            return trail.drafts(tokens, min(most, FACTOR * self.run))
+        self.run, place = other
+        return earlier.tokens[place : place + min(most, FACTOR * self.run)].tolist()
 
     def finish(self, tokens: Sequence[int]) -> None:
         """Remember the answer for later requests of the root."""

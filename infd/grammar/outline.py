@@ -12,6 +12,7 @@ had in the same place before. Drafts change no answer, so assumptions may be wro
 from __future__ import annotations
 
 import json
+import re
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,6 +32,7 @@ _OPENING: Final = {"object": b"{", "array": b"[", "string": b'"'}
 _BEGINNINGS: Final = {"number": b"7", "word": b"true", "string": b"a"}  # of values
 _BLANK: Final = frozenset(b" \t\n\r")
 _QUOTE, _ESCAPE = ord('"'), ord("\\")
+_SCALAR: Final = re.compile(rb"(?:[\w+-]|\.(?=\d))*")  # what may follow within a number or word
 _SCALAR_ENDS: Final = frozenset(b" \t\n\r,}]")
 _KINDS: Final = {byte: bytes([byte]) for byte in b"}],:"}  # other characters begin a name or value: b"v"
 
@@ -224,15 +226,37 @@ class Place:
         return self._outline.encode(text, follows)[:most] if text else []
 
     def extended(self, drafts: list[int], most: int) -> list[int]:
-        """Return drafts of a value; behind the first that ends the value, what probably follows it."""
-        ends = frozenset(b'"') if self._at is At.IN_STRING else _SCALAR_ENDS
-        for place, token in enumerate(drafts if self._in_value else [], 1):
-            if not ends.isdisjoint(self._text(token)):
+        """Return drafts of a value; behind the first that ends the value, what probably follows it.
+
+        A number or word ends before the first draft that does not belong to it: the grammar allows nothing else there.
+        """
+        if self._at is At.IN_SCALAR:
+            kept = self._belonging(drafts)
+            return drafts if drafts and kept == len(drafts) else [*drafts[:kept], *self._behind(most - kept)]
+        for place, token in enumerate(drafts if self._at is At.IN_STRING else [], 1):
+            if b'"' in self._text(token):
                 ahead = self.copy()
                 ahead.read(drafts[:place])
                 if not ahead._in_value:
                     return [*drafts[:place], *ahead.guess(most - place)] if ahead.known else drafts
         return drafts
+
+    def _belonging(self, drafts: list[int]) -> int:
+        """Return the number of drafts that belong to the number or word that is written."""
+        texts = [self._text(token) for token in drafts]
+        found = _SCALAR.match(b"".join(texts))
+        left = found.end() if found else 0
+        for number, text in enumerate(texts):
+            left -= len(text)
+            if left < 0:
+                return number
+        return len(texts)
+
+    def _behind(self, most: int) -> list[int]:
+        """Return at most `most` tokens that probably follow if the number or word ends here."""
+        ahead = self.copy()
+        ahead._at = At.BEHIND
+        return ahead.guess(most)
 
     def _text(self, token: int) -> bytes:
         tokens = self._outline.tokens

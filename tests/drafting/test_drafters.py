@@ -51,6 +51,61 @@ def test_a_drafter_reports_the_length_of_the_run_that_its_draft_followed(drafter
     assert drafts.run == forced.run == expected
 
 
+# Records of a prompt: `of` NAME `in` TOWN, NAME of two tokens; 1 stands for `of`, 2 for `in`.
+RECORDS = [1, 10, 11, 2, 20, 1, 12, 13, 2, 21, 1, 14, 15, 2, 22, 1, 16, 17, 2, 23]
+
+
+def drafts_behind(answer: list[int], most: int = 3, prompt: list[int] = RECORDS) -> list[int]:
+    """Return what is drafted behind an answer that is written token by token."""
+    drafter, found = NgramDrafter(len(prompt)), []
+    for end in range(len(answer) + 1):
+        found = drafter.draft([*prompt, *answer[:end]], most)
+    return found
+
+
+def test_a_value_is_copied_from_the_next_record_and_ends_where_the_ones_before_ended():
+    assert drafts_behind([10, 11, 8, 12]) == [13, 2, 21], "one end of a name might be by chance"
+    assert drafts_behind([10, 11, 8, 12, 13, 8], 3) == [14, 15, 8]
+
+
+def test_the_form_goes_on_behind_a_value_of_which_the_end_was_not_known():
+    prompt = [1, 10, 5, 2, 20, 1, 11, 6, 2, 21, 1, 12, 7, 2, 22]  # no name ends before the same token
+    answer = [9, 8, 10, 8, 20, 9, 8, 11, 8]
+    assert drafts_behind(answer, 1, prompt) == [21]
+    assert drafts_behind([*answer, 21, 9, 8, 12, 8], 1, prompt) == [22]
+
+
+def test_the_next_value_follows_the_same_two_tokens_if_any_does():
+    prompt = [1, 7, 50, 3, 7, 60, 1, 7, 51, 3, 7, 61, 1, 7, 52, 3, 7, 62]
+    assert drafts_behind([60, 8], 1, prompt) == []
+    assert drafts_behind([60, 8, 61, 8], 1, prompt) == [62]
+
+
+def test_what_is_replaced_in_an_edited_text_is_replaced_again():
+    prompt = [30, 31, 40, 32, 33, 40, 34, 35, 40, 36, 37]
+    assert drafts_behind([30, 31, 50, 51, 32, 33, 50, 51, 34, 35], 3, prompt) == [50, 51, 36]
+
+
+def test_a_token_that_is_copied_again_is_no_longer_replaced():
+    prompt = [0, 30, 40, 31, 41, 32, 33, 40, 34, 41, 35, 36, 40, 37, 41, 38, 39, 40, 28]
+    answer = [30, 50, 31, 60, 32, 33, 50, 34, 60, 35, 36]
+    assert drafts_behind(answer, 1, prompt) == [50]
+    assert drafts_behind([*answer, 40, 37], 1, prompt) == [60]
+    assert drafts_behind([*answer, 40, 37, 60, 38, 39], 2, prompt) == [40, 28]
+
+
+def test_replacements_that_were_wrong_are_not_expected_elsewhere():
+    prompt = [0, 30, 40, 31, 41, 32, 42, 33, 34, 40, 35, 41, 36, 42, 37]
+    answer = [30, 50, 31, 60, 32, 70, 33, 34, 50, 35]
+    assert drafts_behind(answer, 1, prompt) == [60]
+    assert drafts_behind([*answer, 41, 36], 1, prompt) == [42]
+
+
+def test_a_value_that_is_copied_from_elsewhere_is_followed_there():
+    assert drafts_behind([10, 11, 8, 12, 13, 8, 16, 17], 2) == [8, 16]
+    assert drafts_behind([10, 11, 8, 12, 13, 8, 16], 1) == [17]
+
+
 def test_a_run_before_an_earlier_answers_continuation_is_compared_with_that_answer():
     suffixes = SuffixDrafting(most=7, limit=2**20)
     suffixes.drafter(request([]), b"root").finish([8, 1, 2, 30, 31, 32, 33])

@@ -172,6 +172,31 @@ def test_a_draft_that_ends_a_value_goes_on_as_the_schema_tells():
     assert text_of(place.extended(encode("50, 9"), 24)) == '50, "note":'
 
 
+@pytest.mark.parametrize(
+    ("drafts", "expected"),
+    [
+        (" times", ', "note":'),
+        ("50 times", '50, "note":'),
+        ("5. On", '5, "note":'),
+        ("5.25", "5.25"),
+        ("", ', "note":'),
+    ],
+)
+def test_a_number_ends_before_a_draft_that_is_none_or_if_there_is_no_draft(drafts: str, expected: str):
+    place = behind(ONE + 'town": "a", "count": 7')
+    assert text_of(place.extended(encode(drafts), 24)) == expected
+    assert len(place.extended(encode(drafts)[:2], 2)) == 2
+
+
+def test_what_follows_a_number_by_the_schema_is_not_taken_for_a_run_that_occurred_before():
+    drafter = ForcedDrafter(NgramDrafter())
+    prompt = encode(" of 7 times")
+    drafter.follow(lambda: Place(outline()), len(prompt))
+    answer = encode(ONE + 'town": "a", "count": 7')
+    assert text_of(drafter.draft([*prompt, *answer], 8)) == ', "note":'
+    assert drafter.run == 0
+
+
 def test_any_text_is_read():
     draw = random.Random(4)
     pieces = ["{", "}", "[", "]", '"', ",", ":", " ", "\n", "\\", "7", "true", "orders", '"town"', "é", LINES, ODD]
