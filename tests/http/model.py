@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import get_args
 
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from infd.http.served_model import SamplingDefaults, ServedModel
 from infd.pooling import PoolingSettings
@@ -33,6 +33,11 @@ TEMPLATE = """{%- if messages[0].content == 'refuse me' %}{{ raise_exception('as
 @cache
 def tokenizer() -> Tokenizer:
     """Return a byte-level tokenizer with the fake model's vocabulary: 3 special tokens, 256 bytes, 253 letter pairs."""
+    return make_tokenizer(None)
+
+
+def make_tokenizer(framed: processors.PostProcessor | None) -> Tokenizer:
+    """Return the fake model's tokenizer; framed: adds special tokens to texts."""
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     letters = "abcdefghijklmnop"
     merges = [(a, b) for a in letters for b in letters][: VOCAB - 3 - 256]
@@ -40,6 +45,8 @@ def tokenizer() -> Tokenizer:
     backend = Backend(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
+    if framed is not None:
+        backend.post_processor = framed
     with TemporaryDirectory() as directory:
         backend.save(str(Path(directory) / "tokenizer.json"))
         settings = {"eos_token": "<|im_end|>", "additional_special_tokens": special, "chat_template": TEMPLATE}
