@@ -47,7 +47,8 @@ class PredictionDrafter:
 
     def _follow(self, tokens: Sequence[int], at: int) -> None:
         """Find the place in the prediction behind the choice's token number `at`."""
-        if not self._lost and self._prediction[self._place : self._place + 1] == tokens[at : at + 1]:
+        inside = not self._lost and self._place < len(self._prediction)
+        if inside and self._prediction[self._place] == tokens[at]:
             self._place += 1
             self._differs = False
             return

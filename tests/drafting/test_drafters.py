@@ -226,7 +226,7 @@ def test_the_settings_choose_how_tokens_are_drafted():
 
 def followed(prediction: list[int], answer: list[int], most: int = 3) -> list[list[int]]:
     """Return the draft behind each token of an answer to the prompt [90, 91]."""
-    drafter = PredictionDrafter(prediction, 2)
+    drafter = PredictionDrafter(tuple(prediction), 2)  # a request's prediction is a tuple, its tokens are a list
     return [drafter.draft([90, 91, *answer[:end]], most) for end in range(len(answer) + 1)]
 
 
@@ -247,8 +247,13 @@ def test_a_prediction_is_followed_through_differences(answer, expected):
     assert followed([1, 2, 3, 4, 5, 1, 2, 8, 9], answer) == expected
 
 
+def test_a_prediction_that_repeats_one_token_is_followed_to_its_end():
+    prediction = [5] * 9 + [6, 7, 8]
+    assert followed(prediction, prediction) == [prediction[end : end + 3] for end in range(len(prediction) + 1)]
+
+
 def test_several_new_tokens_are_compared_with_a_prediction_at_once():
-    drafter = PredictionDrafter(list(range(20)), 1)
+    drafter = PredictionDrafter(tuple(range(20)), 1)
     assert drafter.draft([90], 4) == [0, 1, 2, 3]
     assert drafter.draft([90, 0, 1, 2, 3, 4], 4) == [5, 6, 7, 8]
     assert drafter.draft([90, 0, 1, 2, 3, 4, 50, 51, 11, 12], 4) == [13, 14, 15, 16]
