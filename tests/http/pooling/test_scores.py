@@ -140,5 +140,7 @@ async def test_documents_are_ordered_in_the_form_of_the_api_that_names_them(endp
         assert "document" not in body["results"][0]
         _, body = await endpoint.post(path, {"query": "a", "texts": documents})
         assert body == [{"index": index, "score": scored[index]} for index in order]
+        _, body = await endpoint.post(path, {"query": "a", "texts": documents, "top_n": 2})
+        assert [each["index"] for each in body] == order[:2]
         _, body = await endpoint.post(path, {"query": "a", "texts": documents, "return_text": True, "top_n": 0})
         assert [each["text"] for each in body] == [documents[index] for index in order]
