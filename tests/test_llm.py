@@ -179,6 +179,7 @@ def test_embeddings_labels_and_scores_are_those_of_each_input(pooling):
     assert all(len(vector) == 4 for vector in vectors)
     assert [pooling.embed(text, dimensions=4) for text in (texts[0], texts[149])] == [[vectors[0]], [vectors[149]]]
     assert pooling.embed([5, 6, 7]) == pooling.embed([[5, 6, 7]])
+    assert pooling.embed(texts[0], dimensions=4, encoding_format="base64") == [vectors[0]], "always numbers"
     labels = pooling.classify(texts)
     assert [each.label for each in labels].count("LABEL_0") not in (0, 150)
     assert labels[149].probs == pooling.classify(texts[149])[0].probs

@@ -47,6 +47,22 @@ async def test_one_run_is_printed_in_full(capsys: pytest.CaptureFixture[str]) ->
     assert err.splitlines() == [f"3 requests to {server.url}/v1/chat/completions, model fake"]
 
 
+async def test_accepted_drafts_are_printed_by_position(capsys: pytest.CaptureFixture[str]) -> None:
+    def scrape(drafts: int, first: int, second: int) -> str:
+        counts = {"drafts": drafts, "draft_tokens": 2 * drafts, "accepted_tokens": first + second}
+        lines = [f"vllm:spec_decode_num_{name}_total {count}" for name, count in counts.items()]
+        for place, count in enumerate((first, second)):
+            lines.append(f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{place}"}} {count}')
+        return "\n".join(lines) + "\n"
+
+    async with FakeOpenAI(metrics=[scrape(5, 4, 1), scrape(15, 12, 6)]).serving() as server:
+        assert await infdctl("--url", server.url, *QUICK) == 0
+    out = capsys.readouterr().out
+
+    assert "65.0% of 20 drafted tokens accepted, 2.30 tokens a step" in out
+    assert [line.split() for line in out.splitlines() if "by position" in line] == [["by", "position", "80%", "50%"]]
+
+
 async def test_a_sweep_has_a_row_for_each_load(capsys: pytest.CaptureFixture[str]) -> None:
     async with FakeOpenAI().serving() as server:
         code = await infdctl(

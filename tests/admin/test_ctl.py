@@ -108,6 +108,16 @@ async def test_status_says_that_native_kernels_are_missing_and_how_to_build_them
     assert f"native kernels are not used: {reason}" in " ".join(out.split())
 
 
+async def test_the_status_has_the_kept_drafts_by_position(backend: AdminEngine) -> None:
+    async with backend.loaded():
+        _, out, _ = await infdctl("--socket", backend.socket, "status")
+        assert "drafts" not in out
+        counted = backend.engine.core.scheduler.speculation
+        counted.drafts, counted.drafted, counted.accepted = 20, 50, [16, 5, 0]
+        _, out, _ = await infdctl("--socket", backend.socket, "status")
+    assert "2.05 tokens a step; kept by position: 80% 25%" in " ".join(out.split())
+
+
 async def test_the_status_counts_rejected_requests_by_reason(backend: AdminEngine) -> None:
     backend.engine.metrics.rejected.update(overloaded=3, rate_limit_exceeded=12)
     _, out, _ = await infdctl("--socket", backend.socket, "status")

@@ -220,6 +220,12 @@ def test_the_settings_choose_how_tokens_are_drafted():
     assert isinstance(ngram.drafter(request([]), b""), NgramDrafter)
     suffix = drafting(SchedulerConfig(speculative="suffix"))
     assert isinstance(suffix.drafter(request([]), b""), SuffixDrafter)
+    few = drafting(SchedulerConfig(speculative="suffix", speculative_bytes=2**20))
+    for number in range(30):
+        answer = [1000 * number + i for i in range(500)]
+        few.drafter(request([]), bytes([number])).finish(answer)
+    known = [bool(few.drafter(request([]), bytes([n])).draft([1000 * n, 1000 * n + 1], 3)) for n in (0, 29)]
+    assert known == [False, True], "speculative_bytes are exceeded"
     predicted = replace(request([1]), prediction=(2, 3))
     assert isinstance(suffix.drafter(predicted, b""), PredictionDrafter)
 

@@ -44,6 +44,8 @@ async def test_sparse_and_colbert_numbers_are_flagembeddings(m3: Path):
     finally:
         await runs.close()
 
+    signs = np.sign(np.concatenate(raw))
+    assert {*signs.flat} == {-1, 1}, "some logits are negative"
     for number, each in enumerate(TEXTS):
         hidden = states(model, each)
         by_token = torch.nn.functional.normalize(hidden[1:] @ colbert["weight"].T + colbert["bias"], dim=-1)

@@ -24,6 +24,7 @@ TYPES: dict[Any, torch.dtype] = {
 DRAW = random.Random(1)
 EDGES = [0.0, -0.0, 448.0, 449.0, 464.0, 465.0, 57344.0, 61439.0, 61440.0, 65504.0, 65519.0, 65520.0, 1e9, -1e9]
 TIES = [sign * odd * 2.0**power for sign in (1, -1) for odd in range(1, 40, 2) for power in range(-30, 12)]
+TIES += [odd * 2.0**power for odd in range(257, 513, 2) for power in range(-3, 3)]  # of bfloat16
 DRAWN = [DRAW.gauss(0, 10.0**size) for size in range(-9, 6) for _ in range(100)]
 VALUES = np.array([*EDGES, *TIES, *DRAWN], dtype="<f4")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from infd.config import Config, SchedulerConfig
 from tests.http.scripted import speaking
@@ -39,6 +40,30 @@ async def test_a_prediction_saves_steps_and_its_tokens_are_counted(content: Any)
         assert steps(endpoint) <= 8
         assert counted["reasoning_tokens"] == 0
         assert 0 < counted["rejected_prediction_tokens"] <= 14
+
+
+async def test_drafts_are_counted_under_vllms_names():
+    async with speaking(ANSWER, config=NGRAM) as endpoint:
+        _, body = await endpoint.post(CHAT, predicted(PREDICTED))
+        async with endpoint.session.get("/metrics") as response:
+            page = await response.text()
+    found = {
+        (sample.name, sample.labels.get("position")): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name.startswith("vllm:spec_decode") and {"engine", "model_name"} <= sample.labels.keys()
+    }
+    by_place = [found.pop(("vllm:spec_decode_num_accepted_tokens_per_pos_total", str(place))) for place in range(7)]
+    counted = body["usage"]["completion_tokens_details"]
+    kept, rejected = (counted[f"{what}_prediction_tokens"] for what in ("accepted", "rejected"))
+
+    assert found == {
+        ("vllm:spec_decode_num_drafts_total", None): by_place[0] + 1,  # nothing is kept of the draft behind the end
+        ("vllm:spec_decode_num_draft_tokens_total", None): kept + rejected,
+        ("vllm:spec_decode_num_accepted_tokens_total", None): kept,
+    }
+    assert sum(by_place) == kept
+    assert by_place == sorted(by_place, reverse=True)
 
 
 async def test_streamed_usage_counts_the_prediction_too():

@@ -113,7 +113,9 @@ def make_m3(directory: Path) -> Path:
     (directory / "1_Pooling/config.json").write_text('{"pooling_mode_cls_token": true}')
     torch.manual_seed(5)
     torch.save(torch.nn.Linear(48, 48).state_dict(), directory / "colbert_linear.pt")
-    halves = {name: each.half() for name, each in torch.nn.Linear(48, 1).state_dict().items()}
+    sparse = torch.nn.Linear(48, 1)
+    sparse.bias.data -= 0.5  # so that the logits of some tokens are negative, and their weights 0
+    halves = {name: each.half() for name, each in sparse.state_dict().items()}
     torch.save(halves, directory / "sparse_linear.pt")
     return directory
 

@@ -153,6 +153,10 @@ def test_the_authors_own_files_of_gte_are_read(checkpoint, tmp_path):
     model = load_encoder(rewritten(checkpoint("gte"), tmp_path, own, "new."))
 
     assert off(encode(model, [text(1, 20)])[0], encode(load_encoder(checkpoint("gte")), [text(1, 20)])[0]) == 0
+    del own["rope_theta"]  # the default is that of the checkpoint
+    assert theta == 160_000
+    model = load_encoder(rewritten(checkpoint("gte"), tmp_path, own, "new."))
+    assert off(encode(model, [text(1, 20)])[0], encode(load_encoder(checkpoint("gte")), [text(1, 20)])[0]) == 0
 
 
 def test_the_authors_own_files_of_nomic_bert_are_read(checkpoint, tmp_path):

@@ -85,6 +85,27 @@ def test_labels_come_from_the_configuration(tmp_path: Path):
     assert (named.tasks, named.labels, named.pairs) == (("token_classify",), ("O", "B"), False)
 
 
+def test_the_dimensions_for_which_a_model_was_trained_come_from_the_configuration(tmp_path: Path):
+    stated = {"architectures": ["BertModel"], "model_type": "bert", "hidden_size": 8}
+    nested = {**stated, "matryoshka_dimensions": [2, 4]}
+    assert read(tmp_path, stated).matryoshka == ()
+    assert read(tmp_path, nested).matryoshka == (2, 4)
+    write(tmp_path, RECORDED["mean"]["files"])
+    assert read(tmp_path, nested).matryoshka == (2, 4)
+    with pytest.raises(CheckpointError, match=r"matryoshka_dimensions: expected positive integers, found \[4, 0\]"):
+        read(tmp_path, {**stated, "matryoshka_dimensions": [4, 0]})
+
+
+def test_texts_are_as_long_as_the_tokenizer_and_the_positions_permit(tmp_path: Path):
+    config = {"architectures": ["BertModel"], "model_type": "bert", "hidden_size": 8, "max_position_embeddings": 512}
+    assert read(tmp_path, config).max_tokens == 512
+    for most, expected in ((128, 128), (2048, 512), (1e30, 512)):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": most}))
+        assert read(tmp_path, config).max_tokens == expected
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 256}')
+    assert read(tmp_path, config).max_tokens == 256
+
+
 REFUSED = {
     "a module": ({"modules.json": [{"name": "0", "path": "", "type": "x.Transformer"},
                                    {"name": "1", "path": "1_C", "type": "sentence_transformers.models.CNN"}]}, "CNN"),

@@ -14,6 +14,7 @@ from infd.scheduler import speculation as module
 from infd.scheduler.cache import Cache
 from infd.scheduler.layout import CacheLayout, PageGroup
 from infd.scheduler.plan import Draft, Span, StepPlan
+from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.speculation import CLASSES, Speculation
 from infd.scheduler.step_costs import CLIP, StepCosts
 from tests.drafters import Oracle
@@ -402,6 +403,12 @@ def test_a_draft_takes_no_page_that_a_running_sequence_needs_next(pages: int, to
     assert not driver.scheduler.preemptions
     assert max(span.drafts for plan in driver.plans for span in plan.spans) == 4
     driver.check_answers()
+
+
+def test_where_attention_is_confined_to_chunks_nothing_is_drafted():
+    layout = CacheLayout((PageGroup(layers=(0,), page_tokens=2, chunk=4),))
+    scheduler = Scheduler(replace(capacity(layout), row_costs=FLAT), max_drafts=4)
+    assert scheduler.speculation.most == 0
 
 
 class Failing(Oracle):

@@ -70,24 +70,37 @@ async def test_what_is_computed_is_what_is_asked_for(
     assert join.wants == (expected,)
 
 
+BEGIN, END = ids("<|im_start|>")[0], ids("<|im_end|>")[0]
+
+
+def framed() -> processors.PostProcessor:
+    """Enclose texts and pairs in BEGIN and END."""
+    special = [("<|im_start|>", BEGIN), ("<|im_end|>", END)]
+    single, pair = "<|im_start|> $A <|im_end|>", "<|im_start|> $A $B:1 <|im_end|>:1"
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+
+
 async def test_special_tokens_are_left_out_on_request(endpoint: Endpoint):
-    begin, end = ids("<|im_start|>")[0], ids("<|im_end|>")[0]
-    framed = processors.TemplateProcessing(
-        single="<|im_start|> $A <|im_end|>",
-        pair="<|im_start|> $A $B:1 <|im_end|>:1",
-        special_tokens=[("<|im_start|>", begin), ("<|im_end|>", end)],
-    )
     served = endpoint.server.service.model()
-    endpoint.server.served = msgspec.structs.replace(served, tokenizer=make_tokenizer(framed))
+    endpoint.server.served = msgspec.structs.replace(served, tokenizer=make_tokenizer(framed()))
 
     for path in ("/v1/embeddings", "/pooling", "/classify", "/score", "/rerank"):
         pair = path in ("/score", "/rerank")
         bare = [*ids("a"), *ids("b")] if pair else ids("a b")
-        for fields, tokens in (({}, [begin, *bare, end]), ({"add_special_tokens": False}, bare)):
+        for fields, tokens in (({}, [BEGIN, *bare, END]), ({"add_special_tokens": False}, bare)):
             (join,) = await joins(endpoint, path, fields)
             pool = pick(Pool, join.wants)
             assert pool is not None
             assert (join.tokens, pool.second) == (tokens, tokens.index(bare[-1]) if pair else None), path
+
+
+async def test_a_prompt_that_is_left_out_includes_the_token_that_begins_texts(endpoint: Endpoint):
+    served = endpoint.server.service.model()
+    endpoint.server.served = msgspec.structs.replace(served, tokenizer=make_tokenizer(framed()))
+    settings(endpoint, include_prompt=False)
+
+    (join,) = await joins(endpoint, "/v1/embeddings", {"prompt_name": "query"})
+    assert join.wants == (Pool("embed", skip=1 + len(ids("find "))),), "not the one that ends the prompt alone"
 
 
 async def test_conversations_end_as_the_request_says_and_variables_reach_the_template(endpoint: Endpoint):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from infd.pooling import Dense
 from tests.http.model import tokenizer
-from tests.http.pooling.asking import ids, settings, state
+from tests.http.pooling.asking import ids, refused, settings, state
 
 if TYPE_CHECKING:
     from tests.http.endpoint import Endpoint
@@ -68,6 +68,14 @@ async def test_tokens_that_begin_and_end_texts_have_no_weights_beside_layers_for
     _, body = await endpoint.post("/embed_sparse", {"inputs": prompt})
     first, second, third, _ = state(prompt, "token_classify")
     assert body == [[{"index": 5, "value": max(first, third)}, {"index": 6, "value": second}]]
+
+
+async def test_numbers_of_a_layer_for_tokens_are_counted_by_its_outputs(endpoint: Endpoint):
+    settings(endpoint, dimensions=8, token_dense=Dense(name="x", inputs=8, outputs=3, bias=True, activation="none"))
+    for task, most in (("token_embed", 3), ("embed", 8)):
+        assert (await endpoint.post("/pooling", {"input": "a", "task": task, "dimensions": most}))[0] == 200
+        error = await refused(endpoint, "/pooling", {"input": "a", "task": task, "dimensions": most + 1})
+        assert f"at most {most}," in error["message"]
 
 
 async def test_weights_of_texts_after_a_prompt_that_is_left_out(endpoint: Endpoint):
