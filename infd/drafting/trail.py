@@ -7,6 +7,9 @@ Turns    The prompt would go on with a certain token, but the answer goes on in 
          token, or a name is replaced. The answer does so again at the next equal token.
 Sources  A value was copied from a place in the prompt. When the answer comes to such a value again, it is copied from
          the next place that follows the same tokens.
+
+Otherwise the answer is expected to copy the prompt in its order: of places that follow the same run of tokens, the
+first one behind the text that was copied last.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from infd.drafting.drafter import RUN
-from infd.drafting.occurrences import MOST_INDEXED, Occurrences, continued
+from infd.drafting.occurrences import MOST_COMPARED, MOST_INDEXED, Occurrences, continued
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NEAR: Final = 128  # tokens of the prompt behind a source in which the next one is sought
+AHEAD: Final = 256  # tokens of the prompt behind the text copied last in which a run is sought first
 VALUE: Final = 16  # most tokens of an earlier value behind which its form is sought
 TRUSTED: Final = 2  # turns in a row that are wrong until turns are followed no more
 
@@ -36,6 +40,7 @@ class Trail:
         self._prompt = prompt_tokens
         self._read = prompt_tokens  # tokens that were compared with the trail
         self._at = 0  # place of the token that is expected next
+        self._copied_to = max(0, prompt_tokens - MOST_INDEXED)  # place of the prompt behind the text copied last
         self._turns: dict[int, int] = {}  # token of the prompt -> place of the answer that went on in its stead
         self._right = 0  # turns that were right; first, none is followed
         self._sources: dict[int, int] = {}  # place of the answer -> place of the prompt from which a value was copied
@@ -57,9 +62,22 @@ class Trail:
         self._read = len(tokens)
         if not self.run and (found := self._seen.find(tokens, tokens)) is not None:
             self.run, self._at = found
-            begin = len(tokens) - self.run
-            if self._at < self._prompt <= begin:
-                self._sources[begin] = self._at - self.run
+            if self._at < self._prompt:
+                self._at = self._in_order(tokens, self._at)
+                if (begin := len(tokens) - self.run) >= self._prompt:
+                    self._sources[begin] = self._at - self.run
+
+    def _in_order(self, tokens: Sequence[int], latest: int) -> int:
+        """Return the first place near the text copied last that follows the same run as `latest`; or `latest`."""
+        at, end, run = self._copied_to, min(latest, self._copied_to + AHEAD), tokens[-self.run :]
+        try:
+            for _ in range(MOST_COMPARED):
+                at = tokens.index(run[-1], at, end) + 1
+                if tokens[at - self.run : at] == run:
+                    return at
+        except ValueError:  # no place is left
+            pass
+        return latest
 
     def drafts(self, tokens: Sequence[int], most: int) -> list[int]:
         """Return `most` tokens that are expected to follow; none if the answer follows no known text."""
@@ -106,6 +124,7 @@ class Trail:
         if at >= self._prompt:
             self._value = at
             return
+        self._copied_to = at
         self._turns[tokens[at]] = end
         if self._value is not None:
             form = tokens[self._value + 1 : min(self._value + 1 + VALUE, end)]

@@ -13,6 +13,7 @@ from infd.drafting.occurrences import AT_ONCE, MOST_INDEXED, Occurrences
 from infd.drafting.prediction import PredictionDrafter
 from infd.drafting.select import drafting
 from infd.drafting.suffix import LONGEST, SuffixDrafter, SuffixDrafting
+from infd.drafting.trail import AHEAD
 from infd.request import Request
 
 
@@ -58,6 +59,8 @@ RECORDS = [1, 10, 11, 2, 20, 1, 12, 13, 2, 21, 1, 14, 15, 2, 22, 1, 16, 17, 2, 2
 def drafts_behind(answer: list[int], most: int = 3, prompt: list[int] = RECORDS) -> list[int]:
     """Return what is drafted behind an answer that is written token by token."""
     drafter, found = NgramDrafter(len(prompt)), []
+    for _ in range(0, len(prompt), AT_ONCE):
+        drafter.draft(prompt, most)
     for end in range(len(answer) + 1):
         found = drafter.draft([*prompt, *answer[:end]], most)
     return found
@@ -104,6 +107,21 @@ def test_replacements_that_were_wrong_are_not_expected_elsewhere():
 def test_a_value_that_is_copied_from_elsewhere_is_followed_there():
     assert drafts_behind([10, 11, 8, 12, 13, 8, 16, 17], 2) == [8, 16]
     assert drafts_behind([10, 11, 8, 12, 13, 8, 16], 1) == [17]
+
+
+def test_a_prompt_is_copied_in_its_order():
+    prompt = [0, 1, 5, 10, 2, 6, 20, 3, 5, 30, 4, 5, 40, 7, 8]
+    assert drafts_behind([5], 1, prompt) == [10]
+    assert drafts_behind([2, 6, 20, 9, 5], 1, prompt) == [30]
+    assert NgramDrafter(len(prompt)).draft([*prompt, 4, 5], 1) == [40], "a longer run"
+    assert drafts_behind([40, 7, 9, 5], 1, prompt) == [40], "behind the text copied last there is none"
+
+
+def test_the_order_of_a_long_prompt_is_followed_near_the_text_copied_last():
+    prompt = [0, *range(1000, 1000 + AHEAD), 5, 10, *range(2000, 2000 + AHEAD), 5, 20, 6, 5, 30]
+    assert drafts_behind([5], 1, prompt) == [30]
+    assert drafts_behind([1000 + AHEAD - 1, 9, 5], 1, prompt) == [10]
+    assert drafts_behind([2000 + AHEAD - 1, 9, 5], 1, prompt) == [20]
 
 
 def test_a_run_before_an_earlier_answers_continuation_is_compared_with_that_answer():
