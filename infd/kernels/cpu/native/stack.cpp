@@ -169,10 +169,16 @@ void mix(const StackLayer& layer, const Number* input, Number* out, const Worksp
   INFD_HERE(add_shared)(HALF<Number>, out, space.shared, gated ? space.shared_gate : nullptr, step.tokens, step.hidden);
 }
 
+// The weights that each token multiplies in a layer. Those of chosen experts do not count.
+int64_t weights_of(const StackLayer& layer) {
+  const auto count = [](const StackProduct& product) { return product.outputs * product.inputs; };
+  return count(layer.qkv) + count(layer.output) + count(layer.gate_up) + count(layer.down);
+}
+
 template <class Number>
 void compute(const StackLayer& layer, const StackStep& all, const Workspace<Number>& space, Number* x, Number* stream,
              bool starts, bool ends) {
-  const bool awake = worth_sharing(all.tokens, layer.qkv.outputs, layer.qkv.inputs, false);
+  const bool awake = worth_sharing(all.tokens, weights_of(layer), 1, false);
   const int64_t enough = enough_elements(awake);
   const Number* input = enter(layer.input_norm, x, stream, starts, space.normed, all, enough);
   multiply(layer.qkv, input, space.rounded, space.qkv, all.tokens, awake);
