@@ -66,9 +66,12 @@ A Fault is an error as plain values, for step results and for messages between p
 from __future__ import annotations
 
 import os
-from typing import ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 Error = TypeVar("Error", bound=BaseException)
 
@@ -255,7 +258,13 @@ class OriginNotAllowed(RequestError):
 
 
 class MethodNotAllowed(RequestError):
+    """The path is served with other methods: `allowed`, separated by commas."""
+
     status, code = 405, "method_not_allowed"
+
+    def __init__(self, method: str, path: str, allowed: Collection[str]) -> None:
+        self.allowed = ",".join(sorted(allowed))
+        super().__init__(f"{shorten(method)} is not a method of {shorten(path)}, which takes {self.allowed}")
 
 
 class BodyTooLarge(RequestError):

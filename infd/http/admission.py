@@ -10,14 +10,11 @@ from functools import wraps
 from typing import TYPE_CHECKING
 
 from infd.errors import NotReady, Overloaded
-from infd.http.service import EXCHANGE, SERVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from aiohttp import web
 
-    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+    from infd.http.routing import Handler, Request
 
 
 def guarded(handler: Handler) -> Handler:
@@ -27,8 +24,8 @@ def guarded(handler: Handler) -> Handler:
     """
 
     @wraps(handler)
-    async def admit(request: web.Request) -> web.StreamResponse:
-        service, exchange = request.app[SERVICE], request[EXCHANGE]
+    async def admit(request: Request) -> web.StreamResponse:
+        service, exchange = request.service, request.exchange
         try:
             with exchange.place as place, exchange.held:
                 if (key := exchange.key) is not None and key.in_flight is not None:

@@ -1,14 +1,14 @@
-"""The HTTP server: all routes, the order of the middlewares, and the listeners."""
+"""The HTTP server: all routes, and the listeners."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from aiohttp import web
 
-from infd.http import expectations, middleware
 from infd.http.admission import guarded
 from infd.http.apis.chat import CHAT
 from infd.http.apis.completions import COMPLETIONS
@@ -20,6 +20,7 @@ from infd.http.apis.tei import EMBED, EMBED_ALL, EMBED_SPARSE, PREDICT, SIMILARI
 from infd.http.connection import STALL_S, Connection
 from infd.http.connections import Connections
 from infd.http.formats.responses import RESPONSES_ERRORS
+from infd.http.handling import handle
 from infd.http.handshakes import Handshakes, TlsListener
 from infd.http.routes import (
     conversations,
@@ -32,11 +33,11 @@ from infd.http.routes import (
     pooling,
     responses,
     tokens,
-    unknown,
 )
 from infd.http.routes.generating import answering
 from infd.http.routes.render import rendering
-from infd.http.service import ERRORS, SERVICE, Service
+from infd.http.routing import Request, Routes
+from infd.http.service import Service
 
 if TYPE_CHECKING:
     import ssl
@@ -92,64 +93,53 @@ POOLING_APIS: Final[dict[str, PoolingApi[Any]]] = {
 }
 
 
-def application(service: Service) -> web.Application:
-    """Return the aiohttp application: the routes and the middlewares around them."""
-    app = web.Application(
-        middlewares=[middleware.log_access, middleware.answer_errors, middleware.check],
-    )
-    app[SERVICE] = service
-    apis = {path: api for long, api in APIS.items() for path in (long, long.removeprefix("/v1"))}
-    errors = {path: api.errors for path, api in POOLING_APIS.items()} | {path: api.errors for path, api in apis.items()}
-    app[ERRORS] = errors | {
-        COUNT_TOKENS: MESSAGES.errors,
-        RESPONSES: RESPONSES_ERRORS,
-    }
-    app.on_response_prepare.append(middleware.finish_headers)
-    routes = [
-        *(web.post(path, answering(api)) for path, api in apis.items()),
-        *(web.post(f"{path}/render", rendering(api)) for path, api in APIS.items()),
-        web.post("/infill", answering(INFILL)),
-        *(web.post(path, pooling.pooling(api)) for path, api in POOLING_APIS.items()),
-        web.get("/info", pooling.info),
-        web.post(COUNT_TOKENS, messages.count_tokens),
-        web.post(RESPONSES, guarded(responses.create)),
-        web.post(f"{RESPONSES}/input_tokens", responses.count_tokens),
-        web.get(f"{RESPONSES}/{{id}}", responses.retrieve),
-        web.delete(f"{RESPONSES}/{{id}}", responses.delete),
-        web.post(f"{RESPONSES}/{{id}}/cancel", responses.cancel),
-        web.get(f"{RESPONSES}/{{id}}/input_items", responses.list_input),
-        web.post(CONVERSATIONS, conversations.create),
-        web.get(f"{CONVERSATIONS}/{{id}}", conversations.retrieve),
-        web.post(f"{CONVERSATIONS}/{{id}}", conversations.update),
-        web.delete(f"{CONVERSATIONS}/{{id}}", conversations.delete),
-        web.post(f"{CONVERSATIONS}/{{id}}/items", conversations.add_items),
-        web.get(f"{CONVERSATIONS}/{{id}}/items", conversations.list_items),
-        web.get(f"{CONVERSATIONS}/{{id}}/items/{{item}}", conversations.retrieve_item),
-        web.delete(f"{CONVERSATIONS}/{{id}}/items/{{item}}", conversations.delete_item),
-        web.get("/v1/models", models.list_models),
-        web.get("/v1/models/{id:.+}", models.show_model),
-        web.get("/models", models.list_models),
-        web.get("/props", description.props),
-        web.get("/tokenizer_info", description.tokenizer_info),
-        web.post("/tokenize", tokens.tokenize),
-        web.post("/detokenize", tokens.detokenize),
-        web.get("/livez", health.live),
-        web.get("/readyz", health.ready),
-        web.get("/health", health.healthy),
-        web.get("/ping", health.healthy),
-        web.post("/ping", health.healthy),
-        web.get("/version", health.version),
-        web.get("/load", health.load),
-        web.get("/metrics", metrics.scrape),
-        web.get("/openapi.json", documents.openapi),
-        web.get("/docs", documents.docs),
-    ]
-    for route in routes:
-        route.kwargs["expect_handler"] = expectations.defer
-    app.add_routes(routes)
-    others = app.router.add_resource(unknown.PATH, name=unknown.NAME)
-    others.add_route("*", unknown.refuse, expect_handler=expectations.defer)
-    return app
+def routes() -> Routes:
+    """Return all routes."""
+    found = Routes()
+    for long, api in APIS.items():
+        for path in (long, long.removeprefix("/v1")):
+            found.add("POST", path, answering(api), api.errors)
+        found.add("POST", f"{long}/render", rendering(api))
+    found.add("POST", "/infill", answering(INFILL))
+    for path, pooled in POOLING_APIS.items():
+        found.add("POST", path, pooling.pooling(pooled), pooled.errors)
+    found.add("POST", COUNT_TOKENS, messages.count_tokens, MESSAGES.errors)
+    found.add("POST", RESPONSES, guarded(responses.create), RESPONSES_ERRORS)
+    for method, path, handler in (
+        ("GET", "/info", pooling.info),
+        ("POST", f"{RESPONSES}/input_tokens", responses.count_tokens),
+        ("GET", f"{RESPONSES}/{{id}}", responses.retrieve),
+        ("DELETE", f"{RESPONSES}/{{id}}", responses.delete),
+        ("POST", f"{RESPONSES}/{{id}}/cancel", responses.cancel),
+        ("GET", f"{RESPONSES}/{{id}}/input_items", responses.list_input),
+        ("POST", CONVERSATIONS, conversations.create),
+        ("GET", f"{CONVERSATIONS}/{{id}}", conversations.retrieve),
+        ("POST", f"{CONVERSATIONS}/{{id}}", conversations.update),
+        ("DELETE", f"{CONVERSATIONS}/{{id}}", conversations.delete),
+        ("POST", f"{CONVERSATIONS}/{{id}}/items", conversations.add_items),
+        ("GET", f"{CONVERSATIONS}/{{id}}/items", conversations.list_items),
+        ("GET", f"{CONVERSATIONS}/{{id}}/items/{{item}}", conversations.retrieve_item),
+        ("DELETE", f"{CONVERSATIONS}/{{id}}/items/{{item}}", conversations.delete_item),
+        ("GET", "/v1/models", models.list_models),
+        ("GET", "/v1/models/{id:.+}", models.show_model),
+        ("GET", "/models", models.list_models),
+        ("GET", "/props", description.props),
+        ("GET", "/tokenizer_info", description.tokenizer_info),
+        ("POST", "/tokenize", tokens.tokenize),
+        ("POST", "/detokenize", tokens.detokenize),
+        ("GET", "/livez", health.live),
+        ("GET", "/readyz", health.ready),
+        ("GET", "/health", health.healthy),
+        ("GET", "/ping", health.healthy),
+        ("POST", "/ping", health.healthy),
+        ("GET", "/version", health.version),
+        ("GET", "/load", health.load),
+        ("GET", "/metrics", metrics.scrape),
+        ("GET", "/openapi.json", documents.openapi),
+        ("GET", "/docs", documents.docs),
+    ):
+        found.add(method, path, handler)
+    return found
 
 
 class _Listener(Protocol):
@@ -170,7 +160,7 @@ class HttpServer:
         tool_servers: Servers,
     ) -> None:
         self.service = Service(engine, live, metrics, keys, offload, store, tool_servers)
-        self._runner = web.AppRunner(application(self.service), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
+        self._server: web.Server | None = None
         self._connections = Connections(live, metrics)
         self._sockets: list[socket.socket] = []
         self._listeners: list[_Listener] = []
@@ -199,7 +189,9 @@ class HttpServer:
 
         tls  context of connections at TCP sockets; None: plain HTTP
         """
-        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        answer, make = cast("Any", handle), partial(Request, self.service, routes(), loop)
+        self._server = web.Server(answer, request_factory=make, handler_cancellation=True, loop=loop)
         self._sockets = list(sockets)
         for listening in self._sockets:
             # Accepted sockets inherit their listener's options.
@@ -208,7 +200,6 @@ class HttpServer:
                 # Bounds the time to send a response's last bytes after the server has closed the connection.
                 listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
         await self._listen(tls)
-        loop = asyncio.get_running_loop()
         self._heart = loop.create_task(self.service.streams.keep_alive(), name="http-keep-alive")
 
     async def replace_tls(self, tls: ssl.SSLContext | None) -> None:
@@ -230,7 +221,7 @@ class HttpServer:
             listener.close()
 
     async def _listen_at(self, bound: socket.socket, tls: ssl.SSLContext | None) -> _Listener:
-        server, loop, service = self._runner.server, asyncio.get_running_loop(), self.service
+        server, loop, service = self._server, asyncio.get_running_loop(), self.service
         assert server is not None
 
         def accept() -> Connection:
@@ -272,6 +263,9 @@ class HttpServer:
             await asyncio.wait([self._heart])
         await self.service.background.close()
         await self._handshakes.close()
-        await self._runner.cleanup()
+        if self._server is not None:
+            await asyncio.sleep(0)  # requests that have arrived begin to be answered
+            self._server.pre_shutdown()
+            await self._server.shutdown(SHUTDOWN_S)
         await self.service.tool_servers.close()
         await self.service.store.close()

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from infd.errors import BodyTooLarge, InvalidRequest, Overloaded
 from infd.http import connection, expectations
 from infd.http.json_body import decode
-from infd.http.service import SERVICE
 
 if TYPE_CHECKING:
     import msgspec
-    from aiohttp import web
 
+    from infd.http.routing import Request
     from infd.http.service import Service
 
 T = TypeVar("T")
@@ -27,9 +26,9 @@ T = TypeVar("T")
 SMALL_BYTES: Final = 64 * 2**10
 
 
-async def read(request: web.Request, decoder: msgspec.json.Decoder[T]) -> tuple[T, int]:
+async def read(request: Request, decoder: msgspec.json.Decoder[T]) -> tuple[T, int]:
     """Return the decoded body and its size in bytes. Raises InvalidRequest, BodyTooLarge, Overloaded."""
-    service = request.app[SERVICE]
+    service = request.service
     depth = service.config.limits.json_depth
     data = bytearray()
     try:
@@ -41,7 +40,7 @@ async def read(request: web.Request, decoder: msgspec.json.Decoder[T]) -> tuple[
         service.bodies_bytes -= len(data)
 
 
-async def _receive(request: web.Request, data: bytearray, service: Service) -> None:
+async def _receive(request: Request, data: bytearray, service: Service) -> None:
     """Append each chunk of the body to `data`; add the chunk's size to `service.bodies_bytes`. Raises RequestError."""
     server, content = service.config.server, request.content
     # Compressed bodies are refused, because a few kilobytes can decompress to gigabytes.

@@ -1,8 +1,8 @@
 """One connection: its limits, the response to bytes that are not HTTP, and the closing of the connection.
 
 After its last response the server closes a connection in two steps: it shuts down writing, then for up to LINGER_S
-reads and drops up to LINGER_BYTES of further input. Without the second step, input that arrives at the closed socket
-would be answered with a TCP reset, which discards a response that the client has not read yet.
+reads and drops up to headers.LINGER_BYTES of further input. Without the second step, input that arrives at the closed
+socket would be answered with a TCP reset, which discards a response that the client has not read yet.
 
 A client that closes its sending side between requests, or after a whole request, counts as disconnected. A client that
 closes its sending side within a request gets a 400.
@@ -13,15 +13,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import web
-from aiohttp.http import HttpVersion11
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _ErrInfo
 
 from infd.errors import InvalidHttp, InvalidRequest, Overloaded, UnknownVersion
-from infd.http import failure, proxies
+from infd.http import failure, headers, proxies
 from infd.http.connections import address_of
-from infd.http.service import EXCHANGE
 from infd.http.sse import HIGH_WATER
 
 if TYPE_CHECKING:
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from infd.config import ServerConfig
     from infd.http.connections import Connections
     from infd.http.proxies import Proxies
+    from infd.http.routing import Request
     from infd.telemetry.metrics import Metrics
 
 HEADER_BYTES: Final = 16 * 2**10
@@ -40,10 +39,9 @@ HEADERS: Final = 100
 # Once more than HIGH_WATER bytes are unsent, the server drops the connection unless at most a quarter of HIGH_WATER
 # remains unsent within this time.
 STALL_S: Final = 30.0
-# Limits on the time and bytes of input that the server reads and drops, after a response that closes the connection or
-# in a body that no handler reads.
+# Time for which the server reads and drops input, after a response that closes the connection or in a body that no
+# handler reads. `headers.LINGER_BYTES` limits the bytes.
 LINGER_S: Final = 5.0
-LINGER_BYTES: Final = 8 * 2**20
 # Iterations of the event loop between the headers' deadline and the drop: a delayed event loop then still reads headers
 # that arrived in time.
 HEADER_GRACE_ITERATIONS: Final = 10
@@ -100,7 +98,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         self._header_deadline: asyncio.Handle | None = None
         self._stall_deadline: asyncio.TimerHandle | None = None
         self._linger_deadline: asyncio.TimerHandle | None = None
-        self._linger_bytes = LINGER_BYTES  # remaining bytes to read and drop
+        self._linger_bytes = headers.LINGER_BYTES  # remaining bytes to read and drop
         self._arriving: StreamReader | None = None  # body of the newest request, until complete
         self._answered = False  # whether the newest request was answered before its body was complete
         self._refused = False  # whether further input is dropped instead of parsed
@@ -199,6 +197,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
     ) -> tuple[web.StreamResponse, bool]:
         self._answered = request.content is self._arriving
         answer, gone = await super().finish_response(request, resp, start_time)
+        del cast("Request", request).exchange  # aiohttp keeps the request until the next one arrives
         if request.content.is_eof() and not request.content.at_eof():
             request.content.read_nowait()  # aiohttp would keep an unread body until the next request
         self._check_messages()  # input after a declined upgrade is parsed only now
@@ -245,10 +244,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             return super().handle_error(request, status, exc, message)
         refusal = exc if isinstance(exc, InvalidHttp) else _parser_error(message or "")
         failure.count(refusal, self._metrics)
-        response = failure.response(refusal)
-        response.headers["Server"] = "infd"
-        set_server_version(request)
-        return response
+        return failure.response(refusal)
 
     def _within_a_request(self) -> bool:
         """Return whether the parser lacks part of a request's headers or body. This call makes the parser unusable."""
@@ -316,20 +312,9 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
 
     def _count_slow_reader(self) -> None:
         self._metrics.dropped["slow_reader"] += 1
-        exchange = None if self._current_request is None else self._current_request.get(EXCHANGE)
-        if exchange is not None and exchange.ticket is not None:
-            exchange.ticket.departure = "slow_reader"
-
-
-def unread_body_too_large(request: web.BaseRequest) -> bool:
-    """Return whether the connection cannot be reused: the body's unread rest failed, or may be too large to drop."""
-    body, size = request.content, request.content_length
-    return not body.is_eof() and (size is None or size > LINGER_BYTES or body.exception() is not None)
-
-
-def set_server_version(request: web.BaseRequest) -> None:
-    """Make the status line name the server's version of HTTP, not the client's (RFC 9110, 6.2)."""
-    request._cache["version"] = request._version = HttpVersion11
+        request = cast("Request | None", self._current_request)
+        if request is not None and request.exchange.ticket is not None:
+            request.exchange.ticket.departure = "slow_reader"
 
 
 def _parser_error(message: str) -> InvalidHttp | UnknownVersion:

@@ -40,7 +40,7 @@ class Origins:
     def _allowed(self) -> tuple[str, ...]:
         return self._live.now.server.cors_origins
 
-    def preflight(self, request: web.Request) -> web.Response | None:
+    def preflight(self, request: web.BaseRequest) -> web.Response | None:
         """Return the response to a preflight request; None for other requests. Raises OriginNotAllowed.
 
         A preflight request needs no API key, because browsers send preflight requests without credentials.
@@ -60,7 +60,7 @@ class Origins:
             headers["Access-Control-Allow-Headers"] = asked
         return web.Response(status=204, headers=headers)
 
-    def set_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+    def set_headers(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Set the CORS headers that allow the requesting page to read the response, if its origin is allowed."""
         if not self._allowed:
             return

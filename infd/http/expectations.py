@@ -1,7 +1,6 @@
 """`Expect: 100-continue`: a client that sends this header waits for permission to send its body.
 
-infd grants permission when a route's handler reads the body, after the API key is checked. aiohttp's own handler would
-grant permission before any middleware runs: before the key is checked and the request id is assigned.
+infd grants permission when a route's handler reads the body: after the API key is checked and the request id assigned.
 """
 
 from __future__ import annotations
@@ -18,17 +17,13 @@ if TYPE_CHECKING:
 _CONTINUE: Final = "100-continue"
 
 
-async def defer(request: web.Request) -> None:
-    """Do nothing. As a route's expectation handler, this function replaces aiohttp's handler."""
-
-
-def check(request: web.Request) -> None:
+def check(request: web.BaseRequest) -> None:
     """Raise UnknownExpectation for an expectation other than 100-continue. HTTP/1.0 defines no expectations."""
     if request.version >= HttpVersion11 and request.headers.get("Expect", _CONTINUE).lower() != _CONTINUE:
         raise UnknownExpectation(f"the only expectation known here is {_CONTINUE}")
 
 
-async def send_continue(request: web.Request) -> None:
+async def send_continue(request: web.BaseRequest) -> None:
     """Send `100 Continue` if the client waits for permission to send its body."""
     if request.version >= HttpVersion11 and "Expect" in request.headers:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

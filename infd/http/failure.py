@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from infd.errors import Internal, NotReady, Overloaded, RequestError, Unauthorized, UnknownVersion, without_frames
+from infd.errors import (
+    Internal,
+    MethodNotAllowed,
+    NotReady,
+    Overloaded,
+    RequestError,
+    Unauthorized,
+    UnknownVersion,
+    without_frames,
+)
 from infd.http.formats.openai import OPENAI_ERRORS
 
 if TYPE_CHECKING:
@@ -54,6 +63,8 @@ def response(error: RequestError, errors: Errors = OPENAI_ERRORS) -> web.Respons
         answer.headers["Retry-After"] = str(error.retry_after_s)
     if error.status == Unauthorized.status:
         answer.headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, MethodNotAllowed):
+        answer.headers["Allow"] = error.allowed
     if error.closes:
         answer.force_close()
     return answer

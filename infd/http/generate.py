@@ -109,7 +109,7 @@ async def _answer(
         body = Folded(answer, format) if format.folds else Body(answer, format, generation, backend.offload)
         return await _copy_deltas(answer, body, direct=True)
     stream = Stream(answer, format, events, backend.offload, before_end)
-    # A separate task reads the tokens, because waking this task resumes the coroutine of every middleware. Tokens
+    # A separate task reads the tokens, because waking this task resumes every coroutine around it. Tokens
     # of several choices are not consumed directly, so that one write sends all tokens of a step.
     return await asyncio.ensure_future(_copy_deltas(answer, stream, direct=answer.single))
 

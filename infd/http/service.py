@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from aiohttp import web
-
 from infd.http.accounts import Accounts
 from infd.http.auth import InFlight
 from infd.http.backend import Backend
 from infd.http.background import Background
 from infd.http.cors import Origins
-from infd.http.exchange import Exchange
-from infd.http.formats.base import Errors
 from infd.http.proxies import Proxies
 from infd.http.sse import Streams
 
@@ -71,8 +67,3 @@ class Service(Backend):
             return BODY_BYTES
         least = BODY_BYTES if self.served.generates else POOLED_BODY_BYTES
         return max(least, BODY_BYTES_BESIDES + BODY_BYTES_PER_TOKEN * self.served.max_model_len)
-
-
-SERVICE = web.AppKey("service", Service)
-ERRORS = web.AppKey("errors", dict[str, Errors])  # the encoder of each API's errors, by path
-EXCHANGE = web.RequestKey("exchange", Exchange)

@@ -38,7 +38,7 @@ class Streams:
     def __iter__(self) -> Iterator[EventStream]:
         return iter(tuple(self._open))
 
-    def open(self, request: web.Request) -> EventStream:
+    def open(self, request: web.BaseRequest) -> EventStream:
         stream = EventStream(request, self._open)
         self._open.add(stream)
         return stream
@@ -60,7 +60,7 @@ class Streams:
 class EventStream:
     """A response of server-sent events. Leaving the stream's context removes the stream from `Streams`."""
 
-    def __init__(self, request: web.Request, registry: set[EventStream]) -> None:
+    def __init__(self, request: web.BaseRequest, registry: set[EventStream]) -> None:
         self.response = web.StreamResponse(
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",

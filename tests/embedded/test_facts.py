@@ -15,14 +15,9 @@ from infd import errors
 from infd.admin.commands import VERBS
 from infd.admin.ctl.app import cli as infdctl
 from infd.cli import cli as infd_cli
-from infd.config import SETTINGS, Config, LiveConfig
+from infd.config import SETTINGS
 from infd.embedded.recipe import facts
-from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
-from infd.http.auth import Keys
-from infd.offload import Offload
-from infd.telemetry.metrics import Metrics
-from tests.fakes import FakeExecutor
 
 pytestmark = pytest.mark.exhaustive
 
@@ -35,18 +30,9 @@ CHECKS = sorted({check for fact in facts.FACTS for check in fact.check})
 
 @pytest.fixture(scope="module")
 def routes() -> set[tuple[str, str]]:
-    from infd.http.app import application
-    from infd.http.service import Service
-    from infd.http.store.memory import MemoryStore
-    from infd.mcp.servers import Servers
+    from infd.http.app import routes
 
-    config = Config()
-    metrics = Metrics("m")
-    live = LiveConfig(config)
-    store = MemoryStore(live)
-    engine = Engine(live, FakeExecutor(), metrics)
-    app = application(Service(engine, live, metrics, Keys(), Offload(), store, Servers.read(config.mcp)))
-    return {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource is not None}
+    return set(routes())
 
 
 def holds(check: str, routes: set[tuple[str, str]]) -> bool:

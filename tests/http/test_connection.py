@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from infd.config import Config, ServerConfig
-from infd.http import connection
+from infd.http import connection, headers
 from infd.http.auth import Keys
 from tests.fakes import FakeExecutor, capacity
 from tests.http.endpoint import serving
@@ -197,7 +197,7 @@ async def test_a_client_that_keeps_sending_gets_the_answer_without_a_reset(
 
 
 async def test_a_refused_clients_body_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connection, "LINGER_BYTES", 1000)
+    monkeypatch.setattr(headers, "LINGER_BYTES", 1000)
     async with serving() as endpoint:
         client = await connect(endpoint, b"HELO there\r\n\r\n")
         await answered(client)
@@ -229,7 +229,7 @@ async def test_a_refusal_keeps_the_connection_where_its_small_body_still_comes()
 
 
 async def test_a_refusal_of_a_large_body_that_still_comes_closes_the_connection(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connection, "LINGER_BYTES", 1000)
+    monkeypatch.setattr(headers, "LINGER_BYTES", 1000)
     async with serving(Config(server=ServerConfig(max_body_bytes=500))) as endpoint:
         head, body = await converse(endpoint, post(b"{", length=2000))
 

@@ -19,7 +19,6 @@ from infd.http.schema.responses import (
     ConversationUpdate,
     NewItems,
 )
-from infd.http.service import EXCHANGE, SERVICE
 from infd.http.store import items
 from infd.http.store.entry import Entry, is_id, new_id
 from infd.http.turn import conversation_entry, off_the_loop
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from infd.http.routing import Request
     from infd.http.schema.responses import InputItem
     from infd.http.service import Service
 
@@ -37,24 +37,24 @@ _UPDATE: Final = msgspec.json.Decoder(ConversationUpdate)
 _ITEMS: Final = msgspec.json.Decoder(NewItems)
 
 
-async def create(request: web.Request) -> web.StreamResponse:
-    service = request.app[SERVICE]
+async def create(request: Request) -> web.StreamResponse:
+    service = request.service
     body, size = await read(request, _CREATE)
     parts = (await _part(body.items, size, (), service),) if body.items else ()
     conversation = ConversationObject(id=new_id("conv"), created_at=int(time.time()), metadata=body.metadata or {})
     head = msgspec.json.encode(conversation)
-    entry = Entry(id=conversation.id, tenant=request[EXCHANGE].tenant, head=head, items=parts)
+    entry = Entry(id=conversation.id, tenant=request.exchange.tenant, head=head, items=parts)
     if entry.bytes > service.config.store.bytes:
         raise InvalidRequest("the conversation is too large to be stored", param="items")
     await service.store.add(entry)
     return send.json(head)
 
 
-async def retrieve(request: web.Request) -> web.StreamResponse:
+async def retrieve(request: Request) -> web.StreamResponse:
     return send.json((await _entry(request)).head)
 
 
-async def update(request: web.Request) -> web.StreamResponse:
+async def update(request: Request) -> web.StreamResponse:
     """Replace a conversation's metadata."""
     body, _ = await read(request, _UPDATE)
 
@@ -66,17 +66,17 @@ async def update(request: web.Request) -> web.StreamResponse:
     return send.json((await _change(request, updated)).head)
 
 
-async def delete(request: web.Request) -> web.StreamResponse:
+async def delete(request: Request) -> web.StreamResponse:
     """Delete a conversation. Responses that continued it remain."""
-    id, tenant = request.match_info["id"], request[EXCHANGE].tenant
-    if not is_id(id, "conv") or not await request.app[SERVICE].store.delete(id, tenant):
+    id, tenant = request.variables["id"], request.exchange.tenant
+    if not is_id(id, "conv") or not await request.service.store.delete(id, tenant):
         raise ConversationNotFound(id)
     return send.json(msgspec.json.encode(ConversationDeleted(id=id)))
 
 
-async def add_items(request: web.Request) -> web.StreamResponse:
+async def add_items(request: Request) -> web.StreamResponse:
     """Add items at a conversation's end; return them."""
-    service = request.app[SERVICE]
+    service = request.service
     body, size = await read(request, _ITEMS)
     entry = await _entry(request)
     part = await _part(body.items, size, entry.items, service)
@@ -94,21 +94,21 @@ async def add_items(request: web.Request) -> web.StreamResponse:
     return send.body([items.whole(part)])
 
 
-async def list_items(request: web.Request) -> web.StreamResponse:
+async def list_items(request: Request) -> web.StreamResponse:
     return await send_page(request, await _entry(request))
 
 
-async def retrieve_item(request: web.Request) -> web.StreamResponse:
-    entry, id = await _entry(request), request.match_info["item"]
-    found = await off_the_loop(request.app[SERVICE], entry.bytes, items.find, entry.items, id)
+async def retrieve_item(request: Request) -> web.StreamResponse:
+    entry, id = await _entry(request), request.variables["item"]
+    found = await off_the_loop(request.service, entry.bytes, items.find, entry.items, id)
     if found is None:
         raise ItemNotFound(id)
     return send.body([found])
 
 
-async def delete_item(request: web.Request) -> web.StreamResponse:
+async def delete_item(request: Request) -> web.StreamResponse:
     """Delete an item; return its conversation."""
-    id = request.match_info["item"]
+    id = request.variables["item"]
 
     def deleted(entry: Entry) -> Entry:
         if items.find(entry.items, id) is None:
@@ -132,14 +132,14 @@ async def _part(new: list[InputItem], size: int, earlier: tuple[bytes, ...], ser
     return await off_the_loop(service, size + sum(map(len, earlier)), encode)
 
 
-async def _entry(request: web.Request) -> Entry:
-    return await conversation_entry(request.match_info["id"], request[EXCHANGE].tenant, request.app[SERVICE])
+async def _entry(request: Request) -> Entry:
+    return await conversation_entry(request.variables["id"], request.exchange.tenant, request.service)
 
 
-async def _change(request: web.Request, change: Callable[[Entry], Entry]) -> Entry:
+async def _change(request: Request, change: Callable[[Entry], Entry]) -> Entry:
     """Change a conversation. Raises ConversationNotFound, NotStored, and the errors of `change`."""
-    id, tenant = request.match_info["id"], request[EXCHANGE].tenant
-    entry = await request.app[SERVICE].store.change(id, tenant, change) if is_id(id, "conv") else None
+    id, tenant = request.variables["id"], request.exchange.tenant
+    entry = await request.service.store.change(id, tenant, change) if is_id(id, "conv") else None
     if entry is None:
         raise ConversationNotFound(id)
     return entry

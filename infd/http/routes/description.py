@@ -8,16 +8,17 @@ import msgspec
 
 from infd.engine.lifecycle.state import State
 from infd.http import send
-from infd.http.service import SERVICE
 from infd.version import __version__
 
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from infd.http.routing import Request
 
-async def props(request: web.Request) -> web.StreamResponse:
+
+async def props(request: Request) -> web.StreamResponse:
     """Return the context length, sampling defaults, chat template and special tokens, named as in llama.cpp."""
-    service = request.app[SERVICE]
+    service = request.service
     served, capacity = service.model(), service.engine.core.capacity
     defaults = served.defaults
     settings = {
@@ -42,9 +43,9 @@ async def props(request: web.Request) -> web.StreamResponse:
     return send.json(msgspec.json.encode(properties))
 
 
-async def tokenizer_info(request: web.Request) -> web.StreamResponse:
+async def tokenizer_info(request: Request) -> web.StreamResponse:
     """Return tokenizer_config.json, with the chat template in use."""
-    served = request.app[SERVICE].model()
+    served = request.service.model()
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **served.tokenizer.files.tokenizer_config}
     if (template := served.template.source) is not None:
         config["chat_template"] = template

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aiohttp import web
 
 from infd.http import send
-from infd.http.service import SERVICE
+
+if TYPE_CHECKING:
+    from infd.http.routing import Request
 
 
-async def openapi(request: web.Request) -> web.StreamResponse:
+async def openapi(request: Request) -> web.StreamResponse:
     """Return the OpenAPI document."""
-    return send.json(await request.app[SERVICE].offload(_openapi))
+    return send.json(await request.service.offload(_openapi))
 
 
-async def docs(request: web.Request) -> web.StreamResponse:
+async def docs(request: Request) -> web.StreamResponse:
     """Return the OpenAPI document as a page."""
     headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-    body = await request.app[SERVICE].offload(_docs)
+    body = await request.service.offload(_docs)
     return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
 
 

@@ -10,7 +10,6 @@ from infd.http.admission import guarded
 from infd.http.body import read
 from infd.http.generate import generate
 from infd.http.schema.sampling import GenerationFields
-from infd.http.service import EXCHANGE, SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -19,17 +18,16 @@ if TYPE_CHECKING:
 
     from infd.http.apis.api import Api
     from infd.http.exchange import Events
+    from infd.http.routing import Handler, Request
 
-    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-Request = TypeVar("Request", bound=GenerationFields)
+Fields = TypeVar("Fields", bound=GenerationFields)
 
 
-def answering(api: Api[Request]) -> Handler:
+def answering(api: Api[Fields]) -> Handler:
     """Return the handler of the route that generates text in an API's format."""
 
-    async def answer(request: web.Request) -> web.StreamResponse:
-        service, exchange = request.app[SERVICE], request[EXCHANGE]
+    async def answer(request: Request) -> web.StreamResponse:
+        service, exchange = request.service, request.exchange
         body, size = await read(request, api.decoder)
         generation = api.generation(body, size, service.config)
         format_of = partial(api.format, body)
@@ -39,11 +37,11 @@ def answering(api: Api[Request]) -> Handler:
     return guarded(answer)
 
 
-async def stream(request: web.Request, work: Callable[[Events], Awaitable[object]]) -> web.StreamResponse:
+async def stream(request: Request, work: Callable[[Events], Awaitable[object]]) -> web.StreamResponse:
     """Answer with the events that `work` sends. The stream opens before the request is queued, so that the client
     receives headers and pings while the request waits in the queue or for a sleeping engine.
     """
-    service, exchange = request.app[SERVICE], request[EXCHANGE]
+    service, exchange = request.service, request.exchange
     with service.streams.open(request) as events:
         try:
             await work(events)

@@ -16,46 +16,47 @@ import msgspec
 
 from infd.engine.lifecycle.state import State
 from infd.http import send
-from infd.http.service import SERVICE
 from infd.version import __version__
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+    from infd.http.routing import Request
 
 _NOT_LIVE: Final = frozenset({State.FAILED})
 _NOT_HEALTHY: Final = frozenset({State.STARTING, State.FAILED})
 _NOT_READY: Final = frozenset(State) - {State.READY}
 
 
-async def live(request: web.Request) -> web.StreamResponse:
+async def live(request: Request) -> web.StreamResponse:
     """Return 503 only if the process must be restarted."""
     return _state(request, _NOT_LIVE)
 
 
-async def healthy(request: web.Request) -> web.StreamResponse:
+async def healthy(request: Request) -> web.StreamResponse:
     """Return 503 while the model loads, after a failure of the engine, and while a step is stuck; else 200."""
     return _state(request, _NOT_HEALTHY)
 
 
-async def ready(request: web.Request) -> web.StreamResponse:
+async def ready(request: Request) -> web.StreamResponse:
     """Return 200 if the engine is ready or a request would wake it, else 503. `?verbose` adds the reason and times."""
-    wakes = request.app[SERVICE].engine.control.wakes_on_request
+    wakes = request.service.engine.control.wakes_on_request
     return _state(request, _NOT_READY - {State.SLEEPING} if wakes else _NOT_READY, verbose="verbose" in request.query)
 
 
-async def version(request: web.Request) -> web.StreamResponse:
+async def version(request: Request) -> web.StreamResponse:
     return send.json(msgspec.json.encode({"version": __version__}))
 
 
-async def load(request: web.Request) -> web.StreamResponse:
+async def load(request: Request) -> web.StreamResponse:
     """Return the number of running choices, of waiting choices, and of both."""
-    status = request.app[SERVICE].engine.status()
+    status = request.service.engine.status()
     counts = {"server_load": status.running + status.waiting, "running": status.running, "waiting": status.waiting}
     return send.json(msgspec.json.encode(counts))
 
 
-def _state(request: web.Request, bad: frozenset[State], *, verbose: bool = False) -> web.StreamResponse:
-    engine = request.app[SERVICE].engine
+def _state(request: Request, bad: frozenset[State], *, verbose: bool = False) -> web.StreamResponse:
+    engine = request.service.engine
     lifecycle = engine.lifecycle
     body: dict[str, object] = {"state": lifecycle.state.value}
     if verbose:

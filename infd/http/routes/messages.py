@@ -11,17 +11,18 @@ from infd.http.apis.messages import check, conversation
 from infd.http.body import read
 from infd.http.prompt import render
 from infd.http.schema.anthropic import CountTokensRequest, TokenCount
-from infd.http.service import SERVICE
 
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from infd.http.routing import Request
+
 _DECODER: Final = msgspec.json.Decoder(CountTokensRequest)
 
 
-async def count_tokens(request: web.Request) -> web.StreamResponse:
+async def count_tokens(request: Request) -> web.StreamResponse:
     """Return the number of tokens of a conversation's prompt, which may be longer than the context."""
-    service = request.app[SERVICE]
+    service = request.service
     body, size = await read(request, _DECODER)
     check(body)
     served = service.model()

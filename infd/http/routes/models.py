@@ -13,22 +13,22 @@ from infd.http.formats.messages import ANTHROPIC_VERSION
 from infd.http.query import number
 from infd.http.schema.anthropic import ModelInfo, ModelPage
 from infd.http.schema.models import ModelCard, ModelList
-from infd.http.service import SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aiohttp import web
 
+    from infd.http.routing import Request
     from infd.http.served_model import ServedModel
 
 PAGE_MODELS: Final = 20  # Anthropic's default; LARGEST_PAGE is Anthropic's limit
 LARGEST_PAGE: Final = 1000
 
 
-async def list_models(request: web.Request) -> web.StreamResponse:
+async def list_models(request: Request) -> web.StreamResponse:
     """Return an entry for each name of the served model, then for each loaded adapter."""
-    served = request.app[SERVICE].model()
+    served = request.service.model()
     limit = number(request.query, "limit", PAGE_MODELS, least=1, most=LARGEST_PAGE)
     if ANTHROPIC_VERSION in request.headers:
         return send.json(msgspec.json.encode(_page(served, request.query, limit)))
@@ -37,10 +37,10 @@ async def list_models(request: web.Request) -> web.StreamResponse:
     )
 
 
-async def show_model(request: web.Request) -> web.StreamResponse:
+async def show_model(request: Request) -> web.StreamResponse:
     """Return the entry of one model or adapter. Ids may contain slashes."""
-    served = request.app[SERVICE].model()
-    name = served.name(request.match_info["id"])
+    served = request.service.model()
+    name = served.name(request.variables["id"])
     card = _info(served, name) if ANTHROPIC_VERSION in request.headers else _card(served, name)
     return send.json(msgspec.json.encode(card))
 

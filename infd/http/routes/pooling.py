@@ -13,25 +13,21 @@ from infd.http.body import read
 from infd.http.pooling.pool import pool
 from infd.http.schema.pooling import INPUTS
 from infd.http.schema.tei import Info
-from infd.http.service import EXCHANGE, SERVICE
 from infd.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from aiohttp import web
 
     from infd.http.apis.api import PoolingApi
+    from infd.http.routing import Handler, Request
     from infd.http.served_model import ServedModel
-
-    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def pooling(api: PoolingApi[Any]) -> Handler:
     """Return the handler of a route that reduces prompts to numbers."""
 
-    async def answer(request: web.Request) -> web.StreamResponse:
-        service, exchange = request.app[SERVICE], request[EXCHANGE]
+    async def answer(request: Request) -> web.StreamResponse:
+        service, exchange = request.service, request.exchange
         body, size = await read(request, api.decoder)
         if api.form is not None:
             exchange.errors = api.form(body)
@@ -41,9 +37,9 @@ def pooling(api: PoolingApi[Any]) -> Handler:
     return guarded(answer)
 
 
-async def info(request: web.Request) -> web.StreamResponse:
+async def info(request: Request) -> web.StreamResponse:
     """Describe the model as text-embeddings-inference does."""
-    service = request.app[SERVICE]
+    service = request.service
     served, capacity, config = service.model(), service.engine.core.capacity, service.config
     facts = service.engine.executor.describe()
     description = Info(

@@ -12,28 +12,24 @@ from infd.http.generation import Conversation
 from infd.http.prompt import read_prompts, text_of
 from infd.http.schema.sampling import GenerationFields
 from infd.http.schema.tokens import RenderedPrompt
-from infd.http.service import SERVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from aiohttp import web
 
     from infd.http.apis.api import Api
     from infd.http.prompt import Prompt
+    from infd.http.routing import Handler, Request
     from infd.http.served_model import ServedModel
     from infd.offload import Offload
 
-    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-Request = TypeVar("Request", bound=GenerationFields)
+Fields = TypeVar("Fields", bound=GenerationFields)
 
 
-def rendering(api: Api[Request]) -> Handler:
+def rendering(api: Api[Fields]) -> Handler:
     """Return a handler whose response is the prompt of a conversation, or a list of the prompts of texts."""
 
-    async def render(request: web.Request) -> web.StreamResponse:
-        service = request.app[SERVICE]
+    async def render(request: Request) -> web.StreamResponse:
+        service = request.service
         body, size = await read(request, api.decoder)
         generation = api.generation(body, size, service.config)
         served = service.model()

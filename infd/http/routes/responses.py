@@ -19,7 +19,6 @@ from infd.http.query import flag, number
 from infd.http.rounds import Asked
 from infd.http.routes.generating import stream
 from infd.http.schema.responses import Deleted, InputTokens, InputTokensRequest, ResponsesRequest
-from infd.http.service import EXCHANGE, SERVICE
 from infd.http.store import items
 from infd.http.store.entry import new_id
 from infd.http.tool_servers import remote_tools
@@ -30,18 +29,19 @@ if TYPE_CHECKING:
 
     from infd.errors import RequestError
     from infd.http.background import Running
+    from infd.http.routing import Request
     from infd.http.store.entry import Entry
 
 _CREATE: Final = msgspec.json.Decoder(ResponsesRequest)
 _COUNT: Final = msgspec.json.Decoder(InputTokensRequest)
 
 
-async def create(request: web.Request) -> web.StreamResponse:
+async def create(request: Request) -> web.StreamResponse:
     """Generate a response, and return it whole or as events.
 
     With `background` and without `stream`, return the response at once, before it is generated.
     """
-    service, exchange = request.app[SERVICE], request[EXCHANGE]
+    service, exchange = request.service, request.exchange
     body, size = await read(request, _CREATE)
     service.model().require_generation()
     if body.background and body.store is False:
@@ -66,7 +66,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     return send.body(pieces)
 
 
-async def retrieve(request: web.Request) -> web.StreamResponse:
+async def retrieve(request: Request) -> web.StreamResponse:
     """Return a stored response; with `stream`, a background response's events that follow event `starting_after`."""
     streamed = flag(request.query, "stream")
     entry, running = await _stored(request)
@@ -78,7 +78,7 @@ async def retrieve(request: web.Request) -> web.StreamResponse:
     return await (_repeat(request, entry, start) if running is None else _follow(request, running, start))
 
 
-async def cancel(request: web.Request) -> web.StreamResponse:
+async def cancel(request: Request) -> web.StreamResponse:
     """Cancel a background response; a response that has ended does not change."""
     entry, running = await _stored(request)
     if not items.output(entry.head).background:
@@ -89,9 +89,9 @@ async def cancel(request: web.Request) -> web.StreamResponse:
     return send.json(msgspec.json.encode(running.draft.response))
 
 
-async def delete(request: web.Request) -> web.StreamResponse:
+async def delete(request: Request) -> web.StreamResponse:
     """Delete a stored response, and end its generation."""
-    service, entry = request.app[SERVICE], (await _stored(request))[0]
+    service, entry = request.service, (await _stored(request))[0]
     deleted = await service.store.delete(entry.id, entry.tenant)
     running = service.background.drop(entry.id)
     if not deleted and running is None:  # another request has deleted the response meanwhile
@@ -99,25 +99,25 @@ async def delete(request: web.Request) -> web.StreamResponse:
     return send.json(msgspec.json.encode(Deleted(id=entry.id)))
 
 
-async def list_input(request: web.Request) -> web.StreamResponse:
+async def list_input(request: Request) -> web.StreamResponse:
     """Return a page of the items that precede a response's output."""
     entry, _ = await _stored(request)
     return await send_page(request, entry)
 
 
-async def send_page(request: web.Request, entry: Entry) -> web.StreamResponse:
+async def send_page(request: Request, entry: Entry) -> web.StreamResponse:
     """Return the page of an entry's items that the query asks for."""
-    page = await off_the_loop(request.app[SERVICE], entry.bytes, items.page, entry.items, dict(request.query))
+    page = await off_the_loop(request.service, entry.bytes, items.page, entry.items, dict(request.query))
     return send.body([page])
 
 
-async def count_tokens(request: web.Request) -> web.StreamResponse:
+async def count_tokens(request: Request) -> web.StreamResponse:
     """Return the number of tokens of a conversation's prompt, which may be longer than the context."""
-    service = request.app[SERVICE]
+    service = request.service
     body, size = await read(request, _COUNT)
     served = service.model()
     served.name(body.model)
-    parts, _, total = await earlier(body, size, request[EXCHANGE].tenant, service)
+    parts, _, total = await earlier(body, size, request.exchange.tenant, service)
     history = await off_the_loop(service, total, items.decode, parts)
     prompt = await render(
         conversation(body, history, total, await remote_tools(body, service.tool_servers)),
@@ -154,9 +154,9 @@ async def _begin(turn: Turn, asked: Asked, client: Exchange) -> Running:
     return await service.background.start(entry, turn.draft, work, translate=translate, leave=place.close)
 
 
-async def _follow(request: web.Request, running: Running, start: int) -> web.StreamResponse:
+async def _follow(request: Request, running: Running, start: int) -> web.StreamResponse:
     """Send a background response's events from number `start` on; return after the last event of the response."""
-    with request.app[SERVICE].streams.open(request) as events:
+    with request.service.streams.open(request) as events:
         while True:
             changed, ended = running.changed, running.ended
             if waiting := running.events[start:]:
@@ -172,7 +172,7 @@ async def _follow(request: web.Request, running: Running, start: int) -> web.Str
         return events.response
 
 
-async def _repeat(request: web.Request, entry: Entry, start: int) -> web.StreamResponse:
+async def _repeat(request: Request, entry: Entry, start: int) -> web.StreamResponse:
     """Send a stored response's events from number `start` on.
 
     The last event is not stored; it is made from the response. If the process was killed, the other events are lost;
@@ -181,11 +181,11 @@ async def _repeat(request: web.Request, entry: Entry, start: int) -> web.StreamR
     recorded = [event + b"\n\n" for event in entry.events.split(b"\n\n") if event]
     last = last_event(items.output(entry.head).status, len(recorded) or start, msgspec.Raw(entry.head))
     waiting = [*recorded, last][start:] if recorded else [last]
-    with request.app[SERVICE].streams.open(request) as events:
+    with request.service.streams.open(request) as events:
         await events.send_pieces(waiting or [b": no further events\n\n"])
         await events.close()
         return events.response
 
 
-async def _stored(request: web.Request) -> tuple[Entry, Running | None]:
-    return await response_entry(request.match_info["id"], request[EXCHANGE].tenant, request.app[SERVICE])
+async def _stored(request: Request) -> tuple[Entry, Running | None]:
+    return await response_entry(request.variables["id"], request.exchange.tenant, request.service)

@@ -15,18 +15,19 @@ from infd.http.generation import Conversation
 from infd.http.prompt import SHORT_CHARACTERS, check_length, decode, encode, render
 from infd.http.sampling import check_ids, refuse_unsupported
 from infd.http.schema.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from infd.http.service import SERVICE
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+    from infd.http.routing import Request
 
 TOKENIZE: Final = msgspec.json.Decoder(TokenizeRequest)
 DETOKENIZE: Final = msgspec.json.Decoder(DetokenizeRequest)
 
 
-async def tokenize(request: web.Request) -> web.StreamResponse:
+async def tokenize(request: Request) -> web.StreamResponse:
     """Return the token ids of a text, or of a conversation rendered by the chat template."""
-    service = request.app[SERVICE]
+    service = request.service
     body, size = await read(request, TOKENIZE)
     refuse_unsupported(body, body.NEUTRAL)
     served = service.model()
@@ -60,9 +61,9 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
     return send.json(encoded() if len(ids) <= SHORT_CHARACTERS else await service.offload(encoded))
 
 
-async def detokenize(request: web.Request) -> web.StreamResponse:
+async def detokenize(request: Request) -> web.StreamResponse:
     """Return the text of token ids, special tokens included."""
-    service = request.app[SERVICE]
+    service = request.service
     body, _ = await read(request, DETOKENIZE)
     served = service.model()
     served.name(body.model)
