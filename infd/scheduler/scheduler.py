@@ -344,7 +344,7 @@ class Scheduler:
         scores = max(0, min(end, seq.prompt_tokens - 1) - seq.computed) if seq.scoring else 0
         samples, pools = 0, 0 if seq.pooling is None else count
         if end == planned < seq.limit:
-            drafts = self.speculation.draft(plan, seq, end, budget - cost) if self.speculation.most else 0
+            drafts = self.speculation.draft(plan, seq, end, budget - cost) if self.speculation.chosen else 0
             samples = 1 + drafts
             end, count, cost = end + drafts, count + drafts, cost + drafts
             seq.in_flight += samples

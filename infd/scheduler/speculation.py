@@ -60,11 +60,13 @@ MISSES: Final = 4  # guesses in a row that failed, or were none, for each step w
 MOST_SKIPPED: Final = 3  # steps: an answer that begins to repeat itself soon has drafts
 RECONSIDERED: Final = 64  # steps after which it is decided anew whether any drafts could pay
 SEEKING_S: Final = 25e-6  # seconds to seek the drafts of a sequence, in caches that a step has filled with weights
-SPARE: Final = 1 / 512  # share of the time in which drafts are sought even if none ever gain
+SPARE: Final = 1 / 1024  # share of the time in which drafts are sought even if none ever gain
 CREDIT: Final = 2.0  # most credit, and the first: 80 steps of 8 ms in which drafts of eight sequences are sought
-DEBT: Final = 16 * SPARE  # most debt, so that drafts are sought at least in every 16th step
+DEBT: Final = 32 * SPARE  # most debt, so that drafts are sought at least in every 32nd step
 LEARNED: Final = 4  # steps of which one teaches what steps cost, while no drafts are sought
 GAIN_RATE: Final = 1 / 16  # weight of one step in the mean gain of drafts
+FIRST_HOPE: Final = 0.1  # weight of the assumption that hopes come true, see Speculation.awaits
+FORGOTTEN: Final = 1 / 1024  # of disappointed hopes, by each step that is issued ahead
 DELAYED: Final = 0.6  # share of the gain of drafts that is lost if they begin one token later
 
 
@@ -75,6 +77,7 @@ class Speculation:
     drafts    committed spans with drafts
     drafted   drafts that these spans verified
     accepted  of these, drafts that were kept, by their place behind the last known token
+    chosen    number of drafts of the step being planned, without those in flight; sequences without drafts are left out
     """
 
     def __init__(self, cache: Cache, most: int, costs: Many[tuple[int, float]] = ()) -> None:
@@ -88,13 +91,15 @@ class Speculation:
         self.drafted = 0
         self.accepted = [0] * most
         self._cache = cache
+        self.chosen: dict[Sequence, int] = {}
         self._costs = StepCosts(costs)
         self._agreement = [FIRST] * (CLASSES - 1) + [FIRST_LIKELY]  # with which sequences begin
-        self._chosen: dict[Sequence, int] = {}  # number of drafts of the step being planned, without those in flight
         self._drafting = False  # whether drafts paid the last time that there were guesses
         self._considered = False  # whether drafts behind the tokens known now were considered
         self._gain = 0.0  # of these: logarithm of the speed with them over that without, mean of the step's sequences
         self._mean_gain = 0.0  # of the latest steps
+        self._hoped = 0.0  # the gain for which the step being planned has waited
+        self._hopes = self._found = FIRST_HOPE  # means of such gains, and of those that steps then found
         self._late = False  # whether steps with drafts begin late, because others may be issued ahead
         self._credit = CREDIT  # for seeking drafts, in durations of a step
         self._sought = 0  # searches since they were last paid for, one for each sequence
@@ -113,20 +118,25 @@ class Speculation:
         decoding  the sequences that decode in this step
         budget    tokens that the step may compute
         """
-        self._chosen.clear()
+        self.chosen.clear()
+        hoped, self._hoped = self._hoped, 0.0
         count = len(decoding)
         room = min(budget - count, self.most * count)
         if room <= 0 or self._rests(count):
             return
-        chosen = self._chosen
+        chosen = self.chosen
         for _, seq in self._consider(decoding, room):
             chosen[seq] = chosen.get(seq, 0) + 1
+        if hoped:
+            self._hopes += GAIN_RATE * (hoped - self._hopes)
+            self._found += GAIN_RATE * (self._gain - self._found)
 
     def awaits(self, decoding: list[Sequence]) -> bool:
         """Return whether the next step should wait for the tokens in flight, because drafts may pay behind them.
 
         Otherwise it is issued ahead, without drafts. Drafts that would pay behind the tokens known now probably go on
-        behind those in flight; others may begin there, as often as they did.
+        behind those in flight; others may begin there, as often as they did. Both are hopes: counted is the share of
+        such gains that steps found which waited for them.
 
         decoding  all running sequences
         """
@@ -137,8 +147,11 @@ class Speculation:
             self._consider(decoding, self.most * len(decoding), known=True)
         kind, count = (False, self._masked), len(decoding)
         saved = self._costs.log(count, kind, late=True) - self._costs.log(count, kind)
-        if max(self._gain, DELAYED * self._mean_gain) > saved:
+        hoped = max(self._gain, DELAYED * self._mean_gain)
+        if hoped * self._found > saved * self._hopes:
+            self._hoped = hoped
             return True
+        self._found += FORGOTTEN * (self._hopes - self._found)
         self._gain = 0.0  # the drafts are not verified
         return False
 
@@ -204,7 +217,7 @@ class Speculation:
 
         most  most drafts
         """
-        drafts = min(self._chosen.pop(seq, 0), most)  # nothing holds a sequence that has ended
+        drafts = min(self.chosen.pop(seq, 0), most)  # nothing holds a sequence that has ended
         if drafts > 0 and end + drafts > seq.covered:
             drafts = self._cover(plan, seq, end, drafts)
         if drafts <= 0:

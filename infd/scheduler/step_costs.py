@@ -23,6 +23,7 @@ CLIP: Final = 0.4  # largest deviation that counts, as a logarithm: a longer pau
 FORGOTTEN: Final = 1 / 256  # of the correction of steps with drafts, by each step for which drafts are too expensive
 
 FIRST_LATE_S: Final = 0.3e-3  # seconds by which a step begins late, assumed until steps of both sorts are seen
+LEAST_LATE_S: Final = 0.2e-3  # a smaller mean is an error: durations scatter by more
 FIRST_LATE_STEPS: Final = 16  # late steps that the assumption outweighs
 LATE_STEPS: Final = 64  # late steps over which the mean is taken
 RECENT: Final = 64  # steps after one that was issued ahead in which late steps are compared with it
@@ -84,7 +85,7 @@ class StepCosts:
         """Learn by how much a step began late that took `seconds`, and `expected` seconds had it been issued ahead."""
         self._late_steps = min(LATE_STEPS, self._late_steps + 1)
         more = max(-CLIP * expected, min(CLIP * expected, seconds - expected))
-        self.late_s = max(0.0, self.late_s + (more - self.late_s) / self._late_steps)
+        self.late_s = max(LEAST_LATE_S, self.late_s + (more - self.late_s) / self._late_steps)
 
     def forget(self, rows: int, kind: Kind) -> None:
         """Let the corrections of a kind approach those of steps without drafts, because no step of the kind is tried.

@@ -16,7 +16,7 @@ from infd.scheduler.layout import CacheLayout, PageGroup
 from infd.scheduler.plan import Draft, Span, StepPlan
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.speculation import CLASSES, Speculation
-from infd.scheduler.step_costs import CLIP, StepCosts
+from infd.scheduler.step_costs import CLIP, LEAST_LATE_S, StepCosts
 from tests.drafters import Oracle
 from tests.fakes import VOCAB, capacity, continuation
 from tests.scheduler.driver import Driver, sequence
@@ -165,6 +165,14 @@ def test_by_how_much_a_step_begins_late_is_learned_beside_steps_issued_ahead():
     assert costs.late_s < 0.66
 
 
+def test_no_noise_makes_late_steps_free():
+    costs = StepCosts(FLAT)
+    for _ in range(200):
+        costs.learn(8, (False, False), 1.0)
+        costs.learn(8, (False, False), 0.9, late=True)
+    assert costs.late_s == LEAST_LATE_S
+
+
 def test_steps_that_begin_much_later_than_those_issued_ahead_are_not_awaited_for_a_small_gain():
     def awaits(late: float) -> bool:
         speculation = control(((1, 1.0), (8, 1.0)))
@@ -283,6 +291,23 @@ def test_drafts_that_gain_are_found_soon_although_none_gained_before_and_are_sou
     for _ in range(100):
         many.step()
     assert many.asked - before >= 200, "what drafts gained is spent on seeking others"
+
+
+def test_steps_do_not_wait_for_drafts_that_are_never_there_when_they_begin():
+    few = Decoding(3)
+    speculation, waited = few.speculation, []
+    for _ in range(300):
+        for seq in few.sequences:
+            seq.agreement = [0.3] * CLASSES
+        few.tell(knows=True)
+        waited.append(speculation.awaits(few.sequences))
+        speculation.committed()
+        few.tell(knows=False)
+        speculation.choose(few.sequences if waited[-1] else [], 1000)
+        assert not speculation.chosen
+        speculation.committed()
+    assert all(waited[:5])
+    assert sum(waited[100:]) < 30
 
 
 def test_drafts_that_became_too_expensive_are_tried_again():
