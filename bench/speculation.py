@@ -38,11 +38,9 @@ from native_kernels import require_native_kernels
 from speculation_answers import Compared
 from speculation_blocks import Alternated
 from speculation_peers import Peer, described_server
-from speculation_replay import Replaying, replayed, tokenizer
+from speculation_replay import replay, replayed, tokenizer
 from speculation_requests import asked, taken
 from speculation_ways import WAYS, Loaded, Way
-
-import infd.runner.runner
 
 DEFAULT_WAYS = ("ngram", "suffix")
 
@@ -97,7 +95,7 @@ def measure(arguments: argparse.Namespace, peers: list[Peer]) -> None:
     kinds = taken(arguments.kind, arguments.take, arguments.skip)
     entries = [entry for of_kind in kinds.values() for entry in of_kind]
     if arguments.replay:
-        infd.runner.runner.Sampler = Replaying  # type: ignore[misc]
+        replay()
         bodies = replayed(tokenizer().encode, entries, arguments.tokens)
     else:
         bodies = [asked(entry, arguments.tokens) for entry in entries]

@@ -81,13 +81,6 @@ class Sampler:
         """
         appended = likeliest is not None
         stages = self._stages(at)
-        if (
-            likeliest is not None
-            and self._host_reads
-            and not stages.any()
-            and not (allowed is None and samples is None)
-        ):
-            return self._greedy_on_host(logits, at, allowed, likeliest, samples)
         if allowed is None and not stages.any():  # no row requests more than its likeliest token
             _, tokens, verdict = likeliest or self.likeliest(logits)
             kept = self._append(at, tokens, verdict, samples, appended=appended)
@@ -132,35 +125,6 @@ class Sampler:
         if raw is not None:
             scored, values = self._score(raw, tokens, at, scoring)
         return Sampled(tokens, verdict, kept, scored, values, adapted)
-
-    def _greedy_on_host(
-        self, logits: Tensor, at: SampledPositions, allowed: Array | None, likeliest: Likeliest, samples: Array | None
-    ) -> Sampled:
-        """Compute `__call__` for rows without stages, whose arguments the host knows.
-
-        Samples behind the last kept one of a span are not masked. torch is called as little as possible, because each
-        call releases the interpreter's lock to another thread, and then waits for it.
-        """
-        tokens, verdicts, ends = _list(likeliest.tokens), _list(likeliest.verdict), at.ends.numpy()
-        known, changed = self._rows.on_host.last_known(at.row_ids, ends), False
-        spans = [1] * len(tokens) if samples is None else _list(samples)
-
-        def sample(i: int) -> int | None:
-            nonlocal changed
-            if allowed is not None and _may_change(tokens[i], verdicts[i], allowed[i]):
-                masked = self._likeliest_allowed(logits[i : i + 1], np.zeros(1, dtype=np.int64), allowed[i : i + 1])
-                (tokens[i],), (verdicts[i],), changed = _list(masked.tokens), _list(masked.verdict), True
-            return tokens[i] if verdicts[i] == SOUND else None
-
-        counts = acceptance.kept_on_host(known, spans, sample)
-        lasts = np.cumsum(spans) - spans + np.maximum(counts, 1) - 1
-        if samples is not None or changed:
-            self._rows.on_host.append(at.row_ids[lasts], ends[lasts], [tokens[i] for i in lasts])
-        self._rows.least[at.row_ids] += 1
-        kept = None if samples is None else np.array(counts)
-        if changed:
-            return Sampled(torch.tensor(tokens), torch.tensor(verdicts), kept, [], None)
-        return Sampled(likeliest.tokens, likeliest.verdict, kept, [], None)
 
     def _append(
         self, at: SampledPositions, tokens: Tensor, verdict: Tensor, samples: Array | None, *, appended: bool
@@ -324,10 +288,3 @@ def _surely_allowed(likeliest: Likeliest, masked: Array, allowed: Array, stages:
     fits = allowed[masked, tokens >> 5] >> (tokens & 31) & 1 != 0
     sure: Array = fits & (verdict == SOUND) & (stages[masked] & Stage.RANDOM == 0)
     return sure
-
-
-def _may_change(token: int, verdict: int, allowed: Array) -> bool:
-    """Return whether a mask [ceil(vocab / 32)] int32 may change a row's likeliest token."""
-    if verdict == SOUND:
-        return not allowed[token >> 5] >> (token & 31) & 1
-    return bool((allowed != -1).any())

@@ -15,9 +15,10 @@ import speculation_requests
 from speculation_blocks import Alternated, Blocks
 from speculation_figures import Answered, Count
 from speculation_peers import Peer, described_server
-from speculation_replay import Replaying, replayed
+from speculation_replay import REPLIES, Replaying, ReplayingSamples, replayed
 from speculation_ways import Loaded, Way
 
+import infd.runner.fused
 import infd.runner.runner
 from infd.scheduler import step_costs
 
@@ -34,11 +35,12 @@ ENTRIES = [
 @pytest.fixture
 def replaying(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(infd.runner.runner, "Sampler", Replaying)
+    monkeypatch.setattr(infd.runner.fused, "LikeliestSamples", ReplayingSamples)
     # Steps of so small a model take less time than steps issued ahead save, so that drafts would never pay.
     monkeypatch.setattr(step_costs, "FIRST_LATE_S", 0.0)
     monkeypatch.setattr(step_costs.StepCosts, "_learn_late", lambda *_: None)
     yield
-    Replaying.replies.clear()
+    REPLIES.clear()
 
 
 @pytest.mark.parametrize("streams", [1, 3])
@@ -56,7 +58,7 @@ def test_every_answer_of_a_replay_is_the_reply_and_drafts_of_repetitions_are_kep
             for way in ways:  # on the same pages, one after another
                 asked = bodies[at : at + streams]
                 answered = way.answer(asked)
-                assert answered.tokens == [Replaying.replies[each["seed"]] for each in asked]
+                assert answered.tokens == [REPLIES[each["seed"]] for each in asked]
                 kept[way.name] += answered.count.kept
     finally:
         loaded.close()

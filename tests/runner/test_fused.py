@@ -5,18 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
 
 from infd.kernels.cpu import library as libraries
 from infd.kernels.cpu.library import BEST_FIRST
+from infd.kernels.reference.drawing.draw import Draw
 from infd.request import Generate, SamplingParams
 from infd.runner.expert_loads import PERIOD
 from infd.runner.pulse import Pulse, Stopped
+from infd.runner.readouts.sampling import Samples
+from infd.runner.sampled import SampledPositions
+from infd.runner.sampler import Sampler
 from infd.runner.start import loading
-from infd.scheduler.plan import Draft, Span, StepPlan
+from infd.scheduler.plan import Draft, Span, StepPlan, StepResult
 from tests.native import kernels
+from tests.runner.driving import join as joined
 from tests.runner.test_cuda_graphs import PAGE, PROMPTS, ROWS, Served, settings
 from tests.tiny import LAYERS
 
@@ -28,7 +34,6 @@ if TYPE_CHECKING:
     from infd.runner.rows import Rows
     from infd.runner.runner import Runner
     from infd.runner.start.assembly import Loaded
-    from infd.scheduler.plan import StepResult
 
 TOLD = SamplingParams(max_tokens=16, temperature=0.8, logprobs=20)
 # Models with experts, windows, sinks, biases, regimes of angles, scaled embeddings and logits, and other norms.
@@ -251,6 +256,47 @@ def test_the_experts_of_counted_steps_are_counted(stepped):
         counted.append([each.expert_loads for each in model.results[1:] if each.expert_loads])
     assert counted[0] == counted[1]
     assert len(counted[0]) == 1
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+@pytest.mark.parametrize("masks", [True, False])
+@torch.inference_mode()
+def test_likeliest_tokens_kept_by_one_call_are_those_that_the_sampler_keeps(stepped, drafts: bool, masks: bool):
+    model, random = stepped(), np.random.default_rng(5)
+    lengths, vocab = [3, 1, 5], model.rows.vocab_size
+    for _ in range(100):
+        counts = random.integers(1, 5, 3) if drafts else np.ones(3, dtype=np.int64)
+        of = np.repeat(np.arange(3), counts)
+        ends = np.concatenate([length + np.arange(count) for length, count in zip(lengths, counts, strict=True)])
+        logits = torch.from_numpy(random.integers(0, 6, (len(of), vocab)).astype(np.float32))
+        logits[random.random(logits.shape) < 0.0005] = random.choice([np.nan, np.inf])
+        allowed = random.integers(-(2**31), 2**31, (len(of), -(-vocab // 32))).astype(np.int32)
+        allowed[random.random(len(of)) < 0.3] = random.choice([-1, 0])
+        best = logits.nan_to_num().argmax(-1).tolist()
+        spans = [Span(row, lengths[row] - 1, n, n) for row, n in enumerate(counts.tolist())]
+        mask, found = allowed if masks else None, []
+        for fused in (True, False):
+            rows, result = model.rows, StepResult([0] * 3, [])
+            rows.stage([joined(row, [9] * length, [[1]]) for row, length in enumerate(lengths)], [], [])
+            for i, (row, end) in enumerate(zip(of, ends, strict=True)):  # most drafts are the likeliest tokens
+                if end > lengths[row]:
+                    rows.tokens[row, end - 1] = best[i - 1] if (i + len(best)) % 4 else 1
+            sampler, at = Sampler(rows, Draw()), SampledPositions(*map(torch.from_numpy, (of, ends)), of, ends + 7)
+            if fused:
+                (samples,) = model.runner.fused.forward(spans)
+                likeliest = sampler.likeliest(logits)
+                for buffer, values in zip(
+                    model.runner.fused.buffers[4:-1], (at.rows, at.ends, logits, *likeliest), strict=True
+                ):
+                    buffer[: len(of)] = values
+                rows.length[:3] = torch.tensor(lengths)
+            else:
+                samples = Samples(sampler, range(3), logits.clone(), at, samples=counts if drafts else None)
+            samples.sample(mask)
+            samples.read(result)
+            texts = [rows.tokens[row, : int(rows.length[row]) - (row in result.failed)].tolist() for row in range(3)]
+            found.append((result, texts, rows.length[:3].tolist(), rows.least[:3].tolist()))
+        assert found[0] == found[1]
 
 
 def test_a_row_whose_logits_are_not_finite_fails_alone(stepped):

@@ -115,43 +115,6 @@ def test_samples_are_kept_up_to_the_first_that_is_not_anticipated(tokens, inputs
     assert kept_on_host(inputs, samples, sampled.__getitem__) == expected
 
 
-@pytest.mark.parametrize("drafts", [True, False])
-@pytest.mark.parametrize("masks", [True, False])
-def test_greedy_tokens_chosen_one_by_one_are_those_that_are_chosen_together(drafts: bool, masks: bool):
-    vocab, lengths, random = 70, [3, 1, 5], np.random.default_rng(5)
-    for _ in range(200):
-        counts = random.integers(1, 5, 3) if drafts else np.ones(3, dtype=np.int64)
-        of = np.repeat(np.arange(3), counts)
-        ends = np.concatenate([length + np.arange(count) for length, count in zip(lengths, counts, strict=True)])
-        logits = torch.from_numpy(random.integers(0, 6, (len(of), vocab)).astype(np.float32))
-        logits[random.random(logits.shape) < 0.001] = random.choice([np.nan, np.inf])
-        allowed = random.integers(-(2**31), 2**31, (len(of), 3)).astype(np.int32)
-        allowed[random.random(len(of)) < 0.3] = random.choice([-1, 0])
-        best = logits.nan_to_num().argmax(-1).tolist()
-        found = []
-        for known in (True, False):
-            rows = make_rows(rows=3, vocab_size=vocab)
-            rows.stage([join(row, [9] * length, [[1]]) for row, length in enumerate(lengths)], [], [])
-            for i, (row, end) in enumerate(zip(of, ends, strict=True)):  # most drafts are the likeliest tokens
-                if end > lengths[row]:
-                    rows.tokens[row, end - 1] = best[i - 1] if (i + len(best)) % 4 else 1
-            sampler = Sampler(rows, Draw())
-            likeliest = sampler.likeliest(logits) if known else None
-            if likeliest is not None and not drafts:
-                rows.append(torch.from_numpy(of), torch.from_numpy(ends), likeliest.tokens)
-            at = SampledPositions(torch.from_numpy(of), torch.from_numpy(ends), of, ends + 7)
-            mask, samples = allowed if masks else None, counts if drafts else None
-            sampled = sampler(logits.clone(), at, mask, likeliest, samples)
-            kept_of = [1] * 3 if sampled.kept is None else sampled.kept.tolist()
-            firsts = (np.cumsum(counts) - counts).tolist()
-            tokens = [sampled.tokens[first : first + n].tolist() for first, n in zip(firsts, kept_of, strict=True)]
-            verdicts = sampled.verdict[firsts].tolist()
-            texts = [rows.tokens[row, : int(rows.length[row]) - (verdicts[row] != SOUND)].tolist() for row in range(3)]
-            sound = [each for each, verdict in zip(tokens, verdicts, strict=True) if verdict == SOUND]
-            found.append((kept_of, sound, verdicts, texts, rows.length.tolist(), rows.least.tolist()))
-        assert found[0] == found[1]
-
-
 BOUND = 37.7  # of chi-square with 15 degrees of freedom, exceeded with a chance of 0.001
 
 

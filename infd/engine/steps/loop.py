@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from infd.engine.steps.constraints import Constraints, Filled
     from infd.scheduler.plan import StepResult
     from infd.scheduler.scheduler import Scheduled, Scheduler
+    from infd.scheduler.speculation import Speculation
     from infd.telemetry.events import Events
 
     Mask = npt.NDArray[Any]
@@ -86,6 +87,7 @@ class StepLoop:
         self._in_flight: deque[Issued] = deque()
         self._committed: deque[tuple[Issued, list[Outcome]]] = deque()  # steps for which on_commit is not called yet
         self._last = 0.0  # time of the last commit, if drafts are made
+        self._timed: tuple[Speculation, Issued, float] | None = None  # a step, and its seconds; see `_learn`
         self._suspects = Suspects()
         self._stale = True  # whether `wake` was called since the last plan
         self._sleep: asyncio.Future[None] | None = None  # for which `run` waits until it is stale
@@ -152,13 +154,13 @@ class StepLoop:
 
     async def _commit(self, issued: Issued, result: asyncio.Future[StepResult]) -> None:
         """Commit a step, or undo a failed step. Raises DeviceLost."""
+        self._learn()
         error = result.exception()
         if error is None:
             outcomes = self._scheduler.commit(issued.step, result.result())
             if (speculation := self._scheduler.speculation).most:
                 now = self._clock()
-                seconds = now - max(issued.at, self._last)
-                speculation.took(issued.step.plan, seconds, masked=issued.constrained, late=issued.late)
+                self._timed = speculation, issued, now - max(issued.at, self._last)
                 self._last = now
         elif isinstance(error, DeviceLost):
             raise error
@@ -166,7 +168,15 @@ class StepLoop:
             outcomes = await self._recover(issued, error)
         self._committed.append((issued, outcomes))
 
+    def _learn(self) -> None:
+        """Let speculation learn what the last step cost. The next step need not wait for that."""
+        if self._timed is not None:
+            speculation, issued, seconds = self._timed
+            self._timed = None
+            speculation.took(issued.step.plan, seconds, masked=issued.constrained, late=issued.late)
+
     def _deliver(self) -> None:
+        self._learn()
         while self._committed:
             self._on_commit(*self._committed.popleft())
 

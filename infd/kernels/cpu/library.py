@@ -75,6 +75,12 @@ def address(kernel: Callable[..., Any]) -> int:
     return found
 
 
+def uninterrupted(kernel: Callable[..., None]) -> Callable[..., None]:
+    """Return a kernel that keeps the interpreter's lock: another thread would hold the lock longer than it computes."""
+    prototype = ctypes.PYFUNCTYPE(None, *kernel.argtypes)  # type: ignore[attr-defined]  # a kernel is a ctypes function
+    return prototype(address(kernel))
+
+
 def why_not(isa: str | None = None) -> str | None:
     """Return the reason why native kernels, or those of an instruction set, are unavailable, or None."""
     try:

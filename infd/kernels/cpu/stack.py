@@ -7,19 +7,20 @@ any product's form is not Addressable, or native code does not round its inputs,
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from infd.kernels.cpu import experts
 from infd.kernels.cpu.attention import Plan, Step
-from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
+from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library, uninterrupted
 from infd.kernels.cpu.product import Addressable, DecoderTable, Product, Unaddressable, described
 from infd.kernels.recipe import ExpertsRecipe, LayerNormRecipe, NormRecipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy.typing as npt
     from torch import Tensor
 
     from infd.kernels.families.attention import AttentionPlan, KeyValuePages
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from infd.kernels.families.stack import Stacked as StackedLayers
     from infd.kernels.recipe import DecoderRecipe, GatedRecipe, LayerRecipe, OutputTransform
 
+    Array = npt.NDArray[Any]
+
+BRIEF = 2**19  # logits that `keep` masks at most while it holds the interpreter's lock: 0.2 ms
+BYTES = ctypes.c_char * 1
 SLICE = 4  # layers per call; before each call the device thread reports progress and can be stopped
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
@@ -151,7 +156,8 @@ class DecoderStep(ctypes.Structure):
         ("logits", POINTER),
         ("largest", POINTER),
         ("token", POINTER),
-        ("broken", POINTER),
+        ("verdict", POINTER),
+        ("kept", POINTER),
         ("routes", POINTER),
         ("routing_layers", INT),
     )
@@ -164,6 +170,7 @@ class Stack:
         library = library or Library()
         self._compute = library.kernel("stack", INT, POINTER, INT, POINTER, POINTER, POINTER, INT, INT)
         self._decode = library.kernel("decoder", INT, POINTER, POINTER, POINTER)
+        self._keep = library.kernel("keep", POINTER, POINTER, INT, POINTER, INT)
 
     def build(self, layers: Sequence[LayerRecipe]) -> Stacked | None:
         try:
@@ -176,7 +183,7 @@ class Stack:
     ) -> FusedDecoder | None:
         assert isinstance(layers, Stacked)
         try:
-            return FusedDecoder(self._decode, layers, ends, memory, buffers)
+            return FusedDecoder(self._decode, self._keep, layers, ends, memory, buffers)
         except Unaddressable:
             return None
 
@@ -246,13 +253,15 @@ class FusedDecoder:
     def __init__(
         self,
         compute: Callable[..., None],
+        keep: Callable[..., None],
         layers: Stacked,
         ends: DecoderRecipe,
         memory: StepMemory,
         buffers: StepBuffers,
     ) -> None:
-        """Describe the decoder. Raises Unaddressable."""
+        """Describe the decoder. compute, keep: the kernels. Raises Unaddressable."""
         self._compute, self._layers, self._cache = compute, layers, memory.cache
+        self._keep, self._keep_briefly = keep, uninterrupted(keep)
         self._kept = ends, memory, buffers  # the memory to which the structures point
         if not isinstance(ends.embedding.form, Addressable):
             raise Unaddressable
@@ -282,6 +291,8 @@ class FusedDecoder:
         self._structures = decoder, lasting
         half = ends.norm.weight.dtype is torch.bfloat16
         self._arguments = (half, *map(ctypes.addressof, (decoder, lasting, self._step)))
+        self._vocabulary = buffers.logits.shape[1]
+        self._of_step = (ctypes.addressof(lasting), ctypes.addressof(self._step), self._vocabulary)
 
     def __call__(self, spans: int, tokens: int, routes: Tensor | None = None) -> None:
         step = self._step
@@ -290,6 +301,14 @@ class FusedDecoder:
         step.routing_layers = 0 if routes is None else routes.shape[1]
         self._layers.reading(self._cache)
         self._compute(*self._arguments)
+
+    def keep(self, mask: Array | None) -> None:
+        if mask is None:
+            self._keep_briefly(*self._of_step, None, 0)
+            return
+        assert mask.flags.c_contiguous
+        keep = self._keep_briefly if len(mask) * self._vocabulary <= BRIEF else self._keep
+        keep(*self._of_step, BYTES.from_buffer(mask.data), mask.shape[1])  # quicker than `mask.ctypes`
 
 
 def _native(plan: AttentionPlan) -> Plan:

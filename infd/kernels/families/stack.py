@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy.typing as npt
     from torch import Tensor
 
     from infd.kernels.families.attention import AttentionPlan, KeyValuePages
     from infd.kernels.families.rows import BatchState
     from infd.kernels.recipe import DecoderRecipe, LayerRecipe
+
+    Array = npt.NDArray[Any]
 
 
 class Stacked(Protocol):
@@ -80,7 +83,8 @@ class StepBuffers(NamedTuple):
     logits    [N, vocab] float32
     largest   [N] float32: the largest logit after each token
     token     [N] int64: the likeliest token
-    broken    [N] int64: 1 if the largest logit is not finite, else 0
+    verdict   [N] int64: runner/sampled.py's SOUND or NOT_FINITE; of samples that `keep` masked also NOTHING_ALLOWED
+    kept      [N] int64: of each span, the number of samples that `keep` kept
     """
 
     span_row: Tensor
@@ -92,14 +96,15 @@ class StepBuffers(NamedTuple):
     logits: Tensor
     largest: Tensor
     token: Tensor
-    broken: Tensor
+    verdict: Tensor
+    kept: Tensor
 
     @classmethod
     def allocate(cls, tokens: int, vocab_size: int) -> StepBuffers:
         """Return buffers for steps of up to `tokens` tokens, on a CPU."""
-        span_row, bound, counts, shift, row, end, token, broken = torch.zeros((8, tokens), dtype=torch.int64)
+        span_row, bound, counts, shift, row, end, token, verdict, kept = torch.zeros((9, tokens), dtype=torch.int64)
         logits, largest = torch.empty(tokens, vocab_size), torch.empty(tokens)
-        return cls(span_row, bound, counts, shift, row, end, logits, largest, token, broken)
+        return cls(span_row, bound, counts, shift, row, end, logits, largest, token, verdict, kept)
 
 
 class FusedDecoder(Protocol):
@@ -112,6 +117,16 @@ class FusedDecoder(Protocol):
         drafts. If the pulse is stopped, the results are arbitrary, and no token is appended.
 
         routes  see models/base.py Batch
+        """
+
+    def keep(self, mask: Array | None) -> None:
+        """Choose the samples of the last step, in the buffers `token` and `verdict`: the likeliest allowed tokens.
+
+        Of each span, samples are kept as `runner/sampling/acceptance.py` says, and the last one is appended to the
+        persistent batch. Samples behind it are not masked. Logits of rows whose likeliest token is not allowed are
+        overwritten.
+
+        mask  contiguous int32 [T, ceil(vocab / 32)] bitmask of the allowed tokens; None: all tokens
         """
 
 

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 _NOTHING_ALLOWED: Final = Fault.of(NothingAllowed())
 
 
+def failure(verdict: int) -> Fault:
+    """Return why a row whose verdict is not SOUND fails."""
+    return _NOTHING_ALLOWED if verdict == NOTHING_ALLOWED else NOT_FINITE
+
+
 class Computed(NamedTuple):
     """An issued step of which every token is sampled.
 
@@ -97,7 +102,7 @@ class Samples(Reading):
                 result.accepted[i] = count
                 result.tokens += tokens[at : at + count]
             else:
-                result.failed[i] = _NOTHING_ALLOWED if verdicts[at] == NOTHING_ALLOWED else NOT_FINITE
+                result.failed[i] = failure(verdicts[at])
         if sampled.adapted is not None:
             owner = np.repeat(self._spans, samples)
             for at, mu in zip(sampled.adapted.at, sampled.adapted.mu.tolist(), strict=True):

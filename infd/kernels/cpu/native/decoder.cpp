@@ -1,7 +1,8 @@
 // A step of a whole decoder in one call, without returning to Python: finds the step's tokens in the persistent batch,
-// embeds them, computes the layers, the last norm and the head, and finds the likeliest tokens.
+// embeds them, computes the layers, the last norm and the head, and finds the likeliest tokens. A second call keeps the
+// tokens that masks allow and drafts anticipated.
 //
-// The call computes the same operations as runner/batch.py, models/decoder.py and runner/sampler.py, which compute all
+// The calls compute the same operations as runner/batch.py, models/decoder.py and runner/sampler.py, which compute all
 // other steps, so results are bitwise equal.
 
 #include "decoder.h"
@@ -30,10 +31,17 @@ INFD_KERNEL(layer_norm)
 (int64_t half, const void* x, void* out, int64_t tokens, int64_t size, const void* weight, const void* bias, float eps);
 INFD_KERNEL(largest)
 (const float* logits, int64_t stride, int64_t vocabulary, int64_t rows, float* values, int64_t* tokens);
+INFD_KERNEL(forbid)
+(float* logits, int64_t stride, int64_t vocabulary, const int64_t* which, int64_t rows, const uint32_t* bits,
+ int64_t words);
 
 namespace {
 
 constexpr int64_t ENOUGH = 1 << 18;  // with more logits than this, waking other threads saves time
+
+enum Verdict { SOUND, NOT_FINITE, NOTHING_ALLOWED };  // as in runner/sampled.py
+
+bool finite(float x) { return x - x == 0; }  // an infinite or invalid number minus itself is NaN
 
 // Count a beat. Return whether the step goes on.
 bool beat(DecoderPulse* pulse) {
@@ -150,7 +158,7 @@ void multiply_head(const Decoder& decoder, const Hidden<Number>& hidden, const D
 void choose(int64_t vocabulary, const DecoderStep& step) {
   INFD_HERE(largest)(step.logits, vocabulary, vocabulary, step.tokens, step.largest, step.token);
   for (int64_t t = 0; t < step.tokens; t++)
-    step.broken[t] = step.largest[t] - step.largest[t] != 0;  // an infinite or invalid number minus itself is NaN
+    step.verdict[t] = !finite(step.largest[t]);
 }
 
 template <class Number>
@@ -182,7 +190,48 @@ void compute(const Decoder& decoder, const DecoderMemory& memory, const DecoderS
     (memory.tokens, memory.tokens_stride, memory.length, step.row, step.end, step.token, step.tokens);
 }
 
+// Whether a mask [words] may change the likeliest token of a row.
+bool may_change(int64_t token, int64_t verdict, const uint32_t* allowed, int64_t words) {
+  if (verdict == SOUND) return !(allowed[token >> 5] >> (token & 31) & 1);
+  for (int64_t word = 0; word < words; word++)
+    if (allowed[word] != ~0u) return true;
+  return false;
+}
+
+// Mask token t's logits, and choose again.
+void choose_allowed(int64_t vocabulary, const DecoderStep& step, int64_t t, const uint32_t* allowed, int64_t words) {
+  float* logits = step.logits + t * vocabulary;
+  const int64_t only = 0;
+  INFD_HERE(forbid)(logits, vocabulary, vocabulary, &only, 1, allowed, words);
+  INFD_HERE(largest)(logits, vocabulary, vocabulary, 1, step.largest + t, step.token + t);
+  const float most = step.largest[t];
+  step.verdict[t] = most == -INFINITY ? NOTHING_ALLOWED : finite(most) ? SOUND : NOT_FINITE;
+}
+
 }  // namespace
+
+// Of the samples of a computed step, keep those of each span up to the first that is not sound, or that the draft behind
+// it does not equal. Append the last kept one to the persistent batch, the drafts before which are there. A span of which
+// none is sound appends its first sample all the same, which its verdict makes void. allowed [tokens, words]: the mask,
+// lowest bit first; null: all tokens are allowed. Rows behind the last kept sample of a span are not masked.
+INFD_KERNEL(keep)
+(const DecoderMemory* memory, const DecoderStep* step, int64_t vocabulary, const uint32_t* allowed, int64_t words) {
+  for (int64_t i = 0, first = 0; i < step->spans; first += step->counts[i++]) {
+    int32_t* row = memory->tokens + step->span_row[i] * memory->tokens_stride;
+    int64_t kept = 0;
+    for (int64_t t = first; t < first + step->counts[i]; t++, kept++) {
+      if (kept && step->token[t - 1] != row[step->end[t] - 1]) break;
+      const uint32_t* mask = allowed + t * words;
+      if (allowed != nullptr && may_change(step->token[t], step->verdict[t], mask, words))
+        choose_allowed(vocabulary, *step, t, mask, words);
+      if (step->verdict[t] != SOUND) break;
+    }
+    const int64_t last = first + (kept ? kept - 1 : 0);
+    step->kept[i] = kept;
+    row[step->end[last]] = static_cast<int32_t>(step->token[last]);
+    memory->length[step->span_row[i]] = step->end[last] + 1;
+  }
+}
 
 // Compute a step, unless the pulse is stopped meanwhile. half: activations are bfloat16, else float.
 INFD_KERNEL(decoder)(int64_t half, const Decoder* decoder, const DecoderMemory* memory, const DecoderStep* step) {

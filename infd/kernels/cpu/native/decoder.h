@@ -59,7 +59,8 @@ struct DecoderStep {
   float* logits;       // [tokens, vocabulary]
   float* largest;      // the largest logit
   int64_t* token;      // the likeliest token
-  int64_t* broken;     // 1: the largest logit is not finite; else 0
+  int64_t* verdict;    // 1: the largest logit is not finite; else 0. `keep` also finds 2: no token is allowed
+  int64_t* kept;       // by span: number of samples that `keep` kept
   int16_t* routes;     // see StackStep
   int64_t routing_layers;
 };
