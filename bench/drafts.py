@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from speculation_requests import CORPUS
 
+from infd.config import SchedulerConfig
 from infd.drafting.ngram import NgramDrafting
 from infd.drafting.suffix import SuffixDrafting
 from infd.request import Generate, Request, SamplingParams
@@ -39,7 +40,7 @@ from infd.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from infd.drafting.drafter import Drafting
 
-MOST = 7  # drafts of a span
+MOST = SchedulerConfig().speculative_tokens
 # Milliseconds of a step by rows, about those of a model of 135M parameters on two cores with AVX-512.
 COSTS = (
     (1, 4.9), (2, 5.0), (3, 5.2), (4, 5.6), (5, 7.5), (6, 7.8), (8, 8.6), (10, 10.8), (12, 12.0), (16, 14.0),

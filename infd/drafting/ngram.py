@@ -6,7 +6,7 @@ Source: Saxena 2023, prompt lookup decoding.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from infd.drafting.trail import Trail
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infd.request import Request
+
+FACTOR: Final = 7  # drafts per token of the run that occurred before: more would be guessed in vain
 
 
 class NgramDrafter:
@@ -28,7 +30,7 @@ class NgramDrafter:
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
         self._trail.follow(tokens)
         self.run = self._trail.run
-        return self._trail.drafts(tokens, most)
+        return self._trail.drafts(tokens, min(most, FACTOR * self.run))
 
     def finish(self, tokens: Sequence[int]) -> None:
         """No-op: answers are not remembered."""

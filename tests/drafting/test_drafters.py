@@ -166,6 +166,7 @@ def test_a_longer_run_brings_more_drafts():
     assert len(suffixes.drafter(request([]), b"").draft(text[2:10], 15)) == 15
     own = [*range(1, 20), 1, 2]
     assert suffixes.drafter(request(own), b"other").draft(own, 15) == [3, 4, 5, 6]
+    assert [len(NgramDrafter().draft([*range(40), *range(1, 1 + run)], 15)) for run in (1, 2, 3)] == [7, 14, 15]
 
 
 def test_answers_are_forgotten_beyond_the_limit_of_bytes():

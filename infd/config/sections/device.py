@@ -75,7 +75,7 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     ] = "off"
     speculative_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=15)], about("most guessed tokens of a request in one step")
-    ] = 7
+    ] = 15
     speculative_bytes: Annotated[
         Annotated[int, Meta(ge=2**20)], about("memory for earlier answers; with speculative suffix")
     ] = 2**26
