@@ -36,7 +36,7 @@ class Library(Protocol):
     def compute(self, texts: Sequence[Text]) -> tuple[Array, list[int]]:
         """Return a row [N, width] for each text, and the numbers of tokens, by one forward pass.
 
-        The row of a text is its embedding, a normalized mean over tokens; that of a pair is its score.
+        The row of a text is its embedding, pooled as the model's files say and normalized; that of a pair is its score.
         """
 
 
@@ -67,6 +67,7 @@ class Padded:
         self._tokenizer = _tokenizer(directory)
         self._tokenizer.enable_padding()
         self._scores = scores_pairs(directory)
+        self._first = not self._scores and _reads_first_token(directory)
         self._run = run
 
     def compute(self, texts: Sequence[Text]) -> tuple[Array, list[int]]:
@@ -82,8 +83,8 @@ class Padded:
         counts = mask.sum(axis=1).tolist()
         if self._scores:
             return 1 / (1 + np.exp(-output)), counts
-        summed = np.einsum("nth,nt->nh", output, mask.astype(np.float32), optimize=True)
-        return summed / np.linalg.norm(summed, axis=1, keepdims=True), counts
+        rows = output[:, 0] if self._first else np.einsum("nth,nt->nh", output, mask.astype(np.float32), optimize=True)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True), counts
 
 
 def onnx_runtime(directory: str, threads: int) -> Padded:
@@ -110,6 +111,14 @@ def scores_pairs(directory: str) -> bool:
     """Return whether the model is a cross-encoder."""
     named: list[str] = json.loads(Path(directory, "config.json").read_text())["architectures"]
     return named[0].endswith("ForSequenceClassification")
+
+
+def _reads_first_token(directory: str) -> bool:
+    """Return whether an embedding is the first token's hidden state; if not, it is the mean over tokens."""
+    pooling = json.loads(Path(directory, "1_Pooling", "config.json").read_text())
+    first, mean = (pooling[f"pooling_mode_{name}"] for name in ("cls_token", "mean_tokens"))
+    assert first != mean, "only the first token's hidden state and the mean over tokens are computed here"
+    return bool(first)
 
 
 def _most_tokens(directory: str) -> int:

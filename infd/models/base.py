@@ -79,14 +79,16 @@ class Batch(Struct, kw_only=True):
 class SampledBatch(Struct):
     """The W sampled tokens of a pass.
 
-    The last layer caches the keys and values of all T tokens, and computes everything else for the W sampled tokens
-    alone, because only the head reads the last layer's output.
+    The last layer computes the keys and values of all T tokens, and everything else for the W sampled tokens alone,
+    because only the head reads the last layer's output.
     """
 
     tokens: Tensor  # [W] int64: indices into the pass, ascending; the last index is repeated as padding to least_rows
-    attention: AttentionPlan  # of the last layer's page group, one span per token
+    attention: AttentionPlan | None  # of the last layer's page group, one span per token; None: the model has no cache
     adapters: PassAdapters | None = None
     padding: int = 0  # number of repeated indices
+    indices: Sequence[int] = ()  # `tokens` on the host; models without a cache read it
+    spans: SpanPlan | None = None  # attention without a cache, whose queries are these tokens; set by the model
 
 
 class PageTensor(Struct, frozen=True):

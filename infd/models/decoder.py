@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from infd.errors import CheckpointError
 from infd.kernels.families.attention import FLOAT8
-from infd.kernels.families.span_attention import Reach, SpanBatch
+from infd.kernels.families.span_attention import Reach
 from infd.kernels.recipe import DecoderRecipe, LayerRecipe
 from infd.models.base import PageTensor
 from infd.models.heads import LABEL_HEADS, TokenLogits, pooling_layers
@@ -23,6 +23,7 @@ from infd.models.layers.attention import LayerIndex, extent, page_groups
 from infd.models.layers.embedding import Embedding, Head
 from infd.models.layers.norm import LayerNorm, RMSNorm
 from infd.models.layers.rope import by_prompt, lay_out
+from infd.models.layers.span_attention import planned
 from infd.request import ExpertSizes
 from infd.scheduler.layout import CacheLayout, Chunk
 
@@ -214,8 +215,7 @@ class Decoder:
     def forward(self, batch: Batch) -> Tensor:
         x: Tensor = self._embedding(batch.tokens, batch.adapters)
         if not self._causal:
-            spans = SpanBatch(tokens=len(batch.tokens), offsets=batch.offsets, device=x.device)
-            batch = replace(batch, spans=self._span_attention.prepare(spans))
+            batch = planned(batch, self._span_attention)
         if batch.prompts is not None:
             batch = by_prompt(self._ropes, batch)
         elif self.stacked is not None and batch.adapters is None:

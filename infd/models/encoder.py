@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
 from infd.errors import CheckpointError
-from infd.kernels.families.encoder import EncoderInputs
-from infd.kernels.families.span_attention import SpanBatch
+from infd.kernels.families.encoder import EncoderInputs, SampledInputs
 from infd.kernels.recipe import EncoderLayerRecipe
 from infd.models.heads import LABEL_HEADS, denses, token_layers
 from infd.models.layers.rope import lay_out
-from infd.models.layers.span_attention import EncoderPass
+from infd.models.layers.span_attention import EncoderPass, planned
 from infd.pooling import M3_FILES
 from infd.scheduler.layout import CacheLayout
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class EncoderBlock(Protocol):
-    """One layer: x [T, hidden] to [T, hidden]."""
+    """One layer: x [T, hidden] to [T, hidden], or [W, hidden] if `step.sampled` is set."""
 
     def __call__(self, x: Tensor, step: EncoderPass) -> Tensor: ...
     def recipe(self) -> EncoderLayerRecipe: ...
@@ -57,8 +57,8 @@ class PostNormBlock(Struct, frozen=True, kw_only=True):
     mlp_norm: LayerNorm
 
     def __call__(self, x: Tensor, step: EncoderPass) -> Tensor:
-        x, _ = self.attention_norm.add(self.attention(x, step), x)
-        return self.mlp_norm.add(self.mlp(x, step.adapters), x)[0]
+        x, _ = self.attention_norm.add(self.attention(x, step), step.after(x))
+        return self.mlp_norm.add(self.mlp(x, step.adapters_after), x)[0]
 
     def recipe(self) -> EncoderLayerRecipe:
         return _recipe(self, normed_first=False)
@@ -74,8 +74,8 @@ class PreNormBlock(Struct, frozen=True, kw_only=True):
 
     def __call__(self, x: Tensor, step: EncoderPass) -> Tensor:
         normed, _ = self.attention_norm.add(x, None)
-        normed, x = self.mlp_norm.add(self.attention(normed, step), x)
-        return x + self.mlp(normed, step.adapters)
+        normed, x = self.mlp_norm.add(self.attention(normed, step), step.after(x))
+        return x + self.mlp(normed, step.adapters_after)
 
     def recipe(self) -> EncoderLayerRecipe:
         return _recipe(self, normed_first=True)
@@ -117,7 +117,7 @@ class Encoder:
     """Embeddings, blocks, last norm, head for labels. Implements `base.Model`."""
 
     generates = False
-    skips_unsampled = False
+    skips_unsampled = True
     experts = None
     logits_dtype = torch.float32
 
@@ -166,19 +166,23 @@ class Encoder:
         return ()
 
     def forward(self, batch: Batch) -> Tensor:
-        tokens, positions, adapters = batch.tokens, batch.positions, batch.adapters
-        spans = SpanBatch(tokens=tokens.shape[0], offsets=batch.offsets, device=tokens.device)
-        plan = self._attention.prepare(spans)
-        if adapters is None and self.stacked is not None:
+        batch = planned(batch, self._attention)
+        tokens, positions, plan, sampled = batch.tokens, batch.positions, batch.spans, batch.sampled
+        assert plan is not None
+        if batch.adapters is None and self.stacked is not None:
             # The call computes the embeddings too, if it was built with their recipe.
             given = None if self._recipe else self._embedding(tokens, positions, batch.types, None)
-            x = self.stacked(EncoderInputs(tokens, positions, batch.types), given, plan, batch.beat)
+            last = None
+            if sampled is not None:
+                assert sampled.spans is not None
+                last = SampledInputs(sampled.tokens, sampled.spans)
+            x = self.stacked(EncoderInputs(tokens, positions, batch.types, last), given, plan, batch.beat)
         else:
-            x = self._embedding(tokens, positions, batch.types, adapters)
-            step = EncoderPass(plan, positions, adapters)
+            x = self._embedding(tokens, positions, batch.types, batch.adapters)
+            whole = EncoderPass(plan, positions, batch.adapters)
             for block in self._blocks:
                 batch.beat()
-                x = block(x, step)
+                x = block(x, whole if block is not self._blocks[-1] else replace(whole, sampled=sampled))
         return x if self._norm is None else self._norm.add(x, None)[0]
 
     @cached_property

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from infd.kernels.families.matrices import LEAST_ROWS
-from infd.models.base import Batch
+from infd.models.base import Batch, SampledBatch
 from infd.request import Pool, pick
 from infd.runner.batch import Gathered
 from infd.runner.readouts.readout import Selection
@@ -86,27 +86,44 @@ class Texts:
         rest = [np.zeros(total - tokens, np.int64)] if total > tokens else []  # padding: token 0 at position 0
 
         selected = [readout.select(spans, offsets) for readout in readouts]
+        alone, padding = self._alone(readouts, selected, needed, total), 0
+        if alone is not None:
+            padding = max(0, needed - len(selected[alone]))
+            selected[alone] += selected[alone][-1:] * padding
         indices = [np.array(chosen if len(chosen) < total else (), np.int64) for chosen in selected]
         known, places = [text.tokens for text in texts], [self._places[: text.count] for text in texts]
         sent = self._upload(np.concatenate([*known, *rest, *places, *rest, *indices]))
         token, position, *index = sent.split_with_sizes([total, total, *map(len, indices)])
+        rows = self._adapters(texts, total) if adapted else None
         batch = Batch(
             tokens=token,
             positions=position,
             attention=(),
             cache=instance.cache,
-            adapters=self._adapters(texts, total) if adapted else None,
+            adapters=rows,
             offsets=offsets,
         )
         if paired:
             batch.types = self._types(texts, total)
         if turned:
             self._turn(batch, texts, total)
+        if alone is not None:
+            chosen = selected[alone]
+            adapters = None if rows is None else rows.at(np.array(chosen))
+            batch.sampled = SampledBatch(index[alone], None, adapters, padding, chosen)
         selections = [
-            Selection(each, narrowed=len(chosen) == total) if chosen else None
-            for each, chosen in zip(index, selected, strict=True)
+            Selection(each, narrowed=number == alone or len(chosen) == total) if chosen else None
+            for number, (each, chosen) in enumerate(zip(index, selected, strict=True))
         ]
         return Gathered(batch, selections)
+
+    def _alone(self, readouts: Sequence[Readout], selected: Sequence[list[int]], needed: int, total: int) -> int | None:
+        """Return the index of the readout whose tokens are all that the last layer computes; None: it computes all."""
+        reading = [number for number, chosen in enumerate(selected) if chosen]
+        if not self._instance.model.skips_unsampled or len(reading) != 1:
+            return None
+        (alone,) = reading
+        return alone if readouts[alone].narrows and max(needed, len(selected[alone])) < total else None
 
     def _adapters(self, texts: Sequence[Text], total: int) -> AdaptedRows | None:
         slots, counts = [text.slot for text in texts], [text.count for text in texts]

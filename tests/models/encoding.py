@@ -11,7 +11,7 @@ import torch
 
 from infd.kernels.select import select
 from infd.models import registry
-from infd.models.base import Batch
+from infd.models.base import Batch, SampledBatch
 from infd.pooling import read
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load
@@ -154,10 +154,17 @@ def text(seed: int, length: int, vocab: int = VOCAB) -> list[int]:
     return torch.randint(5, vocab, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def encode(model: Model, texts: Sequence[Sequence[int]], seconds: Sequence[int | None] = ()) -> list[Tensor]:
+def encode(
+    model: Model,
+    texts: Sequence[Sequence[int]],
+    seconds: Sequence[int | None] = (),
+    *,
+    read: Sequence[int] | None = None,
+) -> list[Tensor]:
     """Return the hidden states [tokens, hidden] of texts computed in one pass.
 
     seconds  by text, the position at which the second text of a pair begins; empty: no text is a pair
+    read     by text, the position of the only token whose hidden state is returned, through Batch.sampled
     """
     lengths = [len(each) for each in texts]
     count = sum(lengths)
@@ -177,5 +184,12 @@ def encode(model: Model, texts: Sequence[Sequence[int]], seconds: Sequence[int |
         offsets=[0, *np.cumsum(lengths).tolist()],
         types=types,
     )
+    if read is not None:
+        begins = [0, *np.cumsum(lengths).tolist()]
+        tokens = [begin + position for begin, position in zip(begins, read, strict=False)]
+        repeated = max(0, model.least_rows - len(tokens))
+        tokens += tokens[-1:] * repeated
+        batch.sampled = SampledBatch(torch.tensor(tokens), None, padding=repeated, indices=tokens)
+        lengths, count = [1] * len(texts), len(texts)
     with torch.inference_mode():
         return list(model.forward(batch)[:count].split(lengths))

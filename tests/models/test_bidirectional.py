@@ -69,6 +69,16 @@ def test_a_text_packed_with_others_has_the_hidden_states_it_has_alone(variant, t
         assert (hidden - expected).abs().max() < CLOSE * expected.abs().max().clamp(min=1)
 
 
+@pytest.mark.parametrize("variant", EVERY)
+def test_a_token_read_alone_has_the_hidden_state_it_has_among_all(variant, tiny):
+    ours = load_encoder(tiny(variant), changed=VARIANTS[variant])
+    texts = [text(seed, length) for seed, length in enumerate(LENGTHS)]
+    last = [len(each) - 1 for each in texts]
+
+    for every, alone in zip(encode(ours, texts), encode(ours, texts, read=last), strict=True):
+        assert (alone[0] - every[-1]).abs().max() < CLOSE * every.abs().max().clamp(min=1)
+
+
 def test_reference_kernels_compute_the_same(tiny):
     ops = select(CPU, torch.float32).replace(span_attention=SpanAttention(), norm=Norm(), rope=Rope())
     changed = VARIANTS["gemma3"]

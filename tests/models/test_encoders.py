@@ -279,3 +279,37 @@ def test_all_layers_in_one_call_equal_transformers_in_float32(built, variant, ch
     for tokens, hidden in zip(texts, encode(ours, texts), strict=True):
         with torch.inference_mode():
             assert off(hidden, theirs(torch.tensor([tokens])).last_hidden_state[0]) < CLOSE
+
+
+# Variants of which q is a product of its own if few tokens are read, because q ends where a panel of weights ends.
+DIVIDED = {
+    "bert": {"hidden_size": 64},
+    "mpnet": {"hidden_size": 64},
+    "modernbert": {"hidden_size": 128},
+    "eurobert": {"hidden_size": 128},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "variant", [*sorted(set(ENCODERS) - {"camembert", "electra-wide"}), *map("divided {}".format, DIVIDED)]
+)
+def test_a_token_read_alone_has_the_bits_it_has_among_all(built, variant, dtype, checkpoint):
+    name = variant.removeprefix("divided ")
+    directory = checkpoint(name, **(DIVIDED[name] if name != variant else {}))
+    ops = select(CPU, dtype)
+    stacked = load_encoder(directory, ops=ops, dtype=dtype)
+    layered = load_encoder(directory, ops=ops.replace(encoder=dense.Stack()), dtype=dtype)
+    assert stacked.stacked is not None
+    assert layered.stacked is None
+    assert stacked.skips_unsampled
+    texts = [text(seed, length) for seed, length in enumerate(LENGTHS)]
+
+    for model in (stacked, layered):
+        every = encode(model, texts)
+        for positions in ([0] * len(texts), [len(each) - 1 for each in texts], [len(each) // 2 for each in texts]):
+            found = encode(model, texts, read=positions)
+            assert all(map(torch.equal, found, [hidden[[at]] for hidden, at in zip(every, positions, strict=True)]))
+            if model is stacked:  # torch's gelu may round a number differently beside other numbers
+                (alone,) = encode(model, texts[1:2], read=positions[1:2])
+                assert alone.equal(found[1])

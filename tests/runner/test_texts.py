@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,19 +18,39 @@ from infd.scheduler.layout import CacheLayout, Regimes
 from infd.scheduler.plan import Join, Span, StepPlan
 from tests.runner.driving import make_rows
 
+if TYPE_CHECKING:
+    from infd.pooling.settings import Reduction
+
+
+class Slots:
+    """The adapters of rows, by slot."""
+
+    def __init__(self, slots: np.ndarray) -> None:
+        self.slots = slots.tolist()
+
+    def at(self, rows: np.ndarray) -> Slots:
+        return Slots(np.array(self.slots)[rows])
+
 
 class Encoder:
     """Texts with the readouts that pool, over a model that no test computes."""
 
-    def __init__(self, *, least_rows: int = 1, regimes: Regimes | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        least_rows: int = 1,
+        regimes: Regimes | None = None,
+        pooling: Reduction = "mean",
+        skips_unsampled: bool = True,
+    ) -> None:
         layout = CacheLayout((), divisible=False, regimes=regimes or Regimes())
         instance: Any = SimpleNamespace(
-            model=SimpleNamespace(least_rows=least_rows),
+            model=SimpleNamespace(least_rows=least_rows, skips_unsampled=skips_unsampled),
             layout=layout,
             rows=make_rows(rows=4, page_tokens=()),
             cache=(),
-            adapters=SimpleNamespace(adapted=np.ndarray.tolist),
-            pooling=PoolingSettings(pooling="mean"),
+            adapters=SimpleNamespace(adapted=Slots),
+            pooling=PoolingSettings(pooling=pooling),
             ops=SimpleNamespace(pooling=Pooling()),
         )
         self.texts = Texts(instance)
@@ -130,8 +150,52 @@ def test_tokens_have_the_adapters_of_their_texts_and_padding_has_none():
     encoder = Encoder()
     encoder.join(0, [1, 2], EMBED, slot=3)
     encoder.join(1, [4], EMBED)
-    assert encoder.gather((1, 1), (0, 2)).batch.adapters == [0, 3, 3, 0]  # torch's products need four rows
+    assert encoder.gather((1, 1), (0, 2)).batch.adapters.slots == [0, 3, 3, 0]  # torch's products need four rows
     assert encoder.gather((1, 1)).batch.adapters is None
+
+
+@pytest.mark.parametrize(("pooling", "read"), [("cls", [0, 2]), ("lasttoken", [1, 4])])
+def test_of_the_last_layer_only_the_token_that_is_pooled_of_each_text_is_computed(pooling: Reduction, read: list[int]):
+    encoder = Encoder(pooling=pooling)
+    encoder.join(0, [7, 8, 9], EMBED)
+    encoder.join(1, [5, 6], EMBED)
+    gathered = encoder.gather((1, 2), (0, 3))
+
+    sampled, (selection, _) = gathered.batch.sampled, gathered.selections
+    assert sampled.tokens.tolist() == sampled.indices == read
+    assert (sampled.padding, sampled.attention, sampled.adapters) == (0, None, None)
+    assert selection.narrowed
+    assert selection.of(states := torch.arange(2)) is states
+
+
+def test_tokens_read_alone_are_padded_and_have_the_adapters_of_their_texts():
+    encoder = Encoder(pooling="cls")
+    encoder.join(0, [7, 8, 9], EMBED, slot=3)
+    encoder.join(1, [5, 6], EMBED)
+    sampled = encoder.gather((1, 2), (0, 3)).batch.sampled
+
+    assert sampled.tokens.tolist() == sampled.indices == [0, 2, 2, 2]
+    assert sampled.padding == 2
+    assert sampled.adapters.slots == [0, 3, 3, 3]
+
+
+def test_all_tokens_are_computed_if_another_readout_reads_or_fewer_would_be_padded_to_as_many():
+    encoder = Encoder(pooling="cls")
+    encoder.join(0, [7, 8, 9], EMBED)
+    encoder.join(1, [5, 6], Pool("token_embed"))
+    mixed = encoder.gather((0, 3), (1, 2))
+    assert mixed.batch.sampled is None
+    assert [each.of(torch.arange(5)).tolist() for each in mixed.selections] == [[0], [3, 4]]
+    assert encoder.gather((1, 2)).batch.sampled is None
+    assert encoder.gather((0, 3)).batch.sampled is not None
+
+    for whole in (
+        Encoder(pooling="cls", least_rows=4),
+        Encoder(pooling="cls", skips_unsampled=False),
+        Encoder(pooling="mean"),
+    ):
+        whole.join(0, [7, 8, 9], Pool("embed", skip=1))
+        assert whole.gather((0, 3)).batch.sampled is None
 
 
 @pytest.mark.parametrize("tokens", [[], [1] * 60, [-1], [1000]])

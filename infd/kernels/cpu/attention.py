@@ -41,6 +41,7 @@ class Step(ctypes.Structure):
         ("packed", INT),
         ("before", INT),
         ("after", INT),
+        ("queries", POINTER),
     )
 
 

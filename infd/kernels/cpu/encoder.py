@@ -6,12 +6,13 @@ If any product's form is not Addressable, or native code does not round its inpu
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
-from infd.kernels.cpu.product import Product, Unaddressable, described
+from infd.kernels.cpu.linear import PANEL
+from infd.kernels.cpu.product import Addressable, Product, Unaddressable, described
 from infd.kernels.cpu.span_attention import Plan
 from infd.kernels.recipe import LayerNormRecipe
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.encoder import EncoderInputs
     from infd.kernels.families.span_attention import Reach, SpanPlan
-    from infd.kernels.recipe import EmbeddingsRecipe, EncoderLayerRecipe, NormRecipe
+    from infd.kernels.recipe import EmbeddingsRecipe, EncoderLayerRecipe, NormRecipe, ProductRecipe
 
 # Before each call the device thread reports progress and can be stopped. A call computes SLICE layers, or more if there
 # are so few tokens that no more than SLICE_ROWS rows pass through a layer.
@@ -60,6 +61,8 @@ class Layer(ctypes.Structure):
         ("reach", INT),
         ("bias", POINTER),
         ("furthest", INT),
+        ("q", Product),
+        ("kv", Product),
     )
 
 
@@ -83,6 +86,9 @@ class EncoderStep(ctypes.Structure):
         ("hidden", INT),
         ("positions", POINTER),
         ("attention", POINTER),
+        ("sampled", INT),
+        ("sampled_tokens", POINTER),
+        ("sampled_attention", POINTER),
     )
 
 
@@ -121,13 +127,12 @@ class Stacked:
             self._describe(embeddings)
 
     def __call__(self, inputs: EncoderInputs, x: Tensor | None, plan: SpanPlan, beat: Callable[[], None]) -> Tensor:
-        assert isinstance(plan, Plan)  # `select.py` chooses the native stack only with native attention
-        positions, embeddings = inputs.positions.data_ptr(), None
+        positions, sampled, embeddings = inputs.positions.data_ptr(), inputs.sampled, None
         if x is None:
             x, embeddings = self._look_up(inputs, positions), self._embeddings
         x = x.contiguous()
         tokens, hidden = x.shape
-        steps = self._steps(*[ctypes.addressof(plan.step(reach)) for reach in self._reaches])
+        steps = self._attention(plan)
         step = EncoderStep(tokens, hidden, positions, ctypes.addressof(steps))
         biases: dict[int, Tensor] = {}
         for layer, bias in self._biased:  # computed from weights, which a load of weights may have changed
@@ -138,10 +143,19 @@ class Stacked:
         while True:
             beat()
             layers, count = ctypes.addressof(self._layers) + first * ctypes.sizeof(Layer), min(most, end - first)
+            if sampled is not None and first + count == end:
+                queries = self._attention(sampled.plan)
+                step.sampled, step.sampled_tokens = len(sampled.tokens), sampled.tokens.data_ptr()
+                step.sampled_attention = ctypes.addressof(queries)
             self._compute(half, embeddings, layers, count, ctypes.addressof(step), x.data_ptr())
             first, embeddings = first + count, None
             if first == end:
-                return x
+                return x if sampled is None else x[: step.sampled]
+
+    def _attention(self, plan: SpanPlan) -> ctypes.Array[Any]:
+        """Return the addresses of a plan's steps, by reach."""
+        assert isinstance(plan, Plan)  # `select.py` chooses the native stack only with native attention
+        return self._steps(*[ctypes.addressof(plan.step(reach)) for reach in self._reaches])
 
     def _look_up(self, inputs: EncoderInputs, positions: int) -> Tensor:
         """Point the tables at the rows of a step's tokens; return memory for the embeddings."""
@@ -182,7 +196,25 @@ class Stacked:
         )
         if recipe.rope is not None:
             layer.rope, layer.turned = recipe.rope.data_ptr(), 2 * recipe.rope.shape[2]
+        if (parts := _divided(recipe.qkv, recipe.heads * recipe.head_size)) is not None:
+            layer.q, layer.kv = parts
         return layer
+
+
+def _divided(recipe: ProductRecipe, first: int) -> tuple[Product, Product] | None:
+    """Describe the products with a matrix's outputs before `first` and from it on; None: panels do not end there.
+
+    Raises Unaddressable.
+    """
+    before, after, form = described(recipe), described(recipe), recipe.form
+    assert isinstance(form, Addressable)
+    if form.reordered or first % PANEL:
+        return None
+    before.outputs, after.outputs = first, after.outputs - first
+    after.weights += first // PANEL * form.panel_bytes
+    if recipe.bias is not None:
+        after.bias += first * recipe.bias.itemsize
+    return before, after
 
 
 def _norm(recipe: LayerNormRecipe | NormRecipe | None) -> Norm:

@@ -1,6 +1,6 @@
 """Attention without a cache in C++: `native/attention.cpp`, over the step's own keys and values.
 
-A result depends neither on other spans of the step nor on the number of threads.
+A result depends neither on other spans of the step, nor on which tokens are queries, nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ class Plan:
         offsets = batch.offsets or (0,)
         self._offsets = (INT * len(offsets))(*offsets)  # keeps alive the memory to which steps point
         self._tokens, self._attend = batch.tokens, attend
+        self._queries = None
+        if batch.queries is not None:
+            self._tokens = len(batch.queries)
+            self._queries = (INT * self._tokens)(*batch.queries)
         self._steps: dict[Reach, Step] = {}
 
     def step(self, reach: Reach) -> Step:
@@ -51,6 +55,7 @@ class Plan:
                 packed=True,
                 before=-1 if reach.before is None else reach.before,
                 after=-1 if reach.after is None else reach.after,
+                queries=None if self._queries is None else ctypes.addressof(self._queries),
             )
         return self._steps[reach]
 

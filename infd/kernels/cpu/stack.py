@@ -311,7 +311,7 @@ class FusedDecoder:
         keep(*self._of_step, BYTES.from_buffer(mask.data), mask.shape[1])  # quicker than `mask.ctypes`
 
 
-def _native(plan: AttentionPlan) -> Plan:
+def _native(plan: AttentionPlan | None) -> Plan:
     assert isinstance(plan, Plan)  # `select.py` chooses the native stack only with native attention
     return plan
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -15,24 +15,37 @@ if TYPE_CHECKING:
     from infd.kernels.recipe import EmbeddingsRecipe, EncoderLayerRecipe
 
 
+class SampledInputs(NamedTuple):
+    """The tokens whose results are read, see models/base.py SampledBatch.
+
+    tokens  [W] int64, ascending, perhaps repeated
+    plan    of attention whose queries are these tokens
+    """
+
+    tokens: Tensor
+    plan: SpanPlan
+
+
 class EncoderInputs(Struct, frozen=True):
     """The tokens of a step.
 
     tokens     [T] int64
     positions  [T] int64: rows of tables of positions, and of rotary tables
     types      [T] int64; None: all 0
+    sampled    None: the results of all tokens are read
     """
 
     tokens: Tensor
     positions: Tensor
     types: Tensor | None
+    sampled: SampledInputs | None = None
 
 
 class StackedEncoder(Protocol):
     """An encoder's layers computed in one call, after its embeddings if a recipe of these was given."""
 
     def __call__(self, inputs: EncoderInputs, x: Tensor | None, plan: SpanPlan, beat: Callable[[], None]) -> Tensor:
-        """Return the last layer's output [T, hidden].
+        """Return the last layer's output [T, hidden], or [W, hidden] if `inputs.sampled` is set.
 
         x     the embeddings [T, hidden], which are overwritten; None: the call computes them. A row of a table that is
               out of range is NaN

@@ -14,11 +14,16 @@ if TYPE_CHECKING:
 
 
 class SpanBatch(Struct, frozen=True, kw_only=True):
-    """The spans of a step of T tokens: span i is tokens offsets[i]:offsets[i + 1]; later tokens are padding."""
+    """The spans of a step of T tokens: span i is tokens offsets[i]:offsets[i + 1]; later tokens are padding.
+
+    queries  [Q] tokens of spans, ascending, perhaps repeated: q and the results have rows of these tokens alone. On a
+             CPU a row has the bits that it has if all tokens are queries. None: all T tokens are
+    """
 
     tokens: int
     offsets: Sequence[int]  # [S + 1]
     device: torch.device
+    queries: Sequence[int] | None = None
 
 
 class Reach(NamedTuple):
@@ -53,12 +58,12 @@ class SpanPlan(Protocol):
     ) -> Tensor:
         """Attend every query to the keys of its own span that `reach` allows.
 
-        q      [T, H, D]
+        q      [Q, H, D]: of SpanBatch.queries, or of all T tokens
         k, v   [T, K, D]; K divides H
         scale  multiplies q·k before softmax, usually D ** -0.5
         bias   [H, 2 * R + 1] float32, added to the scaled score of a key d tokens after the query: bias[h, R + d], with
                d bounded by -R and R
-        ->     [T, H, D] in q's dtype, accumulated in float32; rows of padding are finite, otherwise arbitrary
+        ->     [Q, H, D] in q's dtype, accumulated in float32; rows of padding are finite, otherwise arbitrary
         """
 
 

@@ -29,10 +29,15 @@ class Plan:
 
     def __init__(self, batch: SpanBatch) -> None:
         self._spans = [span for span in zip(batch.offsets, batch.offsets[1:], strict=False) if span[0] < span[1]]
+        self._queries: Tensor | None = None
+        if batch.queries is not None:
+            self._queries = torch.tensor(batch.queries, dtype=torch.int64).to(batch.device)
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, reach: Reach = WHOLE, bias: Tensor | None = None
     ) -> Tensor:
+        if self._queries is not None:  # among zeros: torch may round the same query differently alone
+            q = q.new_zeros(len(k), *q.shape[1:]).index_copy_(0, self._queries, q)
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         group = q.shape[1] // k.shape[1]
         whole = reach == WHOLE and bias is None
@@ -52,7 +57,7 @@ class Plan:
                     q[begin:last].transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, scale=scale
                 )
                 out[begin:last] = attended[0].transpose(0, 1)
-        return out
+        return out if self._queries is None else out[self._queries]
 
 
 def _mask(queries: range, keys: range, reach: Reach, bias: Tensor | None, q: Tensor) -> Tensor:

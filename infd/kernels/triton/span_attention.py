@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +14,8 @@ import triton.language as tl
 from infd.kernels.families.span_attention import WHOLE, packed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from infd.kernels.families.span_attention import Reach, SpanBatch
@@ -46,17 +50,19 @@ def attend(
 ):
     """Attend the queries of a tile to the keys of its span.
 
-    tiles          [tiles, 4]: the first query, the end of the queries, the first key, the end of the keys
+    tiles          [tiles, 5]: the first query, the end of the queries, the first key, the end of the keys; the first
+                   query's row in q and out
     before, after  most tokens between a query and the keys that it sees; -1: any number
     scale          multiplies q·k, for powers of two
     bias           see families/span_attention.py; read if BIASED
     """
     tile = tl.program_id(0)
     head = tl.program_id(1)
-    begin = tl.load(tiles + 4 * tile)
-    end = tl.load(tiles + 4 * tile + 1)
-    first = tl.load(tiles + 4 * tile + 2)
-    stop = tl.load(tiles + 4 * tile + 3)
+    begin = tl.load(tiles + 5 * tile)
+    end = tl.load(tiles + 5 * tile + 1)
+    first = tl.load(tiles + 5 * tile + 2)
+    stop = tl.load(tiles + 5 * tile + 3)
+    row = tl.load(tiles + 5 * tile + 4) + tl.arange(0, BLOCK_Q)
     if before >= 0:
         first = tl.maximum(first, begin - before)
     if after >= 0:
@@ -65,7 +71,7 @@ def attend(
     column = tl.arange(0, BLOCK_D)
     inside = column < SIZE
     rows = tl.load(
-        q + query.to(tl.int64)[:, None] * q_row + head * SIZE + column[None, :],
+        q + row.to(tl.int64)[:, None] * q_row + head * SIZE + column[None, :],
         mask=(query < end)[:, None] & inside[None, :],
         other=0.0,
     )
@@ -97,7 +103,7 @@ def attend(
         largest = most
     result = sums / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(
-        out + (query.to(tl.int64)[:, None] * HEADS + head) * SIZE + column[None, :],
+        out + (row.to(tl.int64)[:, None] * HEADS + head) * SIZE + column[None, :],
         result.to(out.dtype.element_ty),
         mask=(query < end)[:, None] & inside[None, :],
     )
@@ -114,14 +120,7 @@ class Plan:
     """Implements families.span_attention.SpanPlan."""
 
     def __init__(self, batch: SpanBatch) -> None:
-        tiles = np.array(
-            [
-                (begin, min(begin + QUERIES, end), first, end)
-                for first, end in zip(batch.offsets, batch.offsets[1:], strict=False)
-                for begin in range(first, end, QUERIES)
-            ],
-            dtype=np.int32,
-        ).reshape(-1, 4)
+        tiles = np.array(list(_tiles(batch)), dtype=np.int32).reshape(-1, 5)
         self._tiles = torch.from_numpy(tiles).to(batch.device)
 
     def run(
@@ -158,3 +157,15 @@ class Plan:
                 num_stages=2 if wide else 3,
             )
         return out
+
+
+def _tiles(batch: SpanBatch) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield the argument `tiles` of `attend`, tile by tile."""
+    if batch.queries is None:
+        for first, end in pairwise(batch.offsets):
+            for begin in range(first, end, QUERIES):
+                yield begin, min(begin + QUERIES, end), first, end, begin
+        return
+    for row, query in enumerate(batch.queries):
+        span = bisect_right(batch.offsets, query)
+        yield query, query + 1, batch.offsets[span - 1], batch.offsets[span], row

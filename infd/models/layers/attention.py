@@ -136,7 +136,8 @@ class Attention:
         q, k, v = heads.split_with_sizes((self._heads, self._kv_heads, self._kv_heads), dim=1)
         table = self._rope.table if batch.angles is None else batch.angles[self._rope.number]
         if self._reach is not None:
-            return self._output(self._within_spans(q, k, v, table, batch).flatten(1), batch.adapters)
+            after = batch.adapters if batch.sampled is None else batch.sampled.adapters
+            return self._output(self._within_spans(q, k, v, table, batch).flatten(1), after)
         plan, pages, adapters = batch.attention[self._group], batch.cache[self._layer], batch.adapters
         q = self._rotate.enter(
             q,
@@ -153,21 +154,28 @@ class Attention:
         if self._temperature is not None:
             q = (q * self._temperature[batch.positions, None, None]).to(q.dtype)
         if (sampled := batch.sampled) is not None:
+            assert sampled.attention is not None
             q, plan, adapters = q[sampled.tokens], sampled.attention, sampled.adapters
         sinks = None if self._sinks is None else self._sinks.tensor
         attended = plan.run(q, pages, scale=self._scale, softcap=self._softcap, sinks=sinks)
         return self._output(attended.flatten(1), adapters)
 
     def _within_spans(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, batch: Batch) -> Tensor:
-        """Return [T, H, D]: each query of q [T, H, D] attends to the keys of its own span that the reach allows."""
-        assert batch.spans is not None
+        """Return [T, H, D]: each query of q [T, H, D] attends to the keys of its own span that the reach allows.
+
+        If `batch.sampled` is set, only the W sampled rows: [W, H, D].
+        """
+        plan = batch.spans
         assert self._reach is not None
         q = q if self._q_norm is None else self._q_norm(q)
         k = k if self._k_norm is None else self._k_norm(k)
         q, k = self._rotate(q, k, batch.positions, table, interleaved=self._interleaved)
         if self._temperature is not None:
             q = (q * self._temperature[batch.positions, None, None]).to(q.dtype)
-        return batch.spans.run(q, k, v, scale=self._scale, reach=self._reach)
+        if batch.sampled is not None:
+            q, plan = q[batch.sampled.tokens], batch.sampled.spans
+        assert plan is not None
+        return plan.run(q, k, v, scale=self._scale, reach=self._reach)
 
 
 def page_groups(ranges: Sequence[int | Chunk | None], page_tokens: int) -> tuple[PageGroup, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from infd.kernels.families.span_attention import WHOLE, Reach
+from infd.kernels.families.span_attention import WHOLE, Reach, SpanBatch
 from infd.models.layers.linear import Linear
 
 if TYPE_CHECKING:
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from infd.kernels.families.span_attention import SpanAttention as Attention
     from infd.kernels.families.span_attention import SpanPlan
-    from infd.models.base import PassAdapters
+    from infd.models.base import Batch, PassAdapters, SampledBatch
     from infd.models.blueprint import Blueprint
     from infd.models.encoder_dimensions import EncoderDimensions
     from infd.models.layers.distance_bias import DistanceBias
@@ -27,11 +29,23 @@ class EncoderPass(Struct, frozen=True):
 
     plan       of attention within the spans
     positions  [T] int64: rows of rotary tables
+    adapters   of all tokens
+    sampled    of the last layer alone: the tokens that it computes after its keys and values; None: all tokens
     """
 
     plan: SpanPlan
     positions: Tensor
     adapters: PassAdapters | None
+    sampled: SampledBatch | None = None
+
+    @property
+    def adapters_after(self) -> PassAdapters | None:
+        """The adapters of the tokens that the layer computes after its keys and values."""
+        return self.adapters if self.sampled is None else self.sampled.adapters
+
+    def after(self, x: Tensor) -> Tensor:
+        """Return the rows of x [T, ...] that the layer computes after its keys and values."""
+        return x if self.sampled is None else x[self.sampled.tokens]
 
 
 class SpanAttentionDesign(NamedTuple):
@@ -80,14 +94,27 @@ class SpanAttention:
         )
 
     def __call__(self, x: Tensor, step: EncoderPass) -> Tensor:
-        """Return the sublayer's output [T, hidden] for x [T, hidden]."""
+        """Return the sublayer's output [T, hidden] for x [T, hidden]; if `step.sampled` is set, [W, hidden]."""
         heads = self.qkv(x, step.adapters).view(x.shape[0], -1, self.size)
         q, k, v = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if self.design.rope is not None:
             q, k = self._rotate(q, k, step.positions, self.design.rope.table)
         bias = None if self.design.bias is None else self.design.bias.table
-        attended = step.plan.run(q, k, v, scale=self.scale, reach=self.design.reach, bias=bias)
-        return self.output(attended.flatten(1), step.adapters)
+        plan = step.plan
+        if step.sampled is not None:
+            assert step.sampled.spans is not None
+            plan = step.sampled.spans
+        attended = plan.run(step.after(q), k, v, scale=self.scale, reach=self.design.reach, bias=bias)
+        return self.output(attended.flatten(1), step.adapters_after)
+
+
+def planned(batch: Batch, attention: Attention) -> Batch:
+    """Return a batch with its plans of attention without a cache."""
+    spans = SpanBatch(tokens=len(batch.tokens), offsets=batch.offsets, device=batch.tokens.device)
+    sampled = batch.sampled
+    if sampled is not None:
+        sampled = replace(sampled, spans=attention.prepare(replace(spans, queries=sampled.indices)))
+    return replace(batch, spans=attention.prepare(spans), sampled=sampled)
 
 
 def separate(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from infd.kernels.cpu.encoder import EncoderStack
 from infd.kernels.cpu.linear import Floats, Matrices
 from infd.kernels.cpu.span_attention import SpanAttention
-from infd.kernels.families.encoder import EncoderInputs
+from infd.kernels.families.encoder import EncoderInputs, SampledInputs
 from infd.kernels.families.span_attention import Reach, SpanBatch
 from infd.kernels.recipe import EncoderLayerRecipe, LayerNormRecipe, ProductRecipe
 
@@ -45,10 +46,12 @@ def layer(library, hidden, up, bias, down, *, gated="none", activation="gelu", d
     )
     stacked, attention = EncoderStack(library).build([recipe], None), SpanAttention(library)
 
-    def compute(x):
-        tokens = torch.arange(len(x))
-        plan = attention.prepare(SpanBatch(tokens=len(x), offsets=[0, len(x)], device=x.device))
-        return stacked(EncoderInputs(tokens, tokens, None), x, plan, lambda: None)
+    def compute(x, read=None):
+        tokens, sampled = torch.arange(len(x)), None
+        spans = SpanBatch(tokens=len(x), offsets=[0, len(x)], device=x.device)
+        if read is not None:
+            sampled = SampledInputs(torch.tensor(read), attention.prepare(replace(spans, queries=read)))
+        return stacked(EncoderInputs(tokens, tokens, None, sampled), x, attention.prepare(spans), lambda: None)
 
     return compute
 
@@ -77,3 +80,15 @@ def test_gelu_keeps_a_nan_and_infinity(library, number, dtype):
 
     expected = torch.full((1, 48), number, dtype=dtype)
     torch.testing.assert_close(compute(torch.zeros(1, 48, dtype=dtype)), expected, equal_nan=True)
+
+
+def test_the_last_layer_computes_the_tokens_that_are_read_alone(library):
+    compute = layer(library, 48, torch.zeros(16, 48), torch.ones(16, dtype=torch.bfloat16), torch.ones(48, 16))
+    before = torch.arange(6 * 48, dtype=torch.bfloat16).view(6, 48) / 64
+    every, x = compute(before.clone()), before.clone()
+    assert not (every == before).any()
+
+    found = compute(x, [1, 4, 4])
+    assert found.equal(every[[1, 4, 4]])
+    assert found.data_ptr() == x.data_ptr()
+    assert x[3:].equal(before[3:])

@@ -41,10 +41,11 @@ def inputs(heads, kv_heads, size, dtype, lengths=LENGTHS):
     return fused.split_with_sizes((heads, kv_heads, kv_heads), 1)
 
 
-def compute(attention, q, k, v, *, lengths=LENGTHS, **arguments):
+def compute(attention, q, k, v, *, lengths=LENGTHS, queries=None, **arguments):
+    """queries: the tokens whose results are returned; None: all."""
     offsets = [0, *torch.tensor(lengths).cumsum(0).tolist()]
-    plan = attention.prepare(SpanBatch(tokens=len(q), offsets=offsets, device=q.device))
-    return plan.run(q, k, v, **arguments)
+    plan = attention.prepare(SpanBatch(tokens=len(q), offsets=offsets, device=q.device, queries=queries))
+    return plan.run(q if queries is None else q[queries], k, v, **arguments)
 
 
 def check(attention, dtype, close):
@@ -91,6 +92,28 @@ def test_other_spans_and_threads_do_not_change_a_bit_of_native_results(library, 
             first += length
     finally:
         torch.set_num_threads(threads)
+
+
+LONG = (5, 1, 600, 0, 33, 9)
+READ = [0, 5, 6, 7, 261, 262, 263, 320, 605, 605, 606, 638, 639, 647, 647]  # of these texts
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("attention", ["native", "reference"])
+def test_queries_alone_have_the_bits_they_have_among_all(library, attention, dtype):
+    from infd.kernels.cpu.span_attention import SpanAttention as Native
+
+    kernel = Native(library) if attention == "native" else SpanAttention()
+    for reach in (*REACHES, Reach(60, 90)):
+        for heads, kv_heads, size, furthest in ((3, 3, 32, 0), (4, 2, 12, 40), (10, 1, 16, 0), (2, 1, 80, 3)):
+            q, k, v = inputs(heads, kv_heads, size, dtype, lengths=LONG)
+            bias = draw(heads, 2 * furthest + 1, seed=3) * 2 if furthest else None
+            every, alone = (
+                compute(kernel, q, k, v, lengths=LONG, queries=queries, scale=0.2, reach=reach, bias=bias)
+                for queries in (None, READ)
+            )
+            assert alone.equal(every[READ]), (reach, heads, size)
+            assert compute(kernel, q, k, v, lengths=LONG, queries=[], scale=0.2, reach=reach, bias=bias).numel() == 0
 
 
 def steps_of_scores(dtype):

@@ -53,8 +53,8 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
   const int64_t head = task.head;
   const int64_t shared = layer.heads / layer.kv_heads, size = layer.size, rows = piece.queries * shared;
   const int64_t width = workspace.sums.pitch;
-  const Number* q = static_cast<const Number*>(layer.q) +
-                    (step.offsets[piece.span] + piece.first_query) * layer.q_stride + head * shared * size;
+  const Number* q = static_cast<const Number*>(layer.q) + piece.row * layer.q_stride + head * shared * size;
+  const bool few = piece.whole * shared <= FEW;
   for (int64_t row = 0; row < rows; row++) {
     auto* query = reinterpret_cast<typename Form::Number*>(workspace.queries.row(row));
     convert(q + row / shared * layer.q_stride + row % shared * size, query, size);
@@ -72,7 +72,7 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
   const bool plain = !layer.quantized && !layer.bias && !(layer.softcap > 0);
   each_block<Cached>(step, layer, task, after, [&](const auto& block, int64_t begin, const auto& next) {
     const int64_t padded = block.padded();
-    if (rows <= FEW) {
+    if (few) {
       by_groups(rows, [&](auto group, int64_t row) {
         const Prefetch<Cached> ahead{block.v, row == 0 ? block.count : 0, padded};
         score_rows<Cached, Form, group.value>(workspace.queries.from(row), block, ahead, size, workspace.scores.from(row));
@@ -99,7 +99,7 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
         softmax<Form>(workspace.scores.row(row), padded, first, last, scores, k_scales, v_scales, workspace.seen[row],
                       weights, workspace.sums.row(row), width, bias);
     }
-    if (rows <= FEW) {
+    if (few) {
       by_groups(rows, [&](auto group, int64_t row) {
         const Prefetch<Cached> ahead{next.k, row == 0 ? next.count : 0, block.count};
         weigh_rows<Cached, Form, group.value>(workspace.weights.from(row), block, ahead, size, workspace.sums.from(row));
@@ -126,7 +126,7 @@ struct Partials {
 // Merge the results of all pieces with equal queries into the output. `piece` is the first of these pieces; its sums
 // are overwritten.
 template <class Number>
-void merge(const AttentionStep& step, const AttentionLayer& layer, const Piece* piece, int64_t head, const Partials& partials) {
+void merge(const AttentionLayer& layer, const Piece* piece, int64_t head, const Partials& partials) {
   const int64_t width = partials.width;
   for (int64_t row = 0; row < piece->queries * partials.shared; row++) {
     float most = -INFINITY, total = 0;
@@ -144,7 +144,7 @@ void merge(const AttentionStep& step, const AttentionLayer& layer, const Piece* 
         store(sums + d, part == 0 ? weighted : load(sums + d) + weighted);
       }
     }
-    divide(sums, total, result<Number>(step, layer, *piece, head, row), layer.size);
+    divide(sums, total, result<Number>(layer, *piece, head, row), layer.size);
   }
 }
 
@@ -175,7 +175,7 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
 
   // Rows of a task in tiles, and of one without.
   const int64_t tiled_rows = tiled ? most * shared : 0, rows = !tiled ? most * shared : shared > FEW ? shared : FEW;
-  const int64_t used = step.offsets[step.spans], row = layer.heads * size;
+  const int64_t used = step.queries ? step.tokens : step.offsets[step.spans], row = layer.heads * size;
   memset(static_cast<Number*>(layer.out) + used * row, 0, (step.tokens - used) * row * sizeof(Number));
   const int64_t tasks = count * heads;
   int64_t taken = 0;
@@ -196,7 +196,7 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
       after = take();
       const Piece& piece = *task.piece;
       // The query of a piece of one is computed as in decoding.
-      if (tiled && piece.queries > 1 && piece.queries * shared > FEW) {
+      if (tiled && piece.whole > 1 && piece.whole * shared > FEW) {
         tiles.attend(step, layer, task, after);
         continue;
       }
@@ -205,7 +205,7 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
       for (int64_t row = 0; row < piece.queries * shared; row++) {
         const SoftmaxState seen = workspace.seen[row];
         if (piece.parts == 1) {
-          divide(workspace.sums.row(row), seen.total, result<Number>(step, layer, piece, head, row), size);
+          divide(workspace.sums.row(row), seen.total, result<Number>(layer, piece, head, row), size);
         } else {
           float* kept = partials.row(piece, head, row);
           memcpy(kept, workspace.sums.row(row), width * sizeof(float));
@@ -220,7 +220,7 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
       for (int64_t i = 0; i < tasks; i++) {
         const Piece* piece = pieces + i / heads;
         const bool first = i < heads || piece[-1].span != piece->span || piece[-1].first_query != piece->first_query;
-        if (piece->parts > 1 && first) merge<Number>(step, layer, piece, i % heads, partials);
+        if (piece->parts > 1 && first) merge<Number>(layer, piece, i % heads, partials);
       }
     }
   }

@@ -9,7 +9,7 @@
 // The spans of a step, for one page group. Span i has tokens offsets[i] to offsets[i + 1] - 1, at positions from
 // start[i] on.
 struct AttentionStep {
-  int64_t tokens;       // T, including padding after the last span
+  int64_t tokens;       // T, including padding after the last span; with `queries`, their number
   int64_t spans;        // S
   int64_t page_tokens;
   int64_t window;       // tokens to which a query attends, its own included; 0: all
@@ -22,13 +22,16 @@ struct AttentionStep {
   // are not read, and a query sees the keys of its span at most `before` tokens before and `after` tokens after it; -1:
   // any number of tokens.
   int64_t packed, before, after;
+
+  // Of packed steps: the tokens whose rows q and out have, ascending; null: all tokens.
+  const int64_t* queries;  // [tokens]
 };
 
 // One layer's tensors. Elements are bfloat16 if `half`, else float; cache rows are int8 if `quantized`, see row.h.
 struct AttentionLayer {
   int64_t half, quantized;
   int64_t heads, kv_heads, size;  // H, K, D
-  const void* q;                  // [T, H, D]; q_stride between tokens
+  const void* q;                  // [T, H, D]; q_stride between tokens; see AttentionStep::queries
   int64_t q_stride;
   const void* k;  // [pages, K, page_tokens, row]
   const void* v;

@@ -104,7 +104,7 @@ struct Places {
       INFD_HERE(place_pages)
       (memory.tables + i * memory.pages, memory.groups * memory.pages, step.span_row, step.spans, pages, step.row, position,
        step.tokens, group.page_tokens, tables[i], slots[i]);
-      attention[i] = {step.tokens, step.spans, group.page_tokens, group.window, pages, offsets, start, tables[i], 0, 0, 0};
+      attention[i] = {step.tokens, step.spans, group.page_tokens, group.window, pages, offsets, start, tables[i], 0, 0, 0, nullptr};
       each[i] = &attention[i];
     }
   }

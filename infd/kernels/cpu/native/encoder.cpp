@@ -139,29 +139,68 @@ struct Workspace {
   }
 };
 
-// Rotate q and k in place.
+// Rotate `count` heads of each token in place. tokens: [rows], whose positions the rows have; null: all tokens.
 template <class Number>
-void rotate_heads(const EncoderLayer& layer, const EncoderStep& step, Number* qkv, int64_t enough) {
+void rotate_heads(const EncoderLayer& layer, const EncoderStep& step, Number* heads, int64_t count, const int64_t* tokens,
+                  int64_t rows, int64_t enough) {
   const Rotation rotate{layer.turned, false};
-#pragma omp parallel for if (step.tokens * layer.qkv.outputs > enough)
-  for (int64_t t = 0; t < step.tokens; t++) {
-    Number* head = qkv + t * layer.qkv.outputs;
-    const float* angles = layer.rope + step.positions[t] * layer.turned;
-    for (int64_t i = 0; i < layer.heads + layer.kv_heads; i++, head += layer.size) rotate(head, angles, head, layer.size);
+#pragma omp parallel for if (rows * count * layer.size > enough)
+  for (int64_t t = 0; t < rows; t++) {
+    Number* head = heads + t * layer.qkv.outputs;
+    const float* angles = layer.rope + step.positions[tokens ? tokens[t] : t] * layer.turned;
+    for (int64_t i = 0; i < count; i++, head += layer.size) rotate(head, angles, head, layer.size);
   }
 }
 
+// Compute q, k and v of all tokens, rotated.
 template <class Number>
-void compute(const EncoderLayer& layer, const EncoderStep& step, const Workspace<Number>& space, Number* x) {
-  const bool awake = worth_sharing(step.tokens, layer.qkv.outputs, layer.qkv.inputs, false);
+void project(const EncoderLayer& layer, const EncoderStep& step, const Workspace<Number>& space, const Number* input,
+             bool awake) {
+  multiply(layer.qkv, input, space.rounded, space.qkv, step.tokens, awake);
+  if (layer.rope)
+    rotate_heads(layer, step, space.qkv, layer.heads + layer.kv_heads, nullptr, step.tokens, enough_elements(awake));
+}
+
+// The same, but q of the sampled tokens alone, in the first rows.
+template <class Number>
+void project_sampled(const EncoderLayer& layer, const EncoderStep& step, const Workspace<Number>& space, const Number* input,
+                     bool awake) {
+  const int64_t stride = layer.qkv.outputs, width = layer.heads * layer.size, enough = enough_elements(awake);
+  Number* k = space.qkv + width;
+  if (layer.q.multiply) {
+    Number* chosen = space.added;
+    for (int64_t i = 0; i < step.sampled; i++)
+      memcpy(chosen + i * step.hidden, input + step.sampled_tokens[i] * step.hidden, step.hidden * sizeof(Number));
+    multiply(layer.kv, input, space.rounded, k, stride, step.tokens, awake);
+    multiply(layer.q, chosen, chosen, space.qkv, stride, step.sampled, awake);
+  } else {
+    multiply(layer.qkv, input, space.rounded, space.qkv, step.tokens, awake);
+    keep_rows(space.qkv, stride, width, step.sampled_tokens, step.sampled);
+  }
+  if (layer.rope) {
+    rotate_heads(layer, step, space.qkv, layer.heads, step.sampled_tokens, step.sampled, enough);
+    rotate_heads(layer, step, k, layer.kv_heads, nullptr, step.tokens, enough);
+  }
+}
+
+// ends: this is the last of the layers, which computes the sampled tokens alone if there are any.
+template <class Number>
+void compute(const EncoderLayer& layer, const EncoderStep& all, const Workspace<Number>& space, Number* x, bool ends) {
+  const bool awake = worth_sharing(all.tokens, layer.qkv.outputs, layer.qkv.inputs, false);
   const int64_t enough = enough_elements(awake);
   const Number* input = x;
   if (layer.normed_first && layer.attention_norm.weight) {
-    add_norm<Number>(layer.attention_norm, nullptr, x, space.normed, step, enough);
+    add_norm<Number>(layer.attention_norm, nullptr, x, space.normed, all, enough);
     input = space.normed;
   }
-  multiply(layer.qkv, input, space.rounded, space.qkv, step.tokens, awake);
-  if (layer.rope) rotate_heads(layer, step, space.qkv, enough);
+  EncoderStep step = all;
+  if (ends && all.sampled > 0) {
+    project_sampled(layer, all, space, input, awake);
+    keep_rows(x, all.hidden, all.hidden, all.sampled_tokens, all.sampled);
+    step.tokens = all.sampled, step.attention = all.sampled_attention;
+  } else {
+    project(layer, all, space, input, awake);
+  }
   const int64_t stride = layer.qkv.outputs, size = layer.size;
   const Number* k = space.qkv + layer.heads * size;
   AttentionLayer attention = {};
@@ -215,7 +254,7 @@ void compute_all(const EncoderEmbeddings* embeddings, const EncoderLayer* layers
   Carver carver(scratch.at_least(sizes.used));
   const Workspace<Number> space(carver, layers, count, step);
   if (embeddings) embed(*embeddings, step, x);
-  for (int64_t i = 0; i < count; i++) compute(layers[i], step, space, x);
+  for (int64_t i = 0; i < count; i++) compute(layers[i], step, space, x, i == count - 1);
 }
 
 }  // namespace

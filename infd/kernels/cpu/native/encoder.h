@@ -30,6 +30,9 @@ struct EncoderLayer {
   int64_t reach;      // index into EncoderStep::attention
   const float* bias;  // see AttentionLayer
   int64_t furthest;
+  // The parts of qkv that compute q, and k and v, for steps in which queries are few; without `multiply` if qkv cannot be
+  // divided there.
+  StackProduct q, kv;
 };
 
 // Rows of a table of embeddings [rows, hidden], one for each token.
@@ -50,4 +53,10 @@ struct EncoderStep {
   int64_t tokens, hidden;
   const int64_t* positions;               // [tokens]
   const AttentionStep* const* attention;  // by reach
+
+  // If `sampled` > 0, the last of these layers computes keys and values of all tokens, and everything else for the sampled
+  // tokens alone, which become the first rows of x.
+  int64_t sampled;
+  const int64_t* sampled_tokens;                  // [sampled], ascending
+  const AttentionStep* const* sampled_attention;  // by reach; the queries are the sampled tokens
 };

@@ -20,17 +20,29 @@ constexpr int64_t HALF<bf16> = 1;
 
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Multiply x [tokens, inputs]. If the product rounds its inputs, they are stored in `rounded`, which may be x.
-// awake: see worth_sharing.
+// Multiply x [tokens, inputs]; out [tokens, outputs], out_stride between tokens. If the product rounds its inputs, they are
+// stored in `rounded`, which may be x. awake: see worth_sharing.
 template <class Number>
-void multiply(const StackProduct& product, const Number* x, Number* rounded, Number* out, int64_t tokens,
-              bool awake) {
+void multiply(const StackProduct& product, const Number* x, Number* rounded, Number* out, int64_t out_stride,
+              int64_t tokens, bool awake) {
   if (product.rounding != nullptr) {
     INFD_HERE(round_inputs)(HALF<Number>, x, product.inputs, rounded, tokens, product.inputs, product.rounding);
     x = rounded;
   }
-  product.multiply(x, product.inputs, tokens, product.weights, product.outputs, product.inputs, product.bias, out,
-                   product.outputs, !HALF<Number>, product.layout, awake);
+  product.multiply(x, product.inputs, tokens, product.weights, product.outputs, product.inputs, product.bias, out, out_stride,
+                   !HALF<Number>, product.layout, awake);
+}
+
+template <class Number>
+void multiply(const StackProduct& product, const Number* x, Number* rounded, Number* out, int64_t tokens, bool awake) {
+  multiply(product, x, rounded, out, product.outputs, tokens, awake);
+}
+
+// Copy the rows with the indices chosen [count], ascending and perhaps repeated, to the front: no row is overwritten before it
+// is copied.
+template <class Number>
+void keep_rows(Number* rows, int64_t stride, int64_t size, const int64_t* chosen, int64_t count) {
+  for (int64_t i = 0; i < count; i++) memmove(rows + i * stride, rows + chosen[i] * stride, size * sizeof(Number));
 }
 
 }  // namespace

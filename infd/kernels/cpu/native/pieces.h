@@ -17,6 +17,8 @@ struct Piece {
   int32_t part;      // number of this one among them
   int64_t begin, end;
   int64_t partial;   // number of queries of earlier pieces in Partials
+  int64_t row;       // of the first query in q and out
+  int32_t whole;     // number of queries, if all tokens are queries: it decides how the piece is computed
 };
 
 // The largest number of queries of a piece, for tasks of at most `rows` rows unless a single query has more.
@@ -28,20 +30,40 @@ inline int64_t evenly(int64_t count, int64_t most) {
   return pieces > 1 ? (count + pieces - 1) / pieces : most;
 }
 
+// The piece of at most `most` queries of a span, from `query` on, of a packed step.
+inline Piece piece_of(const AttentionStep& step, int64_t span, int64_t query, int64_t most) {
+  const int64_t first = step.offsets[span], count = step.offsets[span + 1] - first;
+  const int64_t queries = count - query < most ? count - query : most;
+  const int64_t begin = step.before < 0 || query < step.before ? 0 : query - step.before;
+  const int64_t last = query + queries + step.after, end = step.after < 0 || last > count ? count : last;
+  return {int32_t(span), int32_t(query), int32_t(queries), 1, 0, begin, end, 0, first + query, int32_t(queries)};
+}
+
+// Call `visit` with a piece for each of a step's `queries`: the part of the piece that it would be in if all tokens were
+// queries, with the keys of that piece. So its result has the same bits.
+template <class Visit>
+void cut_queries(const AttentionStep& step, int64_t limit, bool even, Visit visit) {
+  int64_t span = 0;
+  for (int64_t row = 0; row < step.tokens; row++) {
+    while (step.offsets[span + 1] <= step.queries[row]) span++;
+    const int64_t query = step.queries[row] - step.offsets[span], count = step.offsets[span + 1] - step.offsets[span];
+    const int64_t most = even ? evenly(count, limit) : limit;
+    Piece piece = piece_of(step, span, query / most * most, most);
+    piece.first_query = int32_t(query), piece.queries = 1, piece.row = row;
+    visit(piece);
+  }
+}
+
 // Call `visit` with every piece of a step, in order of spans, queries, keys. limit: queries of a piece.
 template <class Visit>
 void cut(const AttentionStep& step, int64_t limit, bool even, Visit visit) {
+  if (step.queries) return cut_queries(step, limit, even, visit);
   int64_t partial = 0;
   for (int64_t span = 0; span < step.spans; span++) {
     const int64_t count = step.offsets[span + 1] - step.offsets[span];
     if (step.packed) {
       const int64_t most = even ? evenly(count, limit) : limit;
-      for (int64_t query = 0; query < count; query += most) {
-        const int64_t queries = count - query < most ? count - query : most;
-        const int64_t begin = step.before < 0 || query < step.before ? 0 : query - step.before;
-        const int64_t last = query + queries + step.after, end = step.after < 0 || last > count ? count : last;
-        visit(Piece{int32_t(span), int32_t(query), int32_t(queries), 1, 0, begin, end, 0});
-      }
+      for (int64_t query = 0; query < count; query += most) visit(piece_of(step, span, query, most));
       continue;
     }
     const int64_t start = step.start[span];
@@ -54,7 +76,8 @@ void cut(const AttentionStep& step, int64_t limit, bool even, Visit visit) {
       for (int64_t part = 0; part < parts; part++) {
         const int64_t from = part == 0 ? begin : (begin / SPLIT + part) * SPLIT;
         const int64_t to = part == parts - 1 ? end : (begin / SPLIT + part + 1) * SPLIT;
-        visit(Piece{int32_t(span), int32_t(query), int32_t(queries), int32_t(parts), int32_t(part), from, to, partial});
+        visit(Piece{int32_t(span), int32_t(query), int32_t(queries), int32_t(parts), int32_t(part), from, to, partial,
+                    step.offsets[span] + query, int32_t(queries)});
         if (parts > 1) partial += queries;
       }
     }
@@ -68,10 +91,9 @@ struct Task {
 };
 
 template <class Number>
-Number* result(const AttentionStep& step, const AttentionLayer& layer, const Piece& piece, int64_t head, int64_t row) {
+Number* result(const AttentionLayer& layer, const Piece& piece, int64_t head, int64_t row) {
   const int64_t shared = layer.heads / layer.kv_heads;
-  const int64_t token = step.offsets[piece.span] + piece.first_query + row / shared;
-  return static_cast<Number*>(layer.out) + (token * layer.heads + head * shared + row % shared) * layer.size;
+  return static_cast<Number*>(layer.out) + ((piece.row + row / shared) * layer.heads + head * shared + row % shared) * layer.size;
 }
 
 // A row's result: its weighted sums, by the total of its weights.

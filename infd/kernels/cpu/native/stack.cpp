@@ -126,14 +126,6 @@ void place_heads(const StackLayer& layer, const StackStep& step, Number* qkv, in
   }
 }
 
-// Copy the sampled rows to the front. Indices ascend, so no row is overwritten before it is copied; a repeated last
-// index copies the same row again.
-template <class Number>
-void keep_sampled(Number* rows, int64_t stride, int64_t size, const StackStep& step) {
-  for (int64_t t = 0; t < step.sampled; t++)
-    memmove(rows + t * stride, rows + step.sampled_tokens[t] * stride, size * sizeof(Number));
-}
-
 template <class Number>
 void feed(const StackLayer& layer, const Number* input, Number* out, const Workspace<Number>& space,
           const StackStep& step, bool awake) {
@@ -186,8 +178,8 @@ void compute(const StackLayer& layer, const StackStep& all, const Workspace<Numb
   StackStep step = all;
   const AttentionStep* attended = all.groups[layer.group];
   if (ends && all.sampled > 0) {
-    keep_sampled(space.qkv, layer.qkv.outputs, layer.heads * layer.size, all);
-    keep_sampled(stream, all.hidden, all.hidden, all);
+    keep_rows(space.qkv, layer.qkv.outputs, layer.heads * layer.size, all.sampled_tokens, all.sampled);
+    keep_rows(stream, all.hidden, all.hidden, all.sampled_tokens, all.sampled);
     step.tokens = all.sampled, attended = all.sampled_attention;
   }
   const AttentionLayer attention{HALF<Number>, layer.quantized, layer.heads,    layer.kv_heads,

@@ -266,7 +266,7 @@ class Tiles<bf16, bf16, Pairs> {
     const Piece& piece = *task.piece;
     const int64_t shared = layer.heads / layer.kv_heads, size = layer.size, rows = piece.queries * shared;
     const int64_t padded = whole_tiles(rows);
-    begin(step, layer, task, shared, rows);
+    begin(layer, task, shared, rows);
     const Sight sight(step, piece);
     const int64_t steps = size / Pairs::PER_UNIT;
     const float factor = layer.scale * LOG2_E;
@@ -297,7 +297,7 @@ class Tiles<bf16, bf16, Pairs> {
       }
     });
     for (int64_t row = 0; row < rows; row++) {
-      divide(sums_.row(row), sum(load(totals_.row(row))), result<bf16>(step, layer, piece, task.head, row), size);
+      divide(sums_.row(row), sum(load(totals_.row(row))), result<bf16>(layer, piece, task.head, row), size);
     }
   }
 
@@ -338,10 +338,9 @@ class Tiles<bf16, bf16, Pairs> {
   }
 
   // Copy the queries, padded with zeros to whole tiles; nothing has been seen but sinks.
-  void begin(const AttentionStep& step, const AttentionLayer& layer, Task task, int64_t shared, int64_t rows) {
+  void begin(const AttentionLayer& layer, Task task, int64_t shared, int64_t rows) {
     const int64_t size = layer.size, padded = whole_tiles(rows);
-    const bf16* q = static_cast<const bf16*>(layer.q) +
-                    (step.offsets[task.piece->span] + task.piece->first_query) * layer.q_stride + task.head * shared * size;
+    const bf16* q = static_cast<const bf16*>(layer.q) + task.piece->row * layer.q_stride + task.head * shared * size;
     if (sums_.pitch > size || padded > rows) memset(queries_.at, 0, padded * queries_.pitch * sizeof(uint32_t));
     for (int64_t row = 0; row < rows; row++)
       memcpy(queries_.row(row), q + row / shared * layer.q_stride + row % shared * size, size * sizeof(bf16));
