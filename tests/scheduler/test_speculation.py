@@ -12,7 +12,7 @@ from infd.drafting.drafter import NO_DRAFTS
 from infd.request import FinishReason
 from infd.scheduler import speculation as module
 from infd.scheduler.cache import Cache
-from infd.scheduler.layout import CacheLayout, PageGroup
+from infd.scheduler.layout import CacheLayout, PageGroup, Regimes
 from infd.scheduler.plan import Draft, Span, StepPlan
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.speculation import CLASSES, Speculation
@@ -427,6 +427,16 @@ def test_a_draft_takes_no_page_that_a_running_sequence_needs_next(pages: int, to
     driver.finish()
     assert not driver.scheduler.preemptions
     assert max(span.drafts for plan in driver.plans for span in plan.spans) == 4
+    driver.check_answers()
+
+
+@pytest.mark.parametrize("outgrown", range(4, 12))
+def test_no_draft_is_computed_with_angles_of_shorter_texts(outgrown: int):
+    layout = CacheLayout((PageGroup(layers=(0,), page_tokens=2),), regimes=Regimes(outgrown=outgrown))
+    driver = Driver(replace(capacity(layout), row_costs=FLAT), drafts=4)
+    add(driver, [1, 2, 3], max_tokens=16)
+    driver.finish()
+    assert max(drafted(driver)) == 4
     driver.check_answers()
 
 
