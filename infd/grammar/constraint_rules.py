@@ -74,7 +74,7 @@ class _Writer:
                 return self._added(markup.headed(header, name, self._token_of), named)
             case AfterThought(thought, answer):
                 after = self.constraint(answer)
-                return self._added(markup.after_thought(thought, "after", self._token_of), {"after": after})
+                return self._added(markup.after_thought(thought, self._token_of), {markup.AFTER: after})
             case Calls(_, tools, _, _, otherwise):
                 for tool in tools:
                     if tool.lark:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     TokenOf = Callable[[str], int | None]
 
 
+AFTER: Final = "after"
 NUMBER: Final = "$number"
 SHORT_ID: Final = "$id"
 
@@ -88,10 +89,9 @@ class Marks:
         return {mark: token for mark, token in found if token is not None}
 
 
-def after_thought(thought: Thought, answer: str, token_of: TokenOf) -> Rules:
-    """Return the rules of a thought followed by an answer.
+def after_thought(thought: Thought, token_of: TokenOf) -> Rules:
+    """Return the rules of a thought followed by an answer, whose grammar has the name AFTER.
 
-    answer    name of the answer's grammar
     token_of  returns the id of the token that spells a mark; None if no token does
     """
     inside, rules = _text_to(thought.closing, "thought", thought.marks, token_of)
@@ -102,7 +102,7 @@ def after_thought(thought: Thought, answer: str, token_of: TokenOf) -> Rules:
     if not thought.inside:
         opening = _spelled(thought.opening, thought.marks or (thought.opening,), token_of)
         inside = (Repeated(Sequence((*opening, *inside)), 0, 1),)
-    return {ROOT: Sequence((*inside, Reference(answer))), **rules}
+    return {ROOT: Sequence((*inside, Reference(AFTER))), **rules}
 
 
 def headed(header: Header, answer: str | None, token_of: TokenOf) -> Rules:

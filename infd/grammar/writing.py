@@ -102,7 +102,7 @@ def write(constraint: Constraint, limits: Limits, marks: Mapping[str, int]) -> D
             return draft.behind(markup.headed(header, name, marks.get), name)
         case AfterThought(thought, answer):
             draft = write(answer, limits, marks)
-            return draft.behind(markup.after_thought(thought, "after", marks.get), "after")
+            return draft.behind(markup.after_thought(thought, marks.get), markup.AFTER)
         case Calls(_, tools, _, _, otherwise):
             schemas = arguments.prepared(tools, limits, _schema)
             draft, name = Draft([], []), None
