@@ -42,6 +42,14 @@ async def test_a_prediction_saves_steps_and_its_tokens_are_counted(content: Any)
         assert 0 < counted["rejected_prediction_tokens"] <= 14
 
 
+async def test_no_more_tokens_are_drafted_than_the_settings_permit():
+    for most in (1, 3):
+        config = Config(scheduler=SchedulerConfig(speculative="ngram", speculative_tokens=most))
+        async with speaking(ANSWER, config=config) as endpoint:
+            await endpoint.post(CHAT, predicted(PREDICTED))
+            assert max(span.drafts for step in endpoint.executor.issued for span in step.plan.spans) == most
+
+
 async def test_drafts_are_counted_under_vllms_names():
     async with speaking(ANSWER, config=NGRAM) as endpoint:
         _, body = await endpoint.post(CHAT, predicted(PREDICTED))

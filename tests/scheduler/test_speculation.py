@@ -440,6 +440,16 @@ def test_no_draft_is_computed_with_angles_of_shorter_texts(outgrown: int):
     driver.check_answers()
 
 
+@pytest.mark.parametrize("wrong", [0.3, 0.7, 1.0])
+def test_pages_in_which_a_span_may_begin_anew_are_kept_behind_the_window(wrong: float):
+    layout = CacheLayout((PageGroup(layers=(0,), page_tokens=2, window=3),))
+    driver = Driver(replace(capacity(layout), row_costs=FLAT), depth=2, drafts=4)
+    seq = add(driver, [1, 2, 3], wrong=wrong, max_tokens=36)
+    driver.finish()
+    assert seq.drafted > seq.kept_drafts
+    driver.check_answers()
+
+
 def test_where_attention_is_confined_to_chunks_nothing_is_drafted():
     layout = CacheLayout((PageGroup(layers=(0,), page_tokens=2, chunk=4),))
     scheduler = Scheduler(replace(capacity(layout), row_costs=FLAT), max_drafts=4)
