@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from tokenizers import processors
 
+from infd.config import Config, QuotasConfig
 from infd.http.auth import Keys
 from infd.request import Pool, pick
 from tests.fakes import FakeExecutor, capacity
@@ -207,6 +208,32 @@ async def test_a_priority_is_that_of_every_input():
         executor.gate.set()
         assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 3
         await first
+
+
+async def test_every_input_has_the_share_of_its_keys_tenant():
+    keys = Keys.parse(f"ann:{sha256(b'ann').hexdigest()}:team", "keys")
+    async with serving(Config(quotas=QuotasConfig(tenants={"team": "share=3"})), keys=keys) as endpoint:
+        endpoint.executor.gate.clear()
+        body = {"input": ["a", "b"]}
+        asked = asyncio.create_task(endpoint.post("/v1/embeddings", body, Authorization="Bearer ann"))
+        scheduler = endpoint.engine.core.scheduler
+        await until(lambda: len(scheduler.running) == 2)
+        assert [(seq.request.tenant, seq.request.share) for seq in scheduler.running] == [("team", 3.0)] * 2
+        endpoint.executor.gate.set()
+        assert (await asked)[0] == 200
+
+
+async def test_an_operator_ends_a_request_that_waits_for_its_numbers(endpoint: Endpoint):
+    endpoint.executor.gate.clear()
+    for path in ("/v1/embeddings", "/rerank", "/embed"):
+        asked = asyncio.create_task(endpoint.post(path, BODIES[path]))
+        await until(lambda: bool(endpoint.engine.requests()))
+        assert endpoint.engine.abort(endpoint.engine.requests()[0].id)
+        status, body = await asked
+        assert (status, "an operator aborted this request" in json.dumps(body)) == (503, True), path
+        await until(lambda: not endpoint.engine.requests())
+    endpoint.executor.gate.set()
+    assert (await endpoint.post("/v1/embeddings", {"input": "a"}))[0] == 200
 
 
 async def test_the_description_of_the_model_has_its_limits_and_its_kind(endpoint: Endpoint):
