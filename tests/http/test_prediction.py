@@ -42,6 +42,47 @@ async def test_a_prediction_saves_steps_and_its_tokens_are_counted(content: Any)
         assert 0 < counted["rejected_prediction_tokens"] <= 14
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop": ["&~"]},  # in the middle of a draft
+        {"stop": ["QZ", "{"], "include_stop_str_in_output": True},
+        {"stop": ["~"], "min_tokens": 20},
+        {"max_tokens": 9, "logprobs": True, "top_logprobs": 2},
+        {"n": 3, "return_token_ids": True},
+        {"stop_token_ids": [4], "ignore_eos": True, "max_tokens": 40},
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_ends_within_a_draft_where_it_ends_without_drafts(fields: dict[str, Any], stream: bool):
+    async with speaking(ANSWER, ANSWER[::-1], ANSWER, config=NGRAM) as endpoint:
+        asked, answers = {**predicted(PREDICTED), **fields}, []
+        for speculative in (False, True):
+            body = {**asked, "speculative": speculative}
+            if stream:
+                events = await endpoint.events(CHAT, {**body, "stream_options": {"include_usage": True}})
+                answers.append((joined(events), events[-1]["usage"]["completion_tokens"]))
+            else:
+                status, answer = await endpoint.post(CHAT, body)
+                assert status == 200, answer
+                answers.append((answer["choices"], answer["usage"]["completion_tokens"]))
+        assert sum(endpoint.engine.status().accepted_drafts) > 5
+    assert answers[0] == answers[1]
+
+
+def joined(events: list[Any]) -> list[tuple[Any, ...]]:
+    """Return of each choice its text, its tokens, their log-probabilities and its ends."""
+    found = []
+    for index in range(3):
+        choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
+        text = "".join(choice["delta"].get("content") or "" for choice in choices)
+        ids = [token for choice in choices for token in choice.get("token_ids") or ()]
+        likely = [token for choice in choices for token in (choice.get("logprobs") or {}).get("content") or ()]
+        ends = [(choice["finish_reason"], choice.get("stop_reason")) for choice in choices if choice["finish_reason"]]
+        found.append((text, ids, likely, ends))
+    return found
+
+
 async def test_no_more_tokens_are_drafted_than_the_settings_permit():
     for most in (1, 3):
         config = Config(scheduler=SchedulerConfig(speculative="ngram", speculative_tokens=most))
