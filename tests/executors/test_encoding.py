@@ -66,6 +66,21 @@ async def test_embeddings_in_bfloat16_are_near_those_of_float32(built: None, ber
         assert cosine(vector[0], reduced(states(model, each), "mean")) > 0.999
 
 
+@pytest.mark.parametrize(("form", "least"), [("int8", 0.999), ("int4", 0.9)])
+async def test_quantized_weights_give_a_text_the_same_numbers_among_strangers(bert: Path, form: str, least: float):
+    model = oracle(bert)
+    runs = executor(bert, rows=8, mode="mean", quantization=form)
+    try:
+        pool = Pooler(runs, await runs.load())
+        together = await pool(*((each, Pool("embed")) for each in TEXTS))
+        alone = [(await pool((each, Pool("embed"))))[0] for each in TEXTS]
+    finally:
+        await runs.close()
+    for each, one, other in zip(TEXTS, alone, together, strict=True):
+        assert np.allclose(one, other, atol=1e-5 * np.abs(one).max())
+        assert least < cosine(one[0], reduced(states(model, each), "mean")) < 0.99999
+
+
 async def test_memory_is_released_and_restored_and_weights_are_replaced(bert: Path, tmp_path: Path):
     model = oracle(bert)
     with torch.no_grad():
