@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -47,6 +48,22 @@ def test_it_answers_alike_sleeps_wakes_and_leaves_no_process_behind(start_daemon
     assert not Path(f"/proc/{worker}").exists()
 
     assert answer(start_daemon(*DEVICE).ready()) == first
+
+
+def test_numbers_of_pooled_texts_come_from_it_too(start_daemon: Start) -> None:
+    found = []
+    for arguments in (OWN, DEVICE):
+        daemon = start_daemon(*arguments, "--task", "embed").ready()
+        connection = http.client.HTTPConnection(*daemon.address, timeout=30)
+        try:
+            for task in ("embed", "token_embed"):
+                body = {"input": [PROMPT, PROMPT[:2]], "task": task, "dimensions": 8, "normalize": True}
+                connection.request("POST", "/pooling", json.dumps(body), {"Content-Type": "application/json"})
+                found.append(json.loads(connection.getresponse().read())["data"])
+        finally:
+            connection.close()
+    assert found[:2] == found[2:]
+    assert [len(each["data"]) for each in found[1]] == [4, 2]
 
 
 def test_a_device_process_that_is_killed_ends_streams_with_an_error_and_the_daemon_with_70(
