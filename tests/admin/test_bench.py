@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from infd.admin.ctl import main
 from tests.bench.fake_server import FakeOpenAI
+from tests.http.endpoint import serving
 
 
 async def infdctl(*arguments: str) -> int:
@@ -45,6 +47,18 @@ async def test_one_run_is_printed_in_full(capsys: pytest.CaptureFixture[str]) ->
     assert [line.split()[0] for line in out.splitlines()[-4:]] == ["first", "between", "per", "end"]
     assert max(map(len, out.splitlines())) <= 80
     assert err.splitlines() == [f"3 requests to {server.url}/v1/chat/completions, model fake"]
+
+
+@pytest.mark.parametrize("task", ["embed", "rerank", "classify"])
+async def test_a_task_that_pools_is_named(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving() as endpoint:
+        asked = ("--task", task, "--inputs", "3", "--input-tokens", "9", "--requests", "2", "--warmup", "0")
+        assert await infdctl("--url", endpoint.url, *asked) == 0
+    lines = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+
+    assert lines["requests"].startswith("2 done, 0 failed")
+    assert float(lines["inputs/s"]) > 0
+    assert "output tok/s" not in lines
 
 
 async def test_accepted_drafts_are_printed_by_position(capsys: pytest.CaptureFixture[str]) -> None:
