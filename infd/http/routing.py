@@ -1,7 +1,7 @@
 """Requests, and the routes that answer them.
 
-aiohttp parses requests and writes responses. Its applications are not used: their router and their middlewares take a
-twentieth of the time of a short request.
+aiohttp parses requests and writes responses. Its applications are not used: their router, middlewares and look-ups are
+some 60 calls for each request.
 """
 
 from __future__ import annotations
