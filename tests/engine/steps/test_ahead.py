@@ -154,3 +154,20 @@ async def test_preempted_held_and_aborted_requests_change_no_answer_of_others():
     nothing_is_left(engine)
     assert executor.drafts
     assert executor.ahead
+
+
+async def test_what_a_step_cost_is_learned_once_the_next_one_is_issued():
+    executor = Watched()
+    engine = made(executor, Guesses(tokens=140))
+    async with running(engine):
+        speculation, learned = engine.core.scheduler.speculation, []
+        took = speculation.took
+
+        def noted(plan: StepPlan, seconds: float, *, masked: bool, late: bool) -> None:
+            learned.append((plan.number, executor.issued[-1].plan.number))
+            took(plan, seconds, masked=masked, late=late)
+
+        speculation.took = noted  # type: ignore[assignment, method-assign]
+        await ask(engine, request([3, 5, 9], 60))
+    assert [number for number, _ in learned] == [step.plan.number for step in executor.issued]
+    assert all(issued > number for number, issued in learned[:-1])
