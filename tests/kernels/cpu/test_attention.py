@@ -58,9 +58,9 @@ def test_other_spans_do_not_change_a_bit(attention, dtype, window):
 @pytest.mark.parametrize("count", [2, 5, 16])
 def test_a_query_of_a_short_span_has_the_bits_of_a_span_of_one_token(attention, dtype, quantized, window, count):
     """So a draft that is verified, and the token behind it, are those of decoding token by token."""
-    case = Case(
-        [(1020, count), (3, count)], window=window, dtype=dtype, quantized=quantized, head=64, page_tokens=16, shared=3
-    )
+    starts = 1020, 3, 60, 505, 700
+    lengths = [(start, count) for start in starts]
+    case = Case(lengths, window=window, dtype=dtype, quantized=quantized, head=64, page_tokens=16, shared=3)
     together = case.compute(attention)
     for span, (start, _) in enumerate(case.lengths):
         for query in range(count):
@@ -173,6 +173,18 @@ def test_padding_comes_out_as_zeros(attention):
     case = Case([(30, 1)], padding=3, head=16)
     case.q[1:] = torch.nan
     assert case.compute(attention)[1:].equal(torch.zeros(3, 4, 16))
+
+
+@BOTH
+@pytest.mark.parametrize("where", ["k", "v"])
+@pytest.mark.parametrize("start", [3, 126, 700])
+def test_a_nan_of_a_draft_does_not_reach_the_queries_before_it(attention, where, start, dtype):
+    case = Case([(start, 4)], head=64, page_tokens=16, dtype=dtype, shared=3)
+    case.compute(attention)
+    page, offset = divmod(int(case.batch.slots[2]), 16)
+    getattr(case.pages, where)[page, :, offset] = torch.nan
+    finite = attention.prepare(case.batch).run(case.q, case.pages, scale=case.scale).isfinite().flatten(1).all(1)
+    assert finite.tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])

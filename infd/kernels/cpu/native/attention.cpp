@@ -9,8 +9,8 @@
 // int8 caches are not dequantized: scores are multiplied by the keys' scales, softmax weights by the values' scales.
 //
 // How a span is cut into pieces depends on the span alone, so results are bitwise independent of other spans and of the
-// number of threads. In a short span each query is a piece of its own, so its result is that of a span of one token: a
-// token verified among drafts has the bits of a token decoded alone.
+// number of threads. Queries of a short span read whole blocks of keys together, but the last keys of each alone, so that
+// the result of a query is that of a span of one token: a token verified among drafts has the bits of a token decoded alone.
 
 #include "few_queries.h"
 #include "many_queries.h"
@@ -24,6 +24,7 @@ namespace {
 
 constexpr int64_t ROWS = 64;  // most rows of a task without tiles, unless a single query has more
 constexpr int64_t FEW = 8;    // rows up to which transposing a block costs more than it saves
+constexpr int64_t TOGETHER = 4;  // most queries of a short span that read keys together
 
 // The scratch memory of one thread.
 template <class Form>
@@ -45,26 +46,18 @@ struct Workspace {
         seen(carver.take<SoftmaxState>(rows)) {}
 };
 
-// Attend a piece's queries to its keys, for one key head; store sums and softmax states in the scratch memory, by row.
-// `after`: this thread's next task, whose first keys are prefetched; without a piece if no task follows.
+// Attend the queries of a task's piece to the piece's keys. first_row: the first query's row of the scratch memory, where
+// `attend` has placed the queries. few: the products of few rows.
 template <class Number, class Cached, class Form>
-void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, Task after, Workspace<Form>& workspace) {
+void attend_keys(const AttentionStep& step, const AttentionLayer& layer, Task task, Task after, bool few, Workspace<Form>& all,
+                 int64_t first_row) {
   const Piece& piece = *task.piece;
   const int64_t head = task.head;
   const int64_t shared = layer.heads / layer.kv_heads, size = layer.size, rows = piece.queries * shared;
+  Workspace<Form> workspace = all;
+  workspace.queries = all.queries.from(first_row), workspace.weights = all.weights.from(first_row);
+  workspace.scores = all.scores.from(first_row), workspace.sums = all.sums.from(first_row), workspace.seen += first_row;
   const int64_t width = workspace.sums.pitch;
-  const Number* q = static_cast<const Number*>(layer.q) + piece.row * layer.q_stride + head * shared * size;
-  const bool few = piece.whole * shared <= FEW;
-  for (int64_t row = 0; row < rows; row++) {
-    auto* query = reinterpret_cast<typename Form::Number*>(workspace.queries.row(row));
-    convert(q + row / shared * layer.q_stride + row % shared * size, query, size);
-    memset(query + size, 0, (width - size) * sizeof *query);
-    // Of several pieces with these queries, the first counts the sink.
-    const bool sink = layer.sinks && piece.part == 0;
-    workspace.seen[row] = sink ? SoftmaxState{layer.sinks[head * shared + row % shared] * LOG2_E, 1} : SoftmaxState{-INFINITY, 0};
-  }
-  memset(workspace.sums.at, 0, rows * width * sizeof(float));
-
   const Scores scores(layer);
   const Sight sight(step, piece);
   Scales k_scales, v_scales;
@@ -112,6 +105,44 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
   });
 }
 
+// Attend a piece's queries to its keys, for one key head; store sums and softmax states in the scratch memory, by row.
+// `after`: this thread's next task, whose first keys are prefetched; without a piece if no task follows.
+template <class Number, class Cached, class Form>
+void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, Task after, Workspace<Form>& workspace) {
+  const Piece& piece = *task.piece;
+  const int64_t head = task.head;
+  const int64_t shared = layer.heads / layer.kv_heads, size = layer.size, rows = piece.queries * shared;
+  const int64_t width = workspace.sums.pitch;
+  const Number* q = static_cast<const Number*>(layer.q) + piece.row * layer.q_stride + head * shared * size;
+  for (int64_t row = 0; row < rows; row++) {
+    auto* query = reinterpret_cast<typename Form::Number*>(workspace.queries.row(row));
+    convert(q + row / shared * layer.q_stride + row % shared * size, query, size);
+    memset(query + size, 0, (width - size) * sizeof *query);
+    // Of several pieces with these queries, the first counts the sink.
+    const bool sink = layer.sinks && piece.part == 0;
+    workspace.seen[row] = sink ? SoftmaxState{layer.sinks[head * shared + row % shared] * LOG2_E, 1} : SoftmaxState{-INFINITY, 0};
+  }
+  memset(workspace.sums.at, 0, rows * width * sizeof(float));
+  if (piece.queries == 1 || !is_short(step, piece))
+    return attend_keys<Number, Cached, Form>(step, layer, task, after, piece.whole * shared <= FEW, workspace, 0);
+  // Blocks that all queries see whole are read once. The keys that follow are read for each query, as for one alone.
+  const int64_t start = step.start[piece.span] + piece.first_query + 1;
+  Piece common = piece, own[TOGETHER];
+  if (piece.part == piece.parts - 1) common.end = start / BLOCK * BLOCK;
+  if (common.end == piece.end) return attend_keys<Number, Cached, Form>(step, layer, task, after, true, workspace, 0);
+  for (int64_t query = 0; query < piece.queries; query++) {
+    own[query] = piece;
+    own[query].first_query += query, own[query].queries = 1, own[query].begin = common.end, own[query].end = start + query;
+  }
+  int64_t query = 0;
+  while (query < piece.queries && own[query].begin == own[query].end) query++;
+  const auto next = [&](int64_t query) { return query < piece.queries ? Task{own + query, head} : after; };
+  if (common.begin < common.end)
+    attend_keys<Number, Cached, Form>(step, layer, Task{&common, head}, next(query), true, workspace, 0);
+  for (; query < piece.queries; query++)
+    attend_keys<Number, Cached, Form>(step, layer, Task{own + query, head}, next(query + 1), true, workspace, query * shared);
+}
+
 // Results of pieces to be merged: for each row its sums, then its softmax state.
 struct Partials {
   float* memory;
@@ -157,7 +188,8 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
   using InTiles = Tiles<Number, Cached, Form>;
   const bool tiled = InTiles::ROWS > 0 && !layer.bias && !(layer.softcap > 0);
   const int64_t most = most_queries(tiled ? InTiles::ROWS : ROWS, shared);
-  cut(step, most, tiled, [&](const Piece& piece) {
+  const int64_t most_short = shared <= FEW ? TOGETHER : 1;
+  cut(step, most, most_short, tiled, [&](const Piece& piece) {
     count++;
     products += (piece.end - piece.begin) * piece.queries * layer.heads * size;
     if (piece.parts > 1) partial = piece.partial + piece.queries;
@@ -171,10 +203,11 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
   Piece* pieces;
   carve(Carver(shared_scratch.at_least(carve(Carver(nullptr), &pieces))), &pieces);
   int64_t at = 0;
-  cut(step, most, tiled, [&](const Piece& piece) { pieces[at++] = piece; });
+  cut(step, most, most_short, tiled, [&](const Piece& piece) { pieces[at++] = piece; });
 
   // Rows of a task in tiles, and of one without.
-  const int64_t tiled_rows = tiled ? most * shared : 0, rows = !tiled ? most * shared : shared > FEW ? shared : FEW;
+  const int64_t together = most_short * shared, few_rows = together > FEW ? together : FEW;
+  const int64_t tiled_rows = tiled ? most * shared : 0, rows = tiled ? few_rows : most * shared;
   const int64_t used = step.queries ? step.tokens : step.offsets[step.spans], row = layer.heads * size;
   memset(static_cast<Number*>(layer.out) + used * row, 0, (step.tokens - used) * row * sizeof(Number));
   const int64_t tasks = count * heads;
@@ -196,7 +229,7 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
       after = take();
       const Piece& piece = *task.piece;
       // The query of a piece of one is computed as in decoding.
-      if (tiled && piece.whole > 1 && piece.whole * shared > FEW) {
+      if (tiled && piece.whole > 1 && piece.whole * shared > FEW && !is_short(step, piece)) {
         tiles.attend(step, layer, task, after);
         continue;
       }

@@ -66,8 +66,14 @@ void weigh_rows(Units weights, const KeyBlock<Number>& block, const Prefetch<Num
   // Only the first pass over the values prefetches, so with few passes prefetches are spread more evenly.
   constexpr int MOST = WIDTH == 16 ? (R <= 2 ? 8 : 4) : 2;
   int64_t d = 0;
-  for (; d + MOST * WIDTH <= size; d += MOST * WIDTH)
-    weigh_columns<Number, Form, R, MOST>(weights, block, ahead, d, size, sums);
+  const auto weigh = [&](auto vectors) {
+    constexpr int V = decltype(vectors)::value;
+    for (; d + V * WIDTH <= size; d += V * WIDTH) weigh_columns<Number, Form, R, V>(weights, block, ahead, d, size, sums);
+  };
+  weigh(Constant<MOST>());
+  // A sum waits for the one before: a single vector of each row would take several times as long.
+  if (MOST > 4) weigh(Constant<4>());
+  if (MOST > 2) weigh(Constant<2>());
   for (; d < size; d += WIDTH) weigh_columns<Number, Form, R, 1>(weights, block, ahead, d, size, sums);
 }
 

@@ -21,6 +21,10 @@ struct Piece {
   int32_t whole;     // number of queries, if all tokens are queries: it decides how the piece is computed
 };
 
+inline bool is_short(const AttentionStep& step, const Piece& piece) {
+  return !step.packed && step.offsets[piece.span + 1] - step.offsets[piece.span] <= SHORT;
+}
+
 // The largest number of queries of a piece, for tasks of at most `rows` rows unless a single query has more.
 inline int64_t most_queries(int64_t rows, int64_t shared) { return shared < rows ? rows / shared : 1; }
 
@@ -54,9 +58,23 @@ void cut_queries(const AttentionStep& step, int64_t limit, bool even, Visit visi
   }
 }
 
-// Call `visit` with every piece of a step, in order of spans, queries, keys. limit: queries of a piece.
+// The number of queries of a short span that are one piece, from `query` on: they see the keys of their sequence from the
+// first on, and end in the same range of SPLIT keys, so that each has the parts that it has alone. Half of the span, so
+// that two threads have as many.
+inline int64_t together(const AttentionStep& step, int64_t span, int64_t query, int64_t limit) {
+  const int64_t count = step.offsets[span + 1] - step.offsets[span], half = (count + 1) / 2;
+  const int64_t most = half < limit ? half : limit, at = step.start[span] + query;
+  int64_t queries = 1;
+  while (queries < most && query + queries < count && (at + queries) / SPLIT == at / SPLIT &&
+         (step.window == 0 || at + queries < step.window))
+    queries++;
+  return queries;
+}
+
+// Call `visit` with every piece of a step, in order of spans, queries, keys. limit: queries of a piece; limit_short: of one
+// of a short span.
 template <class Visit>
-void cut(const AttentionStep& step, int64_t limit, bool even, Visit visit) {
+void cut(const AttentionStep& step, int64_t limit, int64_t limit_short, bool even, Visit visit) {
   if (step.queries) return cut_queries(step, limit, even, visit);
   int64_t partial = 0;
   for (int64_t span = 0; span < step.spans; span++) {
@@ -67,9 +85,9 @@ void cut(const AttentionStep& step, int64_t limit, bool even, Visit visit) {
       continue;
     }
     const int64_t start = step.start[span];
-    const int64_t most = count <= SHORT ? 1 : even ? evenly(count, limit) : limit;
-    for (int64_t query = 0; query < count; query += most) {
-      const int64_t queries = count - query < most ? count - query : most;
+    const int64_t most = even ? evenly(count, limit) : limit;
+    for (int64_t query = 0, queries; query < count; query += queries) {
+      queries = count <= SHORT ? together(step, span, query, limit_short) : count - query < most ? count - query : most;
       const int64_t behind = step.window > 0 ? start + query - step.window + 1 : 0;
       const int64_t begin = behind > 0 ? behind : 0, end = start + query + queries;
       const int64_t parts = count <= SHORT ? (end - 1) / SPLIT - begin / SPLIT + 1 : 1;
