@@ -14,7 +14,7 @@ from infd.scheduler.step_costs import StepCosts
         ([1, 2, 3, 9], [1, 2, 3, 4], [2, 1, 0]),
         ([1, 5, 1, 2, 8], [1, 2, 3, 1, 5], [1, 0, 0, 1]),  # an older occurrence, where it is the better one
         ([5], [7, 7, 7, 7, 7], [0, 3, 2, 1]),  # a continuation that repeats itself
-        ([1, *range(20, 40)], [1, *range(20, 40)], [*[MOST] * 14, 6, 5, 4, 3, 2, 1]),
+        ([1, *range(20, 40)], [1, *range(20, 40)], [min(MOST, left) for left in range(20, 0, -1)]),
     ],
 )
 def test_as_many_tokens_may_be_drafted_as_the_best_earlier_occurrence_continues(prompt, reply, expected) -> None:
