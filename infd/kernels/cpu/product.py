@@ -26,6 +26,7 @@ class Product(ctypes.Structure):
         ("outputs", INT),
         ("inputs", INT),
         ("layout", INT),
+        ("panel_bytes", INT),
         ("rounding", ctypes.POINTER(InputRounding)),
         ("quantize", POINTER),
         ("multiply_quantized", POINTER),
@@ -76,6 +77,7 @@ def described(recipe: ProductRecipe) -> Product:
     if not isinstance(recipe.form, Addressable):
         raise Unaddressable
     found = recipe.form.product(recipe.storage, recipe.bias)
+    found.panel_bytes = 0 if recipe.form.reordered else recipe.form.panel_bytes
     if recipe.rounded is not None:
         kernel, scheme, scale, zero = recipe.rounded
         rounding = kernel.structure(scheme, scale, zero) if isinstance(kernel, Inputs) else None

@@ -149,7 +149,7 @@ void multiply_head(const Decoder& decoder, const Hidden<Number>& hidden, const D
     x = hidden.x;
   }
   head.multiply(x, head.inputs, step.tokens, head.weights, head.outputs, head.inputs, head.bias, step.logits, head.outputs,
-                true, head.layout, false);
+                true, head.layout, nullptr);
   if (decoder.logit_scale == 1) return;
 #pragma omp parallel for if (step.tokens > 1 && step.tokens * head.outputs > ENOUGH)
   for (int64_t t = 0; t < step.tokens; t++) scale(step.logits + t * head.outputs, decoder.logit_scale, head.outputs);

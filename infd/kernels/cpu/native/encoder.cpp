@@ -156,7 +156,7 @@ void rotate_heads(const EncoderLayer& layer, const EncoderStep& step, Number* he
 template <class Number>
 void project(const EncoderLayer& layer, const EncoderStep& step, const Workspace<Number>& space, const Number* input,
              bool awake) {
-  multiply(layer.qkv, input, space.rounded, space.qkv, step.tokens, awake);
+  multiply(layer.qkv, input, space.rounded, space.qkv, step.tokens, awake, &layer.output);
   if (layer.rope)
     rotate_heads(layer, step, space.qkv, layer.heads + layer.kv_heads, nullptr, step.tokens, enough_elements(awake));
 }
@@ -183,9 +183,10 @@ void project_sampled(const EncoderLayer& layer, const EncoderStep& step, const W
   }
 }
 
-// ends: this is the last of the layers, which computes the sampled tokens alone if there are any.
+// next: the layer that follows; null: this is the last, which computes the sampled tokens alone if there are any.
 template <class Number>
-void compute(const EncoderLayer& layer, const EncoderStep& all, const Workspace<Number>& space, Number* x, bool ends) {
+void compute(const EncoderLayer& layer, const EncoderLayer* next, const EncoderStep& all, const Workspace<Number>& space,
+             Number* x) {
   const bool awake = worth_sharing(all.tokens, layer.qkv.outputs, layer.qkv.inputs, false);
   const int64_t enough = enough_elements(awake);
   const Number* input = x;
@@ -194,7 +195,7 @@ void compute(const EncoderLayer& layer, const EncoderStep& all, const Workspace<
     input = space.normed;
   }
   EncoderStep step = all;
-  if (ends && all.sampled > 0) {
+  if (!next && all.sampled > 0) {
     project_sampled(layer, all, space, input, awake);
     keep_rows(x, all.hidden, all.hidden, all.sampled_tokens, all.sampled);
     step.tokens = all.sampled, step.attention = all.sampled_attention;
@@ -212,14 +213,14 @@ void compute(const EncoderLayer& layer, const EncoderStep& all, const Workspace<
   attention.bias = layer.bias, attention.furthest = layer.furthest;
   attention.awake = awake;
   INFD_HERE(attention)(step.attention[layer.reach], &attention);
-  multiply(layer.output, space.attended, space.attended, space.added, step.tokens, awake);
+  multiply(layer.output, space.attended, space.attended, space.added, step.tokens, awake, &layer.up);
 
   add_norm(layer.normed_first ? layer.mlp_norm : layer.attention_norm, space.added, x, layer.normed_first ? space.normed : x,
            step, enough);
   input = layer.normed_first ? space.normed : x;
-  multiply(layer.up, input, space.rounded, space.up, step.tokens, awake);
+  multiply(layer.up, input, space.rounded, space.up, step.tokens, awake, &layer.down);
   activate(layer.activation, space.up, space.gated, step.tokens, layer.down.inputs, layer.gated, enough);
-  multiply(layer.down, space.gated, space.gated, space.added, step.tokens, awake);
+  multiply(layer.down, space.gated, space.gated, space.added, step.tokens, awake, next ? &next->qkv : nullptr);
   add_norm<Number>(layer.mlp_norm, space.added, x, layer.normed_first ? nullptr : x, step, enough);
 }
 
@@ -254,7 +255,7 @@ void compute_all(const EncoderEmbeddings* embeddings, const EncoderLayer* layers
   Carver carver(scratch.at_least(sizes.used));
   const Workspace<Number> space(carver, layers, count, step);
   if (embeddings) embed(*embeddings, step, x);
-  for (int64_t i = 0; i < count; i++) compute(layers[i], step, space, x, i == count - 1);
+  for (int64_t i = 0; i < count; i++) compute(layers[i], i < count - 1 ? layers + i + 1 : nullptr, step, space, x);
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ void multiply_some(const ExpertProducts& products, const Tile& tile, const Rows<
                              sizeof(Number) != sizeof(float), out, first.outputs, WIDE, first.layout);
   else
     first.multiply(x.numbers + row * first.inputs, first.inputs, count, weights, outputs, first.inputs, bias, out,
-                   first.outputs, WIDE, first.layout, 0);
+                   first.outputs, WIDE, first.layout, nullptr);
 }
 
 // Multiply the rows x of each expert with the expert's matrix.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention.h"
+#include "panels.h"
 #include "product.h"
 #include "row.h"
 
@@ -21,21 +22,27 @@ constexpr int64_t HALF<bf16> = 1;
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Multiply x [tokens, inputs]; out [tokens, outputs], out_stride between tokens. If the product rounds its inputs, they are
-// stored in `rounded`, which may be x. awake: see worth_sharing.
+// stored in `rounded`, which may be x. awake: see worth_sharing. next: the product that follows, or null.
 template <class Number>
 void multiply(const StackProduct& product, const Number* x, Number* rounded, Number* out, int64_t out_stride,
-              int64_t tokens, bool awake) {
+              int64_t tokens, bool awake, const StackProduct* next = nullptr) {
   if (product.rounding != nullptr) {
     INFD_HERE(round_inputs)(HALF<Number>, x, product.inputs, rounded, tokens, product.inputs, product.rounding);
     x = rounded;
   }
+  Neighbors neighbors = {awake, nullptr, 0, 0};
+  if (next && next->panel_bytes) {
+    neighbors.next = next->weights;
+    neighbors.next_panels = panels_of(next->outputs), neighbors.next_bytes = next->panel_bytes;
+  }
   product.multiply(x, product.inputs, tokens, product.weights, product.outputs, product.inputs, product.bias, out, out_stride,
-                   !HALF<Number>, product.layout, awake);
+                   !HALF<Number>, product.layout, &neighbors);
 }
 
 template <class Number>
-void multiply(const StackProduct& product, const Number* x, Number* rounded, Number* out, int64_t tokens, bool awake) {
-  multiply(product, x, rounded, out, product.outputs, tokens, awake);
+void multiply(const StackProduct& product, const Number* x, Number* rounded, Number* out, int64_t tokens, bool awake,
+              const StackProduct* next = nullptr) {
+  multiply(product, x, rounded, out, product.outputs, tokens, awake, next);
 }
 
 // Copy the rows with the indices chosen [count], ascending and perhaps repeated, to the front: no row is overwritten before it

@@ -106,13 +106,13 @@ struct Group<Compressed<OPENED>, ROWS> {
 // out [rows, outputs] = x [rows, inputs] times the packed weights, transposed, plus bias.
 INFD_KERNEL(multiply_compressed_bf16)
 (const uint16_t* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
- const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t, int64_t awake) {
+ const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t, const Neighbors* neighbors) {
   using Kind = Compressed<CLOSED>;
   const int64_t panel = panel_bytes(inputs) / sizeof(uint32_t);
   const Product<Kind> product = {{{x, x_stride}, inputs}, rows, weights, outputs, steps_of(inputs), false, bias, out,
                                  out_stride, wide != 0, panel};
-  const bool shared = worth_sharing(rows, outputs, inputs, awake);
-  Division<Kind> division(product, shared);
+  const bool shared = worth_sharing(rows, outputs, inputs, neighbors);
+  Division<Kind> division(product, shared, neighbors);
 #pragma omp parallel if (shared)
   division.compute_share();
 }

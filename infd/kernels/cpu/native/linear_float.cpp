@@ -30,10 +30,10 @@ struct Floats {
 // out [rows, outputs] = x [rows, inputs] times the packed weights, transposed, plus bias.
 INFD_KERNEL(multiply_float_float)
 (const float* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
- const float* bias, void* out, int64_t out_stride, int64_t wide, int64_t, int64_t awake) {
+ const float* bias, void* out, int64_t out_stride, int64_t wide, int64_t, const Neighbors* neighbors) {
   const Product<Floats> product = {{x, x_stride}, rows, weights, outputs, inputs, false, bias, out, out_stride, wide != 0};
-  const bool shared = worth_sharing(rows, outputs, inputs, awake);
-  Division<Floats> division(product, shared);
+  const bool shared = worth_sharing(rows, outputs, inputs, neighbors);
+  Division<Floats> division(product, shared, neighbors);
 #pragma omp parallel if (shared)
   division.compute_share();
 }

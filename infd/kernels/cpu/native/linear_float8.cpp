@@ -10,6 +10,8 @@
 
 namespace {
 
+constexpr int64_t LOOK = 1 << 9;  // words between two prefetches
+
 // What panels store for bytes of E4M3, and for their scales.
 #if defined(__AVX512VBMI__)
 // Codes of which two tables of 64 bytes, indexed by the lower six bits, and the other two bits make a bfloat16 of 2^RAISED times
@@ -376,14 +378,14 @@ static_assert(sizeof(Four) == PARTS * sizeof(Input));
 // out [rows, outputs] = x [rows, inputs] times the fp8 weights, transposed, plus bias.
 INFD_KERNEL(multiply_float8_bf16)
 (const uint16_t* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
- const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t number, int64_t awake) {
+ const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t number, const Neighbors* neighbors) {
   const Float8Layout layout{number};
   const int64_t steps = layout.steps_of(inputs), fours = steps * layout.lines();
   const int64_t stride = fours + 8;  // a stride of whole pages would map all rows to the same sets of the L1 cache
   Four* own = reinterpret_cast<Four*>(scratch.at_least(rows * stride * sizeof(Four)));
   const Product<Bytes<CLOSED>> product = {{own, stride, layout}, rows, weights, outputs, steps, false, bias, out, out_stride, wide != 0};
-  const bool shared = worth_sharing(rows, outputs, inputs, awake);
-  Division<Bytes<CLOSED>> division(product, shared);
+  const bool shared = worth_sharing(rows, outputs, inputs, neighbors);
+  Division<Bytes<CLOSED>> division(product, shared, neighbors);
 #pragma omp parallel if (shared)
   {
 #pragma omp for

@@ -174,7 +174,7 @@ void fill_group(Group& group, const Number* x, const int32_t* order, int64_t num
 }
 
 template <class Number>
-void multiply(const Matrix& matrix, const Number* x, int64_t x_stride, int64_t rows, int64_t awake) {
+void multiply(const Matrix& matrix, const Number* x, int64_t x_stride, int64_t rows, const Neighbors* neighbors) {
   const int32_t* order = matrix.layout.order(matrix.weights);
   const int64_t groups = matrix.groups();
   with_stored(matrix.layout, [&](auto kind) {
@@ -182,8 +182,8 @@ void multiply(const Matrix& matrix, const Number* x, int64_t x_stride, int64_t r
     matrix.each_block(rows, [&](int64_t from, int64_t count) {
       typename Kind::Group* own = reinterpret_cast<typename Kind::Group*>(scratch.at_least(count * groups * sizeof *own));
       const auto product = matrix.product(kind, own, from, count);
-      const bool shared = worth_sharing(count, matrix.outputs, matrix.inputs, awake);
-      Division<Grouped<Kind::STORED, Kind::PARTS>> division(product, shared);
+      const bool shared = worth_sharing(count, matrix.outputs, matrix.inputs, neighbors);
+      Division<Grouped<Kind::STORED, Kind::PARTS>> division(product, shared, neighbors);
 #pragma omp parallel if (shared)
       {
 #pragma omp for
@@ -233,14 +233,14 @@ void multiply_quantized(const Matrix& matrix, const void* quantized, const int64
 // out [rows, outputs] = x [rows, inputs] times weights in a layout, transposed, plus bias.
 INFD_KERNEL(multiply_groups_bf16)
 (const bf16* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
- const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, int64_t awake) {
-  multiply({Layout(layout), weights, outputs, inputs, bias, out, out_stride, wide}, x, x_stride, rows, awake);
+ const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, const Neighbors* neighbors) {
+  multiply({Layout(layout), weights, outputs, inputs, bias, out, out_stride, wide}, x, x_stride, rows, neighbors);
 }
 
 INFD_KERNEL(multiply_groups_float)
 (const float* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
- const float* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, int64_t awake) {
-  multiply({Layout(layout), weights, outputs, inputs, bias, out, out_stride, wide}, x, x_stride, rows, awake);
+ const float* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, const Neighbors* neighbors) {
+  multiply({Layout(layout), weights, outputs, inputs, bias, out, out_stride, wide}, x, x_stride, rows, neighbors);
 }
 
 // See StackProduct; weights whose inputs are reordered are not supported.

@@ -141,13 +141,13 @@ thread_local Scratch scratch;
 
 template <class Number>
 void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
-              const Number* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, int64_t awake) {
+              const Number* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, const Neighbors* neighbors) {
   const Rounding rounding(layout, inputs);
   const int64_t stride = rounding.stride();
   uint8_t* bytes = reinterpret_cast<uint8_t*>(scratch.at_least(rows * stride));
   const Product<Quads> product = {rounding.rows(bytes), rows, weights, outputs, rounding.quads, false, bias, out, out_stride, wide != 0};
-  const bool shared = worth_sharing(rows, outputs, inputs, awake);
-  Division<Quads> division(product, shared);
+  const bool shared = worth_sharing(rows, outputs, inputs, neighbors);
+  Division<Quads> division(product, shared, neighbors);
 #pragma omp parallel if (shared)
   {
 #pragma omp for
@@ -168,14 +168,14 @@ void quantize_rows(const Number* x, int64_t x_stride, int64_t rows, int64_t inpu
 // layout: the address of an InputRounding with a stored scale; 0: each row has a scale of its own.
 INFD_KERNEL(multiply_int8_bf16)
 (const bf16* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
- const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, int64_t awake) {
-  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout, awake);
+ const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, const Neighbors* neighbors) {
+  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout, neighbors);
 }
 
 INFD_KERNEL(multiply_int8_float)
 (const float* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
- const float* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, int64_t awake) {
-  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout, awake);
+ const float* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout, const Neighbors* neighbors) {
+  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide, layout, neighbors);
 }
 
 INFD_KERNEL(quantize_int8_bf16)

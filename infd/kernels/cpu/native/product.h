@@ -5,15 +5,17 @@
 #include <stdint.h>
 
 #include "inputs.h"
+#include "sharing.h"
 
 struct StackProduct {
   void (*multiply)(const void* x, int64_t x_stride, int64_t rows, const void* weights, int64_t outputs, int64_t inputs,
                    const void* bias, void* out, int64_t out_stride, int64_t wide, int64_t layout,
-                   int64_t awake);
+                   const Neighbors* neighbors);
   const void* weights;
   const void* bias;  // or null
   int64_t outputs, inputs;
   int64_t layout;  // argument of forms with several layouts (groups.h, float8.h); 0 for other forms
+  int64_t panel_bytes;  // from a panel to the next one; 0: a table precedes the panels
   const InputRounding* rounding;  // of x before the product, see layers.h; null: none
 
   // Of forms that quantize x: the product in two steps, so that a row is quantized once for several matrices; or null. Both

@@ -61,7 +61,6 @@ template <int ROWS>
 constexpr int ABREAST = ROWS == 1 ? 8 : 4;
 #endif
 
-constexpr int64_t LOOK = 1 << 9;         // words between two prefetches
 constexpr int64_t CACHE_LINE = 16;       // words
 constexpr int64_t MOST_WORDS = 1 << 16;  // most words of a panel at a time: 256 KiB, so that they and the rows fit L2
 constexpr int64_t TWO_WORDS = 1 << 14;   // MOST_WORDS for two groups, so that the second reads soon after the first
@@ -79,7 +78,11 @@ constexpr int64_t OPENS_FROM = MOST_ROWS == 2 ? 2 : 3;
 template <class Kind>
 constexpr int64_t FEW_MORE = Kind::ONE_LINE ? MOST_ROWS / 3 : 0;
 
-constexpr int64_t LINES_OF_A_LOOK = LOOK / PANEL;
+// Groups of rows from which on the next panel is fetched into L1: some lines that are fetched into L2 alone are gone before
+// they are read. Fewer groups fetch more lines each, and the processor follows too few misses of L1 at a time.
+constexpr int64_t NEAR_FROM = 6;
+
+constexpr int64_t LINES_OF_A_LOOK = 4;  // between two prefetches, if a step is one line
 
 // Words between two prefetches.
 template <class Kind>
@@ -99,14 +102,16 @@ bool prefetches_alone(const Kind& x) {
     return x.prefetches();
 }
 
-// A prefetch stream: `lines` cache lines at every call of fetch.
+// A prefetch stream: some cache lines at every call of fetch.
 struct Prefetch {
   const char* next;
-  int64_t lines;
+  int64_t lines;  // above 0: into L1; below: -lines, into L2 alone. A second field would cost the loop of a group a register.
 
   void fetch() {
-    for (int64_t line = 0; line < lines; line++) _mm_prefetch(next + line * 64, _MM_HINT_T1);
-    next += lines * 64;
+    if (lines > 0)
+      for (int64_t line = 0; line < lines; line++, next += 64) _mm_prefetch(next, _MM_HINT_T0);
+    else
+      for (int64_t line = lines; line < 0; line++, next += 64) _mm_prefetch(next, _MM_HINT_T1);
   }
 };
 
@@ -427,9 +432,10 @@ struct Product {
   }
 };
 
-// Compute rows [row, row + count) of columns [begin, end) of one panel; prefetch the next panel if `more`.
+// Compute rows [row, row + count) of columns [begin, end) of one panel; prefetch the panel that the thread reads `next`,
+// unless null.
 template <class Kind>
-void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, int64_t row, int64_t count, bool more) {
+void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, int64_t row, int64_t count, const void* next) {
   constexpr int64_t MOST = ROWS_OF_A_GROUP<Kind>;
   const int64_t groups = (count + MOST - 1) / MOST;
   const uint32_t* header = p.panel(panel);
@@ -461,12 +467,12 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, 
         }
       }
     }
-    const char* next = reinterpret_cast<const char*>(ends ? p.panel(panel + 1) : steps.at(last));
+    const char* coming = static_cast<const char*>(ends ? next : steps.at(last));
     for (int64_t group = 0; group < groups; group++) {
       const int64_t from = bound(group), rows = bound(group + 1) - from;
       float* own = sums + (stretches > 1 ? from * PANEL : 0);
       const int64_t share = (last - first) * step * sizeof(uint32_t) / groups / 64 * 64;
-      const Prefetch ahead = {next + group * share, more || !ends ? lines : 0};
+      const Prefetch ahead = coming ? Prefetch{coming + group * share, groups >= NEAR_FROM ? lines : -lines} : Prefetch{nullptr, 0};
       multiply_group(p.x.from(row + from, first), prepared, opens ? opened : nullptr, rows, part, own, ahead);
       if (opens) part.words = opened, prepared = true;
       if (ends) p.finish(own, row + from, rows, panel, begin, end);
@@ -485,10 +491,12 @@ struct Division {
   };
 
   const Product<Kind>& product;
+  const Neighbors* neighbors;
   int64_t parts, runs;
   Run run[MOST_RUNS];
 
-  Division(const Product<Kind>& product, bool shared) : product(product) {
+  Division(const Product<Kind>& product, bool shared, const Neighbors* neighbors = nullptr)
+      : product(product), neighbors(neighbors) {
     const int64_t threads = shared ? omp_get_max_threads() : 1;
     const int64_t panels = panels_of(product.outputs), rows = product.rows;
     // Rows are divided into parts of at most MOST_TOGETHER, and further if there are fewer than four tasks per thread.
@@ -518,7 +526,15 @@ struct Division {
     const int64_t begin = at < own.begin ? own.begin - at : 0, end = own.end - at < WHOLE ? own.end - at : WHOLE;
     const int64_t panel = at / WHOLE / parts, part = at / WHOLE % parts;
     const int64_t from = product.rows * part / parts, count = product.rows * (part + 1) / parts - from;
-    compute(product, panel, begin * UNIT, end * UNIT, from, count, at + WHOLE < own.end && part + 1 == parts);
+    const void* next = part + 1 < parts ? nullptr : at + WHOLE < own.end ? product.panel(panel + 1) : begin_of_next();
+    compute(product, panel, begin * UNIT, end * UNIT, from, count, next);
+  }
+
+  // The first panel that the calling thread reads of the matrix that is multiplied next, or null.
+  const void* begin_of_next() const {
+    if (!neighbors || !neighbors->next) return nullptr;
+    const int64_t panel = neighbors->next_panels * omp_get_thread_num() / runs;
+    return static_cast<const char*>(neighbors->next) + panel * neighbors->next_bytes;
   }
 };
 

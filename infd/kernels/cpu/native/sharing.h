@@ -5,6 +5,15 @@
 
 #include <stdint.h>
 
+// What threads do before and after a product.
+struct Neighbors {
+  int64_t awake;  // other threads have just run, and still wait without sleeping
+
+  // The panels of the matrix that the same threads multiply next; null: none, or unknown.
+  const void* next;
+  int64_t next_panels, next_bytes;  // bytes: from a panel to the next one
+};
+
 namespace {
 
 // The weights that a row multiplies in about 70 microseconds.
@@ -20,6 +29,11 @@ inline bool worth_sharing(int64_t rows, int64_t outputs, int64_t inputs, bool aw
   const int64_t weights = outputs * inputs;
   if (awake) return rows * weights > ENOUGH_WEIGHTS / 4;
   return weights > ENOUGH_WEIGHTS || rows * weights > 8 * ENOUGH_WEIGHTS;
+}
+
+// neighbors: of the product; null: other threads sleep, and nothing is known of the next product
+inline bool worth_sharing(int64_t rows, int64_t outputs, int64_t inputs, const Neighbors* neighbors) {
+  return worth_sharing(rows, outputs, inputs, neighbors != nullptr && neighbors->awake);
 }
 
 // Return whether to divide attention among threads, given its number of multiplications.

@@ -126,10 +126,11 @@ void place_heads(const StackLayer& layer, const StackStep& step, Number* qkv, in
   }
 }
 
+// next: the product that follows, or null
 template <class Number>
 void feed(const StackLayer& layer, const Number* input, Number* out, const Workspace<Number>& space,
-          const StackStep& step, bool awake) {
-  multiply(layer.gate_up, input, space.rounded, space.gate_up, step.tokens, awake);
+          const StackStep& step, bool awake, const StackProduct* next) {
+  multiply(layer.gate_up, input, space.rounded, space.gate_up, step.tokens, awake, &layer.down);
   const int64_t size = layer.gate_up.outputs / 2;
   const auto apply = layer.gelu ? gate<Gelu, Number> : gate<Silu, Number>;
 #pragma omp parallel for if (step.tokens * size > enough_elements(awake))
@@ -137,7 +138,7 @@ void feed(const StackLayer& layer, const Number* input, Number* out, const Works
     const Number* row = space.gate_up + 2 * t * size;
     apply(row, row + size, space.gated + t * size, size);
   }
-  multiply(layer.down, space.gated, space.gated, out, step.tokens, awake);
+  multiply(layer.down, space.gated, space.gated, out, step.tokens, awake, next);
 }
 
 void report_routes(const Experts& layer, const int64_t* chosen, const StackStep& step) {
@@ -155,7 +156,7 @@ void mix(const StackLayer& layer, const Number* input, Number* out, const Worksp
   if (step.routes) report_routes(*layer.experts, space.chosen, step);
   INFD_HERE(experts)(HALF<Number>, layer.experts, input, step.tokens, space.chosen, space.weights, nullptr, out);
   if (layer.gate_up.multiply == nullptr) return;
-  feed(layer, input, space.shared, space, step, awake);
+  feed(layer, input, space.shared, space, step, awake, nullptr);
   const bool gated = layer.shared_gate.multiply != nullptr;
   if (gated) multiply(layer.shared_gate, input, space.rounded, space.shared_gate, step.tokens, awake);
   INFD_HERE(add_shared)(HALF<Number>, out, space.shared, gated ? space.shared_gate : nullptr, step.tokens, step.hidden);
@@ -167,13 +168,14 @@ int64_t weights_of(const StackLayer& layer) {
   return count(layer.qkv) + count(layer.output) + count(layer.gate_up) + count(layer.down);
 }
 
+// next: the layer that follows in this call, or null
 template <class Number>
-void compute(const StackLayer& layer, const StackStep& all, const Workspace<Number>& space, Number* x, Number* stream,
-             bool starts, bool ends) {
+void compute(const StackLayer& layer, const StackLayer* next, const StackStep& all, const Workspace<Number>& space, Number* x,
+             Number* stream, bool starts, bool ends) {
   const bool awake = worth_sharing(all.tokens, weights_of(layer), 1, false);
   const int64_t enough = enough_elements(awake);
   const Number* input = enter(layer.input_norm, x, stream, starts, space.normed, all, enough);
-  multiply(layer.qkv, input, space.rounded, space.qkv, all.tokens, awake);
+  multiply(layer.qkv, input, space.rounded, space.qkv, all.tokens, awake, &layer.output);
   (layer.quantized ? place_heads<int8_t, Number> : place_heads<Number, Number>)(layer, all, space.qkv, enough);
   StackStep step = all;
   const AttentionStep* attended = all.groups[layer.group];
@@ -188,14 +190,14 @@ void compute(const StackLayer& layer, const StackStep& all, const Workspace<Numb
                                  awake,        0,               nullptr,        0,
                                  layer.sinks};
   INFD_HERE(attention)(attended, &attention);
-  multiply(layer.output, space.attended, space.attended, x, step.tokens, awake);
+  multiply(layer.output, space.attended, space.attended, x, step.tokens, awake, layer.experts ? nullptr : &layer.gate_up);
   finish(layer.attention_transform, x, step, enough);
 
   input = enter(layer.post_norm, x, stream, false, space.normed, step, enough);
   if (layer.experts)
     mix(layer, input, x, space, step, awake);
   else
-    feed(layer, input, x, space, step, awake);
+    feed(layer, input, x, space, step, awake, next ? &next->qkv : nullptr);
   finish(layer.mlp_transform, x, step, enough);
 }
 
@@ -208,7 +210,7 @@ void compute_all(const StackLayer* layers, int64_t count, const StackStep& step,
   Carver carver(scratch.at_least(sizes.used));
   const Workspace<Number> space(carver, layers, count, step);
   for (int64_t i = 0; i < count; i++)
-    compute(layers[i], step, space, x, stream, starts && i == 0, ends && i == count - 1);
+    compute(layers[i], i < count - 1 ? layers + i + 1 : nullptr, step, space, x, stream, starts && i == 0, ends && i == count - 1);
 }
 
 }  // namespace
