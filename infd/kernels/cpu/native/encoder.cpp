@@ -55,7 +55,7 @@ struct Relu {
 
 enum Activation { EXACT_GELU, TANH_GELU, RELU, SILU };
 
-// out = activation(x)
+// out = activation(x); out may be x.
 template <class Function, class Number>
 void apply(const Number* x, Number* out, int64_t size) {
   const Function function;
@@ -68,7 +68,7 @@ void apply(const Number* x, Number* out, int64_t size) {
   }
 }
 
-// Rows x [tokens, size or 2 * size] to out [tokens, size]. enough: see enough_elements.
+// Rows x [tokens, size or 2 * size] to out [tokens, size], which may be x unless gated. enough: see enough_elements.
 template <class Function, class Number>
 void activate_rows(const Number* x, Number* out, int64_t tokens, int64_t size, int64_t gated, int64_t enough) {
   const int64_t stride = gated ? 2 * size : size;
@@ -127,7 +127,7 @@ struct Workspace {
       qkv_size = larger(qkv_size, layer->qkv.outputs);
       attended_size = larger(attended_size, layer->output.inputs);
       up_size = larger(up_size, layer->up.outputs);
-      gated_size = larger(gated_size, layer->down.inputs);
+      if (layer->gated) gated_size = larger(gated_size, layer->down.inputs);
     }
     normed = carver.take<Number>(step.tokens * step.hidden);
     rounded = carver.take<Number>(step.tokens * step.hidden);
@@ -219,8 +219,9 @@ void compute(const EncoderLayer& layer, const EncoderLayer* next, const EncoderS
            step, enough);
   input = layer.normed_first ? space.normed : x;
   multiply(layer.up, input, space.rounded, space.up, step.tokens, awake, &layer.down);
-  activate(layer.activation, space.up, space.gated, step.tokens, layer.down.inputs, layer.gated, enough);
-  multiply(layer.down, space.gated, space.gated, space.added, step.tokens, awake, next ? &next->qkv : nullptr);
+  Number* activated = layer.gated ? space.gated : space.up;
+  activate(layer.activation, space.up, activated, step.tokens, layer.down.inputs, layer.gated, enough);
+  multiply(layer.down, activated, activated, space.added, step.tokens, awake, next ? &next->qkv : nullptr);
   add_norm<Number>(layer.mlp_norm, space.added, x, layer.normed_first ? nullptr : x, step, enough);
 }
 
