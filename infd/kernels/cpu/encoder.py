@@ -132,6 +132,8 @@ class Stacked:
             x, embeddings = self._look_up(inputs, positions), self._embeddings
         x = x.contiguous()
         tokens, hidden = x.shape
+        # Before the layers: a call of torch takes ten times as long once their weights have passed the CPU's cache.
+        found = x if sampled is None else x[: sampled.tokens.shape[0]]
         steps = self._attention(plan)
         step = EncoderStep(tokens, hidden, positions, ctypes.addressof(steps))
         biases: dict[int, Tensor] = {}
@@ -145,12 +147,12 @@ class Stacked:
             layers, count = ctypes.addressof(self._layers) + first * ctypes.sizeof(Layer), min(most, end - first)
             if sampled is not None and first + count == end:
                 queries = self._attention(sampled.plan)
-                step.sampled, step.sampled_tokens = len(sampled.tokens), sampled.tokens.data_ptr()
+                step.sampled, step.sampled_tokens = found.shape[0], sampled.tokens.data_ptr()
                 step.sampled_attention = ctypes.addressof(queries)
             self._compute(half, embeddings, layers, count, ctypes.addressof(step), x.data_ptr())
             first, embeddings = first + count, None
             if first == end:
-                return x if sampled is None else x[: step.sampled]
+                return found
 
     def _attention(self, plan: SpanPlan) -> ctypes.Array[Any]:
         """Return the addresses of a plan's steps, by reach."""

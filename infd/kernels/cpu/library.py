@@ -25,6 +25,7 @@ REFINED: Final = {"avx512_vbmi": "avx512_bf16"}  # sets of few kernels, better t
 POINTER: Final = ctypes.c_void_p
 INT: Final = ctypes.c_int64
 FLOAT: Final = ctypes.c_float
+MEMORY: Final = ctypes.c_char * 1  # MEMORY.from_buffer(array.data) passes an array, more quickly than array.ctypes
 
 
 class NativeMissing(Exception):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
+from infd.kernels.cpu.library import FLOAT, INT, MEMORY, POINTER, Library
 from infd.kernels.families.pooling import LEAST_LENGTH
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.host import Upload
+    from infd.kernels.families.pooling import Array
 
 
 class Pooling:
@@ -35,9 +37,10 @@ class Pooling:
         self._sum(half, states.data_ptr(), width, numbers, over, spans, found.data_ptr())
         return found
 
-    def normalized(self, rows: Tensor) -> tuple[Tensor, Sequence[bool]]:
+    def normalized(self, rows: Tensor) -> tuple[Array, Sequence[bool]]:
         assert rows.stride(1) == 1
         count, width = rows.shape
-        found, finite = torch.empty(count, width), (ctypes.c_bool * count)()
-        self._normalize(rows.data_ptr(), rows.stride(0), count, width, LEAST_LENGTH, found.data_ptr(), finite)
+        found, finite = np.empty((count, width), np.float32), (ctypes.c_bool * count)()
+        memory = MEMORY.from_buffer(found.data)
+        self._normalize(rows.data_ptr(), rows.stride(0), count, width, LEAST_LENGTH, memory, finite)
         return found, finite[:]

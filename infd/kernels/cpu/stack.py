@@ -13,7 +13,7 @@ import torch
 
 from infd.kernels.cpu import experts
 from infd.kernels.cpu.attention import Plan, Step
-from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library, uninterrupted
+from infd.kernels.cpu.library import FLOAT, INT, MEMORY, POINTER, Library, uninterrupted
 from infd.kernels.cpu.product import Addressable, DecoderTable, Product, Unaddressable, described
 from infd.kernels.recipe import ExpertsRecipe, LayerNormRecipe, NormRecipe
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 BRIEF = 2**19  # logits that `keep` masks at most while it holds the interpreter's lock: 0.2 ms
-BYTES = ctypes.c_char * 1
 SLICE = 4  # layers per call; before each call the device thread reports progress and can be stopped
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
@@ -308,7 +307,7 @@ class FusedDecoder:
             return
         assert mask.flags.c_contiguous
         keep = self._keep_briefly if len(mask) * self._vocabulary <= BRIEF else self._keep
-        keep(*self._of_step, BYTES.from_buffer(mask.data), mask.shape[1])  # quicker than `mask.ctypes`
+        keep(*self._of_step, MEMORY.from_buffer(mask.data), mask.shape[1])
 
 
 def _native(plan: AttentionPlan | None) -> Plan:

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
     from infd.kernels.families.host import Upload
+
+    Array = npt.NDArray[np.float32]
 
 LEAST_LENGTH: Final = 1e-12  # shorter vectors are divided by this length, as in torch's normalize
 
@@ -26,7 +30,7 @@ class Pooling(Protocol):
         upload    copies tables that the host computes for a step to the device
         """
 
-    def normalized(self, rows: Tensor) -> tuple[Tensor, Sequence[bool]]:
+    def normalized(self, rows: Tensor) -> tuple[Array, Sequence[bool]]:
         """Return rows of length 1, [N, width] float32, and of each row whether its numbers are finite.
 
         Called on the host, once the rows are copied to it.

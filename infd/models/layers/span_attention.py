@@ -110,7 +110,7 @@ class SpanAttention:
 
 def planned(batch: Batch, attention: Attention) -> Batch:
     """Return a batch with its plans of attention without a cache."""
-    spans = SpanBatch(tokens=len(batch.tokens), offsets=batch.offsets, device=batch.tokens.device)
+    spans = SpanBatch(tokens=batch.tokens.shape[0], offsets=batch.offsets, device=batch.tokens.device)
     sampled = batch.sampled
     if sampled is not None:
         sampled = replace(sampled, spans=attention.prepare(replace(spans, queries=sampled.indices)))

@@ -84,8 +84,7 @@ class Postprocessing(Struct, frozen=True):
             outputs = outputs[:, : self.dimensions]
         if not self.normalize:
             return self._activated(outputs.numpy()), np.isfinite(outputs.numpy()).all(-1)
-        rows, finite = kernels.normalized(outputs)
-        return rows.numpy(), finite
+        return kernels.normalized(outputs)
 
     def _activated(self, outputs: Array) -> Array:
         with np.errstate(all="ignore"):  # of prompts that fail, and of numbers that become 0 or infinite
@@ -272,15 +271,11 @@ class TextPooling(Readout):
         divisors  [S], of sums
         """
         counts = [len(read) for read in reads]
-        if (tokens := sum(counts)) < len(states):
-            states = states[:tokens]
-        if self._reduction in ONE:
-            return states.float()
         if self._reduction == "max":
-            return torch.stack([part.amax(0) for part in torch.split(states.float(), counts)])
+            return torch.stack([part.amax(0) for part in torch.split(states[: sum(counts)].float(), counts)])
         if self._reduction == "weightedmean":
             weights = np.concatenate([np.arange(read.start + 1, read.stop + 1, dtype=np.float32) for read in reads])
-            states = states.float() * self._upload(weights)[:, None]
+            states = states[: len(weights)].float() * self._upload(weights)[:, None]
         return self._sums(states, counts, divisors, self._upload)
 
     def _joined(self, before: Tensor, after: Tensor) -> Tensor:

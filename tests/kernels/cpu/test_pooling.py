@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,6 +41,6 @@ def test_rows_get_length_1_and_those_that_are_not_finite_are_reported(library, w
     found, finite = Pooling(library).normalized(rows)
     expected, finite_too = Reference().normalized(rows)
     assert [bool(each) for each in finite] == finite_too == [True, True, True, False, False, False, True, True]
-    torch.testing.assert_close(found, expected, equal_nan=True)
-    assert math.isclose(found[0].square().sum(), 1, rel_tol=1e-6)
+    np.testing.assert_allclose(found, expected, rtol=1.3e-6, atol=1e-5)
+    assert math.isclose(np.square(found[0]).sum(), 1, rel_tol=1e-6)
     assert not found[6].any()
