@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PANEL = 64  # outputs in a panel
 FLOATS = {torch.bfloat16: "bf16", torch.float32: "float"}
 HALF = (torch.bfloat16,)
-MULTIPLY = (POINTER, INT, INT, POINTER, INT, INT, POINTER, POINTER, INT, INT, INT, INT)  # see `native/product.h`
+MULTIPLY = (POINTER, INT, INT, POINTER, INT, INT, POINTER, POINTER, INT, INT, INT, POINTER)  # see `native/product.h`
 
 
 class Kernels:
@@ -156,7 +156,7 @@ class Panels:
             self._outputs,
             out.dtype is torch.float32,
             self.layout,
-            False,
+            None,
         )
         return out
 

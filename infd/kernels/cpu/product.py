@@ -52,7 +52,7 @@ class Addressable(Protocol):
     """A matrix form whose products native code can compute, and whose rows it can look up.
 
     reordered    whether a table precedes the panels, which then cannot be multiplied alone
-    panel_bytes  bytes from a panel to the next one, unless `reordered`: what a product with it reads
+    panel_bytes  bytes from a panel to the next one, unless `reordered`
     """
 
     @property

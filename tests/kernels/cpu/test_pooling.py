@@ -24,7 +24,10 @@ def test_each_span_is_summed_alone(library, width, dtype):
     assert found.equal(Reference().sums(states, counts, divisors, torch.from_numpy))
     assert found[3:].equal(native.sums(states[4:44], [40], [820.0], torch.from_numpy))
     assert native.sums(states.T.contiguous().T, counts, divisors, torch.from_numpy).equal(found)
-    for kernels in (native, Reference()):  # one row of each span
+    for kernels in (native, Reference()):
+        pair = kernels.sums(states, [2, 0], [1.0, 1.0], torch.from_numpy)
+        assert pair.equal(torch.stack([states[:2].float().sum(0), torch.zeros(width)]))
+        # one row of each span
         assert kernels.sums(states, [1] * 5, [1.0] * 5, torch.from_numpy).equal(states[:5].float())
         assert kernels.sums(states, [1] * 5, [2.0] * 5, torch.from_numpy).equal(states[:5].float() / 2)
 

@@ -183,7 +183,7 @@ void project_sampled(const EncoderLayer& layer, const EncoderStep& step, const W
   }
 }
 
-// next: the layer that follows; null: this is the last, which computes the sampled tokens alone if there are any.
+// next: the layer that follows in this call; null: none, and if tokens are sampled, this layer computes these alone.
 template <class Number>
 void compute(const EncoderLayer& layer, const EncoderLayer* next, const EncoderStep& all, const Workspace<Number>& space,
              Number* x) {

@@ -32,8 +32,8 @@ void multiply(const StackProduct& product, const Number* x, Number* rounded, Num
   }
   Neighbors neighbors = {awake, nullptr, 0, 0};
   if (next && next->panel_bytes) {
-    neighbors.next = next->weights;
-    neighbors.next_panels = panels_of(next->outputs), neighbors.next_bytes = next->panel_bytes;
+    neighbors.next_weights = next->weights;
+    neighbors.next_panels = panels_of(next->outputs), neighbors.next_panel_bytes = next->panel_bytes;
   }
   product.multiply(x, product.inputs, tokens, product.weights, product.outputs, product.inputs, product.bias, out, out_stride,
                    !HALF<Number>, product.layout, &neighbors);

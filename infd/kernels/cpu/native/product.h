@@ -15,7 +15,7 @@ struct StackProduct {
   const void* bias;  // or null
   int64_t outputs, inputs;
   int64_t layout;  // argument of forms with several layouts (groups.h, float8.h); 0 for other forms
-  int64_t panel_bytes;  // from a panel to the next one; 0: a table precedes the panels
+  int64_t panel_bytes;  // from one panel to the next; 0: unknown, so that they are not prefetched
   const InputRounding* rounding;  // of x before the product, see layers.h; null: none
 
   // Of forms that quantize x: the product in two steps, so that a row is quantized once for several matrices; or null. Both

@@ -78,11 +78,15 @@ constexpr int64_t OPENS_FROM = MOST_ROWS == 2 ? 2 : 3;
 template <class Kind>
 constexpr int64_t FEW_MORE = Kind::ONE_LINE ? MOST_ROWS / 3 : 0;
 
-// Groups of rows from which on the next panel is fetched into L1: some lines that are fetched into L2 alone are gone before
-// they are read. Fewer groups fetch more lines each, and the processor follows too few misses of L1 at a time.
+// From this many groups of rows on, the next panel is prefetched into L1: some lines that are prefetched into L2 alone are
+// evicted before they are read. Fewer groups fetch more lines at a time than a core can have outstanding as misses of L1.
+#if defined(__AVX512F__)
 constexpr int64_t NEAR_FROM = 6;
+#else
+constexpr int64_t NEAR_FROM = INT64_MAX;
+#endif
 
-constexpr int64_t LINES_OF_A_LOOK = 4;  // between two prefetches, if a step is one line
+constexpr int64_t LINES_OF_A_LOOK = 4;  // of a panel, between two calls of Prefetch::fetch, if a step is one line
 
 // Words between two prefetches.
 template <class Kind>
@@ -105,7 +109,8 @@ bool prefetches_alone(const Kind& x) {
 // A prefetch stream: some cache lines at every call of fetch.
 struct Prefetch {
   const char* next;
-  int64_t lines;  // above 0: into L1; below: -lines, into L2 alone. A second field would cost the loop of a group a register.
+  // Of a call; above 0: into L1; below 0: -lines, into L2 alone. A second field would cost the inner loop a register.
+  int64_t lines;
 
   void fetch() {
     if (lines > 0)
@@ -432,8 +437,7 @@ struct Product {
   }
 };
 
-// Compute rows [row, row + count) of columns [begin, end) of one panel; prefetch the panel that the thread reads `next`,
-// unless null.
+// Compute rows [row, row + count) of columns [begin, end) of one panel. next: a panel to prefetch meanwhile; null: none.
 template <class Kind>
 void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, int64_t row, int64_t count, const void* next) {
   constexpr int64_t MOST = ROWS_OF_A_GROUP<Kind>;
@@ -526,15 +530,15 @@ struct Division {
     const int64_t begin = at < own.begin ? own.begin - at : 0, end = own.end - at < WHOLE ? own.end - at : WHOLE;
     const int64_t panel = at / WHOLE / parts, part = at / WHOLE % parts;
     const int64_t from = product.rows * part / parts, count = product.rows * (part + 1) / parts - from;
-    const void* next = part + 1 < parts ? nullptr : at + WHOLE < own.end ? product.panel(panel + 1) : begin_of_next();
+    const void* next = part + 1 < parts ? nullptr : at + WHOLE < own.end ? product.panel(panel + 1) : panel_of_next_product();
     compute(product, panel, begin * UNIT, end * UNIT, from, count, next);
   }
 
-  // The first panel that the calling thread reads of the matrix that is multiplied next, or null.
-  const void* begin_of_next() const {
-    if (!neighbors || !neighbors->next) return nullptr;
-    const int64_t panel = neighbors->next_panels * omp_get_thread_num() / runs;
-    return static_cast<const char*>(neighbors->next) + panel * neighbors->next_bytes;
+  // The calling thread's first panel of the matrix that is multiplied next; null: unknown.
+  const void* panel_of_next_product() const {
+    if (!neighbors || !neighbors->next_weights) return nullptr;
+    const int64_t panel = neighbors->next_panels * (omp_get_thread_num() % runs) / runs;
+    return static_cast<const char*>(neighbors->next_weights) + panel * neighbors->next_panel_bytes;
   }
 };
 

@@ -5,13 +5,11 @@
 
 #include <stdint.h>
 
-// What threads do before and after a product.
+// The work of threads before and after a product.
 struct Neighbors {
-  int64_t awake;  // other threads have just run, and still wait without sleeping
-
-  // The panels of the matrix that the same threads multiply next; null: none, or unknown.
-  const void* next;
-  int64_t next_panels, next_bytes;  // bytes: from a panel to the next one
+  int64_t awake;                          // the other threads have just run, and still wait without sleeping
+  const void* next_weights;               // panels of the matrix that the same threads multiply next; null: none, or unknown
+  int64_t next_panels, next_panel_bytes;  // bytes: from one panel to the next
 };
 
 namespace {
@@ -31,7 +29,7 @@ inline bool worth_sharing(int64_t rows, int64_t outputs, int64_t inputs, bool aw
   return weights > ENOUGH_WEIGHTS || rows * weights > 8 * ENOUGH_WEIGHTS;
 }
 
-// neighbors: of the product; null: other threads sleep, and nothing is known of the next product
+// neighbors: of the product; null: the other threads may sleep
 inline bool worth_sharing(int64_t rows, int64_t outputs, int64_t inputs, const Neighbors* neighbors) {
   return worth_sharing(rows, outputs, inputs, neighbors != nullptr && neighbors->awake);
 }

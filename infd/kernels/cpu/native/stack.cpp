@@ -126,7 +126,7 @@ void place_heads(const StackLayer& layer, const StackStep& step, Number* qkv, in
   }
 }
 
-// next: the product that follows, or null
+// next: the product that follows `down`, or null
 template <class Number>
 void feed(const StackLayer& layer, const Number* input, Number* out, const Workspace<Number>& space,
           const StackStep& step, bool awake, const StackProduct* next) {
