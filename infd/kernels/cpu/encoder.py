@@ -132,8 +132,8 @@ class Stacked:
             x, embeddings = self._look_up(inputs, positions), self._embeddings
         x = x.contiguous()
         tokens, hidden = x.shape
-        # Sliced before the layers are computed: afterwards it takes twice as long, as their weights have evicted the code
-        # of torch from the cache.
+        # Sliced before the layers are computed: afterwards it takes twice as long, as their weights have evicted
+        # torch's code from the CPU's cache.
         found = x if sampled is None else x[: sampled.tokens.shape[0]]
         steps = self._attention(plan)
         step = EncoderStep(tokens, hidden, positions, ctypes.addressof(steps))
