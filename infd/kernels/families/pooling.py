@@ -22,7 +22,7 @@ class Pooling(Protocol):
     """Reduces the hidden states of each span of a step to one vector."""
 
     def sums(self, states: Tensor, counts: Sequence[int], divisors: Sequence[float], upload: Upload) -> Tensor:
-        """Return the sum of each span's states over the span's divisor, [S, width] float32; perhaps a view of `states`.
+        """Return the sum of each span's states over the span's divisor, [S, width] float32, in memory of its own.
 
         states    [N, width], span after span; rows after the last span are not read
         counts    [S]: the spans' numbers of rows

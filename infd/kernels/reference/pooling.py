@@ -23,7 +23,7 @@ class Pooling:
 
     def sums(self, states: Tensor, counts: Sequence[int], divisors: Sequence[float], upload: Upload) -> Tensor:
         if all(count == 1 for count in counts) and all(divisor == 1 for divisor in divisors):
-            return states[: len(counts)].float()
+            return states[: len(counts)].to(torch.float32, copy=True)
         owner = upload(np.repeat(np.arange(len(counts)), counts))
         found = torch.zeros((len(counts), states.shape[1]), device=states.device)
         found.index_add_(0, owner, states[: len(owner)].float())

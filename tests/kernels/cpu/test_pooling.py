@@ -28,7 +28,9 @@ def test_each_span_is_summed_alone(library, width, dtype):
         pair = kernels.sums(states, [2, 0], [1.0, 1.0], torch.from_numpy)
         assert pair.equal(torch.stack([states[:2].float().sum(0), torch.zeros(width)]))
         # one row of each span
-        assert kernels.sums(states, [1] * 5, [1.0] * 5, torch.from_numpy).equal(states[:5].float())
+        rows = kernels.sums(states, [1] * 5, [1.0] * 5, torch.from_numpy)
+        assert rows.equal(states[:5].float())
+        assert rows.data_ptr() != states.data_ptr()  # readouts write to them
         assert kernels.sums(states, [1] * 5, [2.0] * 5, torch.from_numpy).equal(states[:5].float() / 2)
 
 
