@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,11 @@ def test_log_probabilities_take_no_more_memory_than_in_the_body(format: Format):
 
 
 @pytest.mark.parametrize("count", [1, PIECE_TOKENS - 1, PIECE_TOKENS, 3 * PIECE_TOKENS + 1])
-def test_gathered_in_any_cuts_a_choice_is_the_same(count: int):
+def test_gathered_in_any_cuts_a_choice_is_the_same(count: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time, "time", lambda: 1e9)  # of creation, which bodies contain
     bodies = []
-    format = completion_format(logprobs=2, n=1)  # one for both bodies: it says when it was created
     for cut in (1, count):
+        format = completion_format(logprobs=2, n=1)
         gathering = Gathering(1, format.encode_logprobs)
         for first in range(0, count, cut):
             tokens = [generated(token) for token in range(first, min(count, first + cut))]
