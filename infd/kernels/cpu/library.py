@@ -16,10 +16,10 @@ import torch  # noqa: F401  # loads the OpenMP runtime that native.so must share
 from infd.kernels.cpu.built import HERE, NOT_BUILT, STALE, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-BEST_FIRST: Final = ("avx512_bf16", "avx512", "avx2")
+BEST_FIRST: Final = ("amx", "avx512_bf16", "avx512", "avx2")
 REFINED: Final = {"avx512_vbmi": "avx512_bf16"}  # sets of few kernels, better than those of another set
 
 POINTER: Final = ctypes.c_void_p
@@ -39,7 +39,7 @@ class Library:
         """Load the library for `isa`, by default the best that this CPU supports. Raises NativeMissing."""
         self._library = _open(directory)
         refused = {}
-        for name in (isa,) if isa else (*REFINED, *BEST_FIRST):
+        for name in (isa,) if isa else _best_first():
             missing = self._text(f"infd_{name}_missing")
             if missing is None:
                 self.isa = name
@@ -97,6 +97,13 @@ def built_from() -> str | None:
         return Library().sources
     except NativeMissing:
         return None
+
+
+def _best_first() -> Iterator[str]:
+    """Yield all sets, each set's refinements before it."""
+    for name in BEST_FIRST:
+        yield from (refined for refined, plain in REFINED.items() if plain == name)
+        yield name
 
 
 def _open(directory: Path) -> ctypes.CDLL:

@@ -3,6 +3,8 @@
 
 #include <cpuid.h>
 #include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define INFD_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -70,4 +72,20 @@ INFD_EXPORT const char* infd_avx512_vbmi_missing() {
   if (const char* missing = infd_avx512_bf16_missing()) return missing;
   const Feature features[] = {{"AVX512_VBMI", __builtin_cpu_supports("avx512vbmi") != 0}};
   return first_missing(features, 1);
+}
+
+// Tiles are 8 KiB of registers, which Linux saves for a process that has asked for it.
+INFD_EXPORT const char* infd_amx_missing() {
+  constexpr long REQUEST = 0x1023, TILES = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  constexpr unsigned BF16 = 1 << 22, TILE = 1 << 24;
+  if (const char* missing = infd_avx512_vbmi_missing()) return missing;
+  unsigned a, b, c, d = 0;
+  const bool known = __get_cpuid_count(7, 0, &a, &b, &c, &d);
+  const Feature features[] = {
+      {"AMX_TILE", known && (d & TILE)},
+      {"AMX_BF16", known && (d & BF16)},
+      {"tile registers kept by the system", (saved_registers() & 0x60000) == 0x60000},
+      {"permission to use tile registers", syscall(SYS_arch_prctl, REQUEST, TILES) == 0},
+  };
+  return first_missing(features, 4);
 }
