@@ -77,15 +77,16 @@ INFD_EXPORT const char* infd_avx512_vbmi_missing() {
 // Tiles are 8 KiB of registers, which Linux saves for a process that has asked for it.
 INFD_EXPORT const char* infd_amx_missing() {
   constexpr long REQUEST = 0x1023, TILES = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  constexpr unsigned BF16 = 1 << 22, TILE = 1 << 24;
+  constexpr unsigned BF16 = 1 << 22, TILE = 1 << 24, INT8 = 1 << 25;
   if (const char* missing = infd_avx512_vbmi_missing()) return missing;
   unsigned a, b, c, d = 0;
   const bool known = __get_cpuid_count(7, 0, &a, &b, &c, &d);
   const Feature features[] = {
       {"AMX_TILE", known && (d & TILE)},
       {"AMX_BF16", known && (d & BF16)},
+      {"AMX_INT8", known && (d & INT8)},
       {"tile registers kept by the system", (saved_registers() & 0x60000) == 0x60000},
       {"permission to use tile registers", syscall(SYS_arch_prctl, REQUEST, TILES) == 0},
   };
-  return first_missing(features, 4);
+  return first_missing(features, 5);
 }
