@@ -1,105 +1,78 @@
-// Products of bfloat16 by AMX, the matrix unit of Intel's CPUs since Sapphire Rapids, as a Kind of products.h.
+// Products by AMX, as a Kind of products.h.
 //
-// A tile register holds 16 rows of 64 bytes. An instruction multiplies 16 rows of 32 inputs with 16 lines of pairs, 16 outputs
-// wide, and adds the products to 16 x 16 sums. It sums the products of first and of second inputs of pairs each on its own,
-// adds the two, and adds the result to the former sum. So results differ in their last bits from those of other instruction
-// sets, and every number of rows is computed by tiles.
-//
-// Tiles are named by numbers in instructions, which C++ cannot compute: they are written out.
+// A tile instruction multiplies 16 rows with 16 lines, 16 outputs wide, and adds the products to 16 x 16 sums. bfloat16 is summed in
+// another order than by other instruction sets (tile_registers.h), so every number of rows is computed by tiles, and a row's
+// results still are independent of other rows.
 
 #pragma once
 
-#if defined(__AMX_BF16__)
+#if defined(__AMX_TILE__)
 
-#include "pairs.h"
+#include "products.h"
+#include "tile_registers.h"
 
 namespace {
 
-constexpr int64_t TILE_ROWS = 16;
 constexpr int64_t TILE_LINES = 16;                  // of a tile of weights
-constexpr int64_t TILE_PANEL = TILE_LINES * PANEL;  // words of a panel's step
+constexpr int64_t TILE_PANEL = TILE_LINES * PANEL;  // words of a panel in these lines
+constexpr int64_t TILE_BYTES = 64;                  // of a row in a tile
 
-// What LDTILECFG reads: the rows and the bytes of a row of each tile register.
-struct TileShapes {
-  uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
+inline int64_t tile_steps(int64_t lines) { return (lines + TILE_LINES - 1) / TILE_LINES; }
 
-  // Give tiles [first, last) so many rows.
-  void set(int first, int last, int64_t count) {
-    for (int tile = first; tile < last; tile++) bytes[tile] = 64, rows[tile] = static_cast<uint8_t>(count);
-  }
-};
-static_assert(sizeof(TileShapes) == 64);
-
-// The tile registers while a thread uses them. As long as they are in use, each switch of threads saves 8 KiB more.
-class TileRegisters {
- public:
-  TileRegisters() = default;
-  TileRegisters(const TileRegisters&) = delete;
-  ~TileRegisters() {
-    if (used_) _tile_release();
-  }
-
-  void shape(const TileShapes& shapes) {
-    _tile_loadconfig(&shapes);
-    used_ = true;
-  }
-
- private:
-  bool used_ = false;
-};
-
-// Order the stores before it and the loads of tiles behind it, which the compiler takes for calculations.
-inline void settle() { __asm__ volatile("" ::: "memory"); }
-
-// Weights as lines of pairs; a step is 16 lines.
+// Steps of COUNT x 16 lines, which consist of words like Lines, a Kind whose step is one line. Lines has
+//
+//   address(row)         the inputs of a row, from this step on
+//   start_line(header)   64 initial values of the sums, or null: 0
+//   add_tiles<S, R, L>() add to the sums in tile S the products of rows R and lines L
+template <class Lines, int COUNT = 1>
 struct Blocks {
-  static constexpr int64_t HEADER = 0;
+  static constexpr int64_t HEADER = Lines::HEADER;
   static constexpr bool ONE_LINE = false, TILES = false, OPENS = false, HALVES = false;
 
-  Pairs x;
-  int64_t inputs;  // from the first step on
+  Lines x;
+  int64_t bytes;  // of a row, from this step on
 
-  static constexpr int64_t step() { return TILE_PANEL; }
-  static constexpr int64_t look() { return LINES_OF_A_LOOK * PANEL; }
+  static constexpr int64_t step() { return COUNT * TILE_PANEL; }
+  static constexpr int64_t look() { return step(); }
   bool prefetches() const { return true; }
-  Blocks from(int64_t row, int64_t at) const { return {x.from(row, at * TILE_LINES), inputs - at * 2 * TILE_LINES}; }
-  Vec value(Vec sums, int64_t, const uint32_t*) const { return sums; }
-
-  // Inputs of `steps` steps.
-  int64_t inputs_of(int64_t steps) const { return steps * 2 * TILE_LINES < inputs ? steps * 2 * TILE_LINES : inputs; }
+  Blocks from(int64_t row, int64_t at) const {
+    return {x.from(row, at * COUNT * TILE_LINES), bytes - at * COUNT * TILE_BYTES};
+  }
+  Vec value(Vec sums, int64_t row, const uint32_t* header) const { return x.value(sums, row, header); }
 };
 
-inline int64_t tile_steps_of(int64_t inputs) { return (pairs_of(inputs) + TILE_LINES - 1) / TILE_LINES; }
+template <class Lines, int COUNT>
+constexpr int64_t ROWS_OF_A_GROUP<Blocks<Lines, COUNT>> = MOST_TOGETHER;
+template <class Lines, int COUNT>
+constexpr int64_t UNITS<Blocks<Lines, COUNT>> = 1;
 
-template <>
-constexpr int64_t ROWS_OF_A_GROUP<Blocks> = MOST_TOGETHER;
-template <>
-constexpr int64_t UNITS<Blocks> = 1;
+// Steps of 16 lines whose halves of a panel stay in L1, while rows pass.
+constexpr int64_t TILES_TOGETHER = 8;
 
-// The operands of a stretch: whole steps, and a last one with fewer inputs, padded with zeros.
-struct TileOperands {
-  const uint16_t* rows;
-  int64_t stride;  // bytes
+// Some steps of 16 lines: rows of inputs, and lines of words. Rows are `stride` bytes apart.
+struct TileSteps {
+  const char* rows;
+  int64_t stride;
   const uint32_t* words;
-  int64_t steps;
-  bool more;  // whether a last step follows
-  alignas(64) uint16_t last_rows[MOST_TOGETHER][2 * TILE_LINES];
-  alignas(64) uint32_t last_words[TILE_PANEL];
+  int64_t count;
+};
 
-  TileOperands(const Blocks& x, const Stretch& stretch, int64_t count)
-      : rows(x.x.numbers), stride(x.x.stride * static_cast<int64_t>(sizeof *rows)), words(stretch.words) {
-    const int64_t inputs = x.inputs_of(stretch.steps), left = inputs % (2 * TILE_LINES), lines = pairs_of(left);
-    steps = inputs / (2 * TILE_LINES), more = left > 0;
-    if (!more) return;
+// A last step with fewer lines than 16, padded with zeros.
+struct PaddedStep {
+  alignas(64) char rows[MOST_TOGETHER][TILE_BYTES];
+  alignas(64) uint32_t words[TILE_PANEL];
+
+  // bytes: of a row
+  PaddedStep(const char* from, int64_t stride, int64_t count, int64_t bytes, const uint32_t* lines) {
     for (int64_t i = 0; i < count; i++) {
-      memset(last_rows[i], 0, sizeof last_rows[i]);
-      memcpy(last_rows[i], rows + i * x.x.stride + inputs - left, left * sizeof *rows);
+      memset(rows[i], 0, sizeof rows[i]);
+      memcpy(rows[i], from + i * stride, bytes);
     }
-    memcpy(last_words, words + steps * TILE_PANEL, lines * PANEL * sizeof *words);
-    memset(last_words + lines * PANEL, 0, (TILE_LINES - lines) * PANEL * sizeof *words);
+    const int64_t used = (bytes + 3) / 4 * PANEL;
+    memcpy(words, lines, used * sizeof *words);
+    memset(words + used, 0, (TILE_PANEL - used) * sizeof *words);
   }
+  TileSteps steps() const { return {rows[0], TILE_BYTES, words, 1}; }
 };
 
 // Prefetches `lines` lines in equal parts at `calls` calls.
@@ -107,127 +80,159 @@ struct Pace {
   const char* next;
   int64_t lines, each;
 
-  Pace(const char* next, int64_t lines, int64_t calls) : next(next), lines(lines), each((lines + calls - 1) / calls) {}
+  Pace(const char* next, int64_t lines, int64_t calls) : next(next), lines(lines), each(calls > 0 ? (lines + calls - 1) / calls : 0) {}
 
   void fetch() {
     const int64_t count = each < lines ? each : lines;
-    for (int64_t line = 0; line < count; line++, next += 64) _mm_prefetch(next, _MM_HINT_T1);
+    for (int64_t line = 0; line < count; line++, next += 64) ;
     lines -= count;
   }
 };
 
-template <>
-struct RowByRow<Blocks> {
-  static void multiply(const Blocks& x, const Stretch& stretch, int64_t rows, float* sums, Prefetch ahead) {
-    const TileOperands of(x, stretch, rows);
+constexpr int64_t LINE_BYTES = PANEL * sizeof(uint32_t);  // of a line, and of a row of sums
+
+// Begin sums with a line, or with 0; or continue them.
+template <int TILE>
+void begin_sums(bool starts, const uint32_t* line, const float* sums) {
+  if (!starts)
+    load_tile<TILE>(sums, LINE_BYTES);
+  else if (line)
+    load_tile<TILE>(line, 0);
+  else
+    zero_tile<TILE>();
+}
+
+// Computes the sums [rows, PANEL] of up to 16 rows.
+template <class Lines>
+class SixteenRows {
+ public:
+  static void shape(TileRegisters& registers, int64_t rows) {
+    TileShapes shapes;
+    shapes.set(0, 5, rows);
+    shapes.set(5, 8, TILE_LINES);
+    registers.shape(shapes);
+  }
+  static void begin(bool starts, const uint32_t* line, const float* sums) {
+    begin_sums<0>(starts, line, sums);
+    begin_sums<1>(starts, line ? line + 16 : line, sums + 16);
+    begin_sums<2>(starts, line ? line + 32 : line, sums + 32);
+    begin_sums<3>(starts, line ? line + 48 : line, sums + 48);
+  }
+  static void add(const TileSteps& steps, int64_t row, Pace& pace) {
+    const char* input = steps.rows + row * steps.stride;
+    const uint32_t* words = steps.words;
+    for (int64_t at = 0; at < steps.count; at++, input += TILE_BYTES, words += TILE_PANEL) {
+      pace.fetch();
+      load_tile<4>(input, steps.stride);
+      load_tile<5>(words, LINE_BYTES);
+      Lines::template add_tiles<0, 4, 5>();
+      load_tile<6>(words + 16, LINE_BYTES);
+      Lines::template add_tiles<1, 4, 6>();
+      load_tile<7>(words + 32, LINE_BYTES);
+      Lines::template add_tiles<2, 4, 7>();
+      load_tile<5>(words + 48, LINE_BYTES);
+      Lines::template add_tiles<3, 4, 5>();
+    }
+  }
+  static void end(float* sums) {
+    store_tile<0>(sums, LINE_BYTES);
+    store_tile<1>(sums + 16, LINE_BYTES);
+    store_tile<2>(sums + 32, LINE_BYTES);
+    store_tile<3>(sums + 48, LINE_BYTES);
+  }
+};
+
+// Computes 32 columns of the sums [rows, PANEL] of 17 to 32 rows: each line loaded is multiplied twice.
+template <class Lines>
+class ThirtyTwoRows {
+ public:
+  static void shape(TileRegisters& registers, int64_t rows) {
+    TileShapes shapes;
+    shapes.set(0, 8, TILE_ROWS);
+    shapes.set(2, 4, rows - TILE_ROWS);
+    shapes.set(5, 6, rows - TILE_ROWS);
+    registers.shape(shapes);
+  }
+  static void begin(bool starts, const uint32_t* line, const float* sums) {
+    begin_sums<0>(starts, line, sums);
+    begin_sums<1>(starts, line ? line + 16 : line, sums + 16);
+    begin_sums<2>(starts, line, sums + TILE_ROWS * PANEL);
+    begin_sums<3>(starts, line ? line + 16 : line, sums + TILE_ROWS * PANEL + 16);
+  }
+  static void add(const TileSteps& steps, int64_t row, int64_t column, Pace& pace) {
+    const char* input = steps.rows + row * steps.stride;
+    const uint32_t* words = steps.words + column;
+    for (int64_t at = 0; at < steps.count; at++, input += TILE_BYTES, words += TILE_PANEL) {
+      pace.fetch();
+      load_tile<6>(words, LINE_BYTES);
+      load_tile<4>(input, steps.stride);
+      Lines::template add_tiles<0, 4, 6>();
+      load_tile<7>(words + 16, LINE_BYTES);
+      Lines::template add_tiles<1, 4, 7>();
+      load_tile<5>(input + TILE_ROWS * steps.stride, steps.stride);
+      Lines::template add_tiles<2, 5, 6>();
+      Lines::template add_tiles<3, 5, 7>();
+    }
+  }
+  static void end(float* sums) {
+    store_tile<0>(sums, LINE_BYTES);
+    store_tile<1>(sums + 16, LINE_BYTES);
+    store_tile<2>(sums + TILE_ROWS * PANEL, LINE_BYTES);
+    store_tile<3>(sums + TILE_ROWS * PANEL + 16, LINE_BYTES);
+  }
+};
+
+template <class Lines, int COUNT>
+struct RowByRow<Blocks<Lines, COUNT>> {
+  static void multiply(const Blocks<Lines, COUNT>& x, const Stretch& stretch, int64_t rows, float* sums, Prefetch ahead) {
+    const char* first = x.x.address(0);
+    const int64_t stride = x.x.address(1) - first;
+    const int64_t most = stretch.steps * COUNT * TILE_BYTES, bytes = most < x.bytes ? most : x.bytes;
+    const TileSteps whole = {first, stride, stretch.words, bytes / TILE_BYTES};
+    const int64_t left = bytes % TILE_BYTES;
+    const int64_t blocks = rows <= TILE_ROWS ? 1 : (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * 2;
+    Pace pace(ahead.next, ahead.lines ? whole.count * TILE_PANEL / CACHE_LINE : 0, blocks * whole.count);
     TileRegisters registers;
-    settle();
-    const int64_t blocks = rows <= TILE_ROWS ? 1 : 2 * ((rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS));
-    Pace pace(ahead.next, ahead.lines ? stretch.steps * TILE_PANEL / CACHE_LINE : 0, blocks * stretch.steps);
-    for (int64_t row = 0; row < rows; row += 2 * TILE_ROWS) {
-      const int64_t count = rows - row < 2 * TILE_ROWS ? rows - row : 2 * TILE_ROWS;
-      if (count <= TILE_ROWS)
-        multiply_one(registers, of, row, count, sums + row * PANEL, stretch.header != nullptr, pace);
-      else
-        multiply_two(registers, of, row, count, sums + row * PANEL, stretch.header != nullptr, pace);
+    for (int64_t at = 0; at < whole.count; at += TILES_TOGETHER) {
+      const int64_t count = whole.count - at < TILES_TOGETHER ? whole.count - at : TILES_TOGETHER;
+      const TileSteps some = {first + at * TILE_BYTES, stride, stretch.words + at * TILE_PANEL, count};
+      add(registers, some, rows, at == 0 ? stretch.header : nullptr, sums, pace);
+    }
+    if (left > 0) {
+      const PaddedStep last(first + whole.count * TILE_BYTES, stride, rows, left, stretch.words + whole.count * TILE_PANEL);
+      add(registers, last.steps(), rows, whole.count == 0 ? stretch.header : nullptr, sums, pace);
     }
   }
 
  private:
-  static constexpr int64_t PITCH = PANEL * sizeof(float);  // bytes of a row of sums and of a line
-
-  // Zero the sums.
-  static void clear() {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-
-  // Up to 16 rows and all outputs of a panel.
-  static void multiply_one(TileRegisters& registers, const TileOperands& of, int64_t row, int64_t count, float* sums,
-                           bool starts, Pace& pace) {
-    TileShapes shapes;
-    shapes.set(0, 5, count);
-    shapes.set(5, 8, TILE_LINES);
-    registers.shape(shapes);
-    if (starts) {
-      clear();
-    } else {
-      _tile_loadd(0, sums, PITCH);
-      _tile_loadd(1, sums + 16, PITCH);
-      _tile_loadd(2, sums + 32, PITCH);
-      _tile_loadd(3, sums + 48, PITCH);
-    }
-    const auto step = [&](const void* input, int64_t stride, const uint32_t* words) {
-      _tile_loadd(4, input, stride);
-      _tile_loadd(5, words, PITCH);
-      _tile_dpbf16ps(0, 4, 5);
-      _tile_loadd(6, words + 16, PITCH);
-      _tile_dpbf16ps(1, 4, 6);
-      _tile_loadd(7, words + 32, PITCH);
-      _tile_dpbf16ps(2, 4, 7);
-      _tile_loadd(5, words + 48, PITCH);
-      _tile_dpbf16ps(3, 4, 5);
-    };
-    const char* input = reinterpret_cast<const char*>(of.rows) + row * of.stride;
-    for (int64_t at = 0; at < of.steps; at++) {
-      pace.fetch();
-      step(input + at * 64, of.stride, of.words + at * TILE_PANEL);
-    }
-    if (of.more) step(of.last_rows[row], 64, of.last_words);
-    _tile_stored(0, sums, PITCH);
-    _tile_stored(1, sums + 16, PITCH);
-    _tile_stored(2, sums + 32, PITCH);
-    _tile_stored(3, sums + 48, PITCH);
-  }
-
-  // 17 to 32 rows and all outputs of a panel, half of them at a time.
-  static void multiply_two(TileRegisters& registers, const TileOperands& of, int64_t row, int64_t count, float* sums,
-                           bool starts, Pace& pace) {
-    TileShapes shapes;
-    shapes.set(0, 8, TILE_ROWS);
-    shapes.set(2, 4, count - TILE_ROWS);
-    shapes.set(5, 6, count - TILE_ROWS);
-    registers.shape(shapes);
-    const char* input = reinterpret_cast<const char*>(of.rows) + row * of.stride;
-    for (int64_t first = 0; first < PANEL; first += 32) {
-      float *upper = sums + first, *lower = upper + TILE_ROWS * PANEL;
-      if (starts) {
-        clear();
-      } else {
-        _tile_loadd(0, upper, PITCH);
-        _tile_loadd(1, upper + 16, PITCH);
-        _tile_loadd(2, lower, PITCH);
-        _tile_loadd(3, lower + 16, PITCH);
+  static void add(TileRegisters& registers, const TileSteps& steps, int64_t rows, const uint32_t* header, float* sums, Pace& pace) {
+    const uint32_t* line = header ? Lines::start_line(header) : nullptr;
+    for (int64_t row = 0; row < rows; row += 2 * TILE_ROWS) {
+      const int64_t count = rows - row < 2 * TILE_ROWS ? rows - row : 2 * TILE_ROWS;
+      float* own = sums + row * PANEL;
+      if (count <= TILE_ROWS) {
+        using Tiles = SixteenRows<Lines>;
+        Tiles::shape(registers, count);
+        Tiles::begin(header != nullptr, line, own);
+        Tiles::add(steps, row, pace);
+        Tiles::end(own);
+        continue;
       }
-      const auto step = [&](const char* input, int64_t stride, const uint32_t* words) {
-        _tile_loadd(6, words, PITCH);
-        _tile_loadd(4, input, stride);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, words + 16, PITCH);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, input + TILE_ROWS * stride, stride);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      };
-      for (int64_t at = 0; at < of.steps; at++) {
-        pace.fetch();
-        step(input + at * 64, of.stride, of.words + at * TILE_PANEL + first);
+      using Tiles = ThirtyTwoRows<Lines>;
+      Tiles::shape(registers, count);
+      for (int64_t column = 0; column < PANEL; column += 32) {
+        Tiles::begin(header != nullptr, line ? line + column : line, own + column);
+        Tiles::add(steps, row, column, pace);
+        Tiles::end(own + column);
       }
-      if (of.more) step(reinterpret_cast<const char*>(of.last_rows[row]), 64, of.last_words + first);
-      _tile_stored(0, upper, PITCH);
-      _tile_stored(1, upper + 16, PITCH);
-      _tile_stored(2, lower, PITCH);
-      _tile_stored(3, lower + 16, PITCH);
     }
   }
 };
 
-template <>
-struct Group<Blocks, 1> {
-  static void multiply(const Blocks& x, const Stretch& stretch, float* sums, Prefetch ahead) {
-    RowByRow<Blocks>::multiply(x, stretch, 1, sums, ahead);
+template <class Lines, int COUNT>
+struct Group<Blocks<Lines, COUNT>, 1> {
+  static void multiply(const Blocks<Lines, COUNT>& x, const Stretch& stretch, float* sums, Prefetch ahead) {
+    RowByRow<Blocks<Lines, COUNT>>::multiply(x, stretch, 1, sums, ahead);
   }
 };
 

@@ -8,9 +8,9 @@ INFD_KERNEL(multiply_bf16_bf16)
 (const uint16_t* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
  const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t, const Neighbors* neighbors) {
 #if defined(__AMX_BF16__)
-  using Kind = Blocks;
-  const Kind kind = {{x, x_stride}, inputs};
-  const int64_t steps = tile_steps_of(inputs);
+  using Kind = Blocks<Pairs>;
+  const Kind kind = {{x, x_stride}, inputs * int64_t{sizeof *x}};
+  const int64_t steps = tile_steps(pairs_of(inputs));
   const bool half = false;
 #else
   using Kind = Pairs;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "products.h"
+#include "tile_registers.h"
 
 namespace {
 
@@ -26,6 +27,15 @@ struct Pairs {
   Pairs from(int64_t row, int64_t at) const { return {numbers + row * stride + 2 * at, stride}; }
   Vec value(Vec sums, int64_t, const uint32_t*) const { return sums; }
   static Vec start(const uint32_t*) { return set(0.0f); }
+
+#if defined(__AMX_BF16__)
+  const char* address(int64_t row) const { return reinterpret_cast<const char*>(numbers + row * stride); }
+  static const uint32_t* start_line(const uint32_t*) { return nullptr; }
+  template <int SUMS, int ROWS, int LINES>
+  static void add_tiles() {
+    add_pairs<SUMS, ROWS, LINES>();
+  }
+#endif
 
 #if defined(__AVX512BF16__)
   using Weights = __m512bh;
