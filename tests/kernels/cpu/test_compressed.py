@@ -15,7 +15,7 @@ SHAPES = [(64, 64), (1, 1), (63, 2), (65, 7), (200, 129), (64, 1023), (130, 2050
 ROWS = [*range(1, 41), 241]
 
 
-@pytest.fixture(scope="module", params=["avx512_bf16"])
+@pytest.fixture(scope="module", params=["amx", "avx512_bf16"])
 def library(request, built):
     return kernels(request.param)
 

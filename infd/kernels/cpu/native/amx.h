@@ -19,14 +19,15 @@ constexpr int64_t TILE_BYTES = 64;                  // of a row in a tile
 
 inline int64_t tile_steps(int64_t lines) { return (lines + TILE_LINES - 1) / TILE_LINES; }
 
-// Steps of COUNT x 16 lines, which consist of words like Lines, a Kind whose step is one line. Lines has
+// Steps of COUNT x 16 lines, which consist of words like Lines_, a Kind whose step is one line. Lines_ has
 //
 //   address(row)         the inputs of a row, from this step on
 //   start_line(header)   64 initial values of the sums, or null: 0
 //   add_tiles<S, R, L>() add to the sums in tile S the products of rows R and lines L
-template <class Lines, int COUNT = 1>
+template <class Lines_, int COUNT = 1>
 struct Blocks {
-  static constexpr int64_t HEADER = Lines::HEADER;
+  using Lines = Lines_;
+  static constexpr int64_t HEADER = Lines::HEADER, TILES_OF_A_STEP = COUNT, FEW_AT_ONCE = INT64_MAX;
   static constexpr bool ONE_LINE = false, TILES = false, OPENS = false, HALVES = false;
 
   Lines x;
@@ -39,6 +40,8 @@ struct Blocks {
     return {x.from(row, at * COUNT * TILE_LINES), bytes - at * COUNT * TILE_BYTES};
   }
   Vec value(Vec sums, int64_t row, const uint32_t* header) const { return x.value(sums, row, header); }
+  // Lines from the 16 with number `at` on.
+  const uint32_t* lines(const uint32_t* words, int64_t at, int64_t, uint32_t*) const { return words + at * TILE_PANEL; }
 };
 
 template <class Lines, int COUNT>
@@ -182,38 +185,55 @@ class ThirtyTwoRows {
   }
 };
 
-template <class Lines, int COUNT>
-struct RowByRow<Blocks<Lines, COUNT>> {
-  static void multiply(const Blocks<Lines, COUNT>& x, const Stretch& stretch, int64_t rows, float* sums, Prefetch ahead) {
+// Multiplies any number of rows. A Kind has the members of Blocks; lines() may store lines in the room that it is given, for
+// TILES_TOGETHER x 16 lines, and is called for FEW_AT_ONCE x 16 if rows are few.
+template <class Kind>
+struct ByTiles {
+  using Lines = typename Kind::Lines;
+
+  static void multiply(const Kind& x, const Stretch& stretch, int64_t rows, float* sums, Prefetch ahead) {
     const char* first = x.x.address(0);
     const int64_t stride = x.x.address(1) - first;
-    const int64_t most = stretch.steps * COUNT * TILE_BYTES, bytes = most < x.bytes ? most : x.bytes;
-    const TileSteps whole = {first, stride, stretch.words, bytes / TILE_BYTES};
-    const int64_t left = bytes % TILE_BYTES;
-    const int64_t blocks = rows <= TILE_ROWS ? 1 : (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * 2;
-    Pace pace(ahead.next, ahead.lines ? whole.count * TILE_PANEL / CACHE_LINE : 0, blocks * whole.count);
+    const int64_t most = stretch.steps * Kind::TILES_OF_A_STEP * TILE_BYTES, bytes = most < x.bytes ? most : x.bytes;
+    const int64_t whole = bytes / TILE_BYTES, left = bytes % TILE_BYTES;
+    const bool few = rows <= TILE_ROWS;
+    const int64_t at_once = few ? Kind::FEW_AT_ONCE : TILES_TOGETHER;
+    Pace pace(ahead.next, ahead.lines ? stretch.steps * x.step() / CACHE_LINE : 0,
+              few ? whole : (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * 2 * whole);
     TileRegisters registers;
-    for (int64_t at = 0; at < whole.count; at += TILES_TOGETHER) {
-      const int64_t count = whole.count - at < TILES_TOGETHER ? whole.count - at : TILES_TOGETHER;
-      const TileSteps some = {first + at * TILE_BYTES, stride, stretch.words + at * TILE_PANEL, count};
-      add(registers, some, rows, at == 0 ? stretch.header : nullptr, sums, pace);
+    alignas(64) uint32_t room[Kind::FEW_AT_ONCE == INT64_MAX ? 1 : TILES_TOGETHER * TILE_PANEL];
+    const uint32_t* line = stretch.header ? Lines::start_line(stretch.header) : nullptr;
+    bool starts = stretch.header != nullptr;
+    if (few) {
+      SixteenRows<Lines>::shape(registers, rows);
+      SixteenRows<Lines>::begin(starts, line, sums);
+    }
+    const auto add = [&](const TileSteps& steps) {
+      if (few) return SixteenRows<Lines>::add(steps, 0, pace);
+      add_many(registers, steps, rows, starts, line, sums, pace);
+      starts = false;
+    };
+    for (int64_t at = 0, count; at < whole; at += count) {
+      count = whole - at < at_once ? whole - at : at_once;
+      add({first + at * TILE_BYTES, stride, x.lines(stretch.words, at, count, room), count});
     }
     if (left > 0) {
-      const PaddedStep last(first + whole.count * TILE_BYTES, stride, rows, left, stretch.words + whole.count * TILE_PANEL);
-      add(registers, last.steps(), rows, whole.count == 0 ? stretch.header : nullptr, sums, pace);
+      const PaddedStep last(first + whole * TILE_BYTES, stride, rows, left, x.lines(stretch.words, whole, 1, room));
+      add(last.steps());
     }
+    if (few) SixteenRows<Lines>::end(sums);
   }
 
  private:
-  static void add(TileRegisters& registers, const TileSteps& steps, int64_t rows, const uint32_t* header, float* sums, Pace& pace) {
-    const uint32_t* line = header ? Lines::start_line(header) : nullptr;
+  static void add_many(TileRegisters& registers, const TileSteps& steps, int64_t rows, bool starts, const uint32_t* line, float* sums,
+                       Pace& pace) {
     for (int64_t row = 0; row < rows; row += 2 * TILE_ROWS) {
       const int64_t count = rows - row < 2 * TILE_ROWS ? rows - row : 2 * TILE_ROWS;
       float* own = sums + row * PANEL;
       if (count <= TILE_ROWS) {
         using Tiles = SixteenRows<Lines>;
         Tiles::shape(registers, count);
-        Tiles::begin(header != nullptr, line, own);
+        Tiles::begin(starts, line, own);
         Tiles::add(steps, row, pace);
         Tiles::end(own);
         continue;
@@ -221,7 +241,7 @@ struct RowByRow<Blocks<Lines, COUNT>> {
       using Tiles = ThirtyTwoRows<Lines>;
       Tiles::shape(registers, count);
       for (int64_t column = 0; column < PANEL; column += 32) {
-        Tiles::begin(header != nullptr, line ? line + column : line, own + column);
+        Tiles::begin(starts, line ? line + column : line, own + column);
         Tiles::add(steps, row, column, pace);
         Tiles::end(own + column);
       }
@@ -230,11 +250,16 @@ struct RowByRow<Blocks<Lines, COUNT>> {
 };
 
 template <class Lines, int COUNT>
-struct Group<Blocks<Lines, COUNT>, 1> {
-  static void multiply(const Blocks<Lines, COUNT>& x, const Stretch& stretch, float* sums, Prefetch ahead) {
-    RowByRow<Blocks<Lines, COUNT>>::multiply(x, stretch, 1, sums, ahead);
+struct RowByRow<Blocks<Lines, COUNT>> : ByTiles<Blocks<Lines, COUNT>> {};
+
+template <class Kind>
+struct OneByTiles {
+  static void multiply(const Kind& x, const Stretch& stretch, float* sums, Prefetch ahead) {
+    ByTiles<Kind>::multiply(x, stretch, 1, sums, ahead);
   }
 };
+template <class Lines, int COUNT>
+struct Group<Blocks<Lines, COUNT>, 1> : OneByTiles<Blocks<Lines, COUNT>> {};
 
 }  // namespace
 

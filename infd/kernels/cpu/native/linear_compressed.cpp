@@ -4,10 +4,72 @@
 
 #if defined(__AVX512BF16__)
 
+#include "amx.h"
 #include "compressed.h"
 #include "pairs.h"
 
 namespace {
+
+#if defined(__AMX_BF16__)
+
+// Compressed steps, whose lines of pairs tiles multiply.
+struct Compressed {
+  using Lines = Pairs;
+  using Opened = Blocks<Pairs, LINES / TILE_LINES>;
+  static constexpr int64_t HEADER = sizeof(PanelHeader) / sizeof(uint32_t), TILES_OF_A_STEP = LINES / TILE_LINES;
+  static constexpr int64_t FEW_AT_ONCE = TILES_OF_A_STEP;
+  static constexpr bool ONE_LINE = false, TILES = false, HALVES = false, OPENS = true, FIRST_OPENS = false, SOME_OPENED = true;
+
+  Pairs x;
+  int64_t bytes;  // of a row, from this step on
+
+  Compressed(const Pairs& x, int64_t inputs) : x(x), bytes(inputs * int64_t{sizeof(bf16)}) {}
+
+  static constexpr int64_t step() { return sizeof(Step) / sizeof(uint32_t); }
+  static constexpr int64_t look() { return step(); }
+  bool prefetches() const { return true; }
+  Compressed from(int64_t row, int64_t at) const {
+    return {x.from(row, at * LINES), bytes / int64_t{sizeof(bf16)} - at * 2 * LINES};
+  }
+  Vec value(Vec sums, int64_t, const uint32_t*) const { return sums; }
+
+  static bool opened(const uint32_t* header) { return *header == PanelHeader::PAIRS; }
+  int64_t fitting() const { return fitting_steps(bytes / int64_t{sizeof(bf16)}); }
+  static const uint32_t* rest(const uint32_t* header) {
+    return header + reinterpret_cast<const PanelHeader*>(header)->rest / static_cast<int64_t>(sizeof *header);
+  }
+  Opened opened() const { return {x, bytes}; }
+
+  // Unpack the steps of 16 x `count` lines from the 16 with number `at` on.
+  const uint32_t* lines(const uint32_t* words, int64_t at, int64_t count, uint32_t* room) const {
+    const int64_t begin = at / TILES_OF_A_STEP, end = (at + count + TILES_OF_A_STEP - 1) / TILES_OF_A_STEP;
+    const int64_t all = pairs_of(bytes / int64_t{sizeof(bf16)});
+    uint32_t* to = room;
+    for (int64_t number = begin; number < end; number++) {
+      Unpacker unpacker(reinterpret_cast<const Step*>(words)[number]);
+      const int64_t left = all - number * LINES, lines = left < LINES ? left : LINES;
+      for (int64_t line = 0; line < lines; line++, to += PANEL) {
+        __m512i pairs[PANEL / WIDTH];
+        unpacker.unpack(line, pairs);
+        for (int j = 0; j < PANEL / WIDTH; j++) _mm512_store_si512(to + j * WIDTH, pairs[j]);
+      }
+    }
+    return room + (at - begin * TILES_OF_A_STEP) * TILE_PANEL;
+  }
+};
+
+template <>
+constexpr int64_t OPENS_FROM<Compressed> = INT64_MAX;
+template <>
+constexpr int64_t ROWS_OF_A_GROUP<Compressed> = MOST_TOGETHER;
+template <>
+constexpr int64_t UNITS<Compressed> = 1;
+template <>
+struct RowByRow<Compressed> : ByTiles<Compressed> {};
+template <>
+struct Group<Compressed, 1> : OneByTiles<Compressed> {};
+
+#else
 
 // CLOSED: steps as they are stored. OPENING: the same, and products store them as lines of pairs. OPENED: a step is 32 lines of
 // pairs.
@@ -101,13 +163,19 @@ struct Group<Compressed<OPENED>, ROWS> {
   }
 };
 
+#endif
+
 }  // namespace
 
 // out [rows, outputs] = x [rows, inputs] times the packed weights, transposed, plus bias.
 INFD_KERNEL(multiply_compressed_bf16)
 (const uint16_t* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
  const bf16* bias, void* out, int64_t out_stride, int64_t wide, int64_t, const Neighbors* neighbors) {
+#if defined(__AMX_BF16__)
+  using Kind = Compressed;
+#else
   using Kind = Compressed<CLOSED>;
+#endif
   const int64_t panel = panel_bytes(inputs) / sizeof(uint32_t);
   const Product<Kind> product = {{{x, x_stride}, inputs}, rows, weights, outputs, steps_of(inputs), false, bias, out,
                                  out_stride, wide != 0, panel};

@@ -69,7 +69,7 @@ constexpr int64_t TILE_WORDS = 96 * PANEL;  // MOST_WORDS for tiles: the lines o
 constexpr int64_t OPENED_WORDS = 1 << 15;  // most words of prepared weights: 128 KiB, which stay in L2
 constexpr int64_t MOST_TOGETHER = 240;   // most rows whose sums are kept between stretches of inputs
 
-// Groups of rows for which preparing weights saves time.
+// Groups of rows for which preparing weights saves time. INT64_MAX: none; the Kind's weights are only stored prepared.
 template <class Kind>
 constexpr int64_t OPENS_FROM = MOST_ROWS == 2 ? 2 : 3;
 
@@ -278,7 +278,7 @@ Multiply<Kind> multiply_rows(int64_t rows) {
 template <class Kind>
 void multiply_group(const Kind& x, bool opened, uint32_t* to, int64_t rows, const Stretch& stretch, float* sums, Prefetch ahead) {
   if constexpr (Kind::OPENS) {
-    if (opened) return multiply_rows<typename Kind::Opened>(rows)(x.opened(), stretch, sums, ahead);
+    if (opened) return multiply_group<typename Kind::Opened>(x.opened(), false, nullptr, rows, stretch, sums, ahead);
     if constexpr (Kind::FIRST_OPENS) {
       if (to != nullptr) return multiply_rows<typename Kind::Opening>(rows)(x.opening(to), stretch, sums, ahead);
     }
@@ -456,7 +456,7 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, 
     return group < groups ? group * MOST : count;
   };
   alignas(64) float sums[MOST_TOGETHER * PANEL];
-  alignas(64) uint32_t opened[Kind::OPENS ? OPENED_WORDS : 1];
+  alignas(64) uint32_t opened[Kind::OPENS && OPENS_FROM<Kind> < INT64_MAX ? OPENED_WORDS : 1];
 
   for (int64_t stretch = 0; stretch < stretches; stretch++) {
     const int64_t first = cuts.begin(stretch), last = cuts.begin(stretch + 1);
@@ -464,7 +464,7 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, 
     Stretch part = {steps.at(first), last - first - half, half, stretch ? nullptr : header, begin, end};
     bool prepared = opened_before;
     if constexpr (Kind::OPENS) {
-      if constexpr (!Kind::FIRST_OPENS) {
+      if constexpr (!Kind::FIRST_OPENS && OPENS_FROM<Kind> < INT64_MAX) {
         if (opens) {
           p.x.open(part.words, part.steps, opened);
           part.words = opened, prepared = true;
