@@ -19,6 +19,20 @@ constexpr int64_t TILE_BYTES = 64;                  // of a row in a tile
 
 inline int64_t tile_steps(int64_t lines) { return (lines + TILE_LINES - 1) / TILE_LINES; }
 
+// Prefetches `lines` lines in equal parts at `calls` calls.
+struct Pace {
+  const char* next;
+  int64_t lines, each;
+
+  Pace(const char* next, int64_t lines, int64_t calls) : next(next), lines(lines), each(calls > 0 ? (lines + calls - 1) / calls : 0) {}
+
+  void fetch() {
+    const int64_t count = each < lines ? each : lines;
+    for (int64_t line = 0; line < count; line++, next += 64) _mm_prefetch(next, _MM_HINT_T1);
+    lines -= count;
+  }
+};
+
 // Steps of COUNT x 16 lines, which consist of words like Lines_, a Kind whose step is one line. Lines_ has
 //
 //   address(row)         the inputs of a row, from this step on
@@ -28,6 +42,7 @@ template <class Lines_, int COUNT = 1>
 struct Blocks {
   using Lines = Lines_;
   static constexpr int64_t HEADER = Lines::HEADER, TILES_OF_A_STEP = COUNT, FEW_AT_ONCE = INT64_MAX;
+  static constexpr bool UNPACKS = false;
   static constexpr bool ONE_LINE = false, TILES = false, OPENS = false, HALVES = false;
 
   Lines x;
@@ -41,7 +56,7 @@ struct Blocks {
   }
   Vec value(Vec sums, int64_t row, const uint32_t* header) const { return x.value(sums, row, header); }
   // Lines from the 16 with number `at` on.
-  const uint32_t* lines(const uint32_t* words, int64_t at, int64_t, uint32_t*) const { return words + at * TILE_PANEL; }
+  const uint32_t* lines(const uint32_t* words, int64_t at, int64_t, uint32_t*, Pace*) const { return words + at * TILE_PANEL; }
 };
 
 template <class Lines, int COUNT>
@@ -78,20 +93,6 @@ struct PaddedStep {
   TileSteps steps() const { return {rows[0], TILE_BYTES, words, 1}; }
 };
 
-// Prefetches `lines` lines in equal parts at `calls` calls.
-struct Pace {
-  const char* next;
-  int64_t lines, each;
-
-  Pace(const char* next, int64_t lines, int64_t calls) : next(next), lines(lines), each(calls > 0 ? (lines + calls - 1) / calls : 0) {}
-
-  void fetch() {
-    const int64_t count = each < lines ? each : lines;
-    for (int64_t line = 0; line < count; line++, next += 64) ;
-    lines -= count;
-  }
-};
-
 constexpr int64_t LINE_BYTES = PANEL * sizeof(uint32_t);  // of a line, and of a row of sums
 
 // Begin sums with a line, or with 0; or continue them.
@@ -125,14 +126,17 @@ class SixteenRows {
     const char* input = steps.rows + row * steps.stride;
     const uint32_t* words = steps.words;
     for (int64_t at = 0; at < steps.count; at++, input += TILE_BYTES, words += TILE_PANEL) {
-      pace.fetch();
       load_tile<4>(input, steps.stride);
+      pace.fetch();
       load_tile<5>(words, LINE_BYTES);
       Lines::template add_tiles<0, 4, 5>();
+      pace.fetch();
       load_tile<6>(words + 16, LINE_BYTES);
       Lines::template add_tiles<1, 4, 6>();
+      pace.fetch();
       load_tile<7>(words + 32, LINE_BYTES);
       Lines::template add_tiles<2, 4, 7>();
+      pace.fetch();
       load_tile<5>(words + 48, LINE_BYTES);
       Lines::template add_tiles<3, 4, 5>();
     }
@@ -168,10 +172,13 @@ class ThirtyTwoRows {
     for (int64_t at = 0; at < steps.count; at++, input += TILE_BYTES, words += TILE_PANEL) {
       pace.fetch();
       load_tile<6>(words, LINE_BYTES);
+      pace.fetch();
       load_tile<4>(input, steps.stride);
       Lines::template add_tiles<0, 4, 6>();
+      pace.fetch();
       load_tile<7>(words + 16, LINE_BYTES);
       Lines::template add_tiles<1, 4, 7>();
+      pace.fetch();
       load_tile<5>(input + TILE_ROWS * steps.stride, steps.stride);
       Lines::template add_tiles<2, 5, 6>();
       Lines::template add_tiles<3, 5, 7>();
@@ -198,8 +205,9 @@ struct ByTiles {
     const int64_t whole = bytes / TILE_BYTES, left = bytes % TILE_BYTES;
     const bool few = rows <= TILE_ROWS;
     const int64_t at_once = few ? Kind::FEW_AT_ONCE : TILES_TOGETHER;
-    Pace pace(ahead.next, ahead.lines ? stretch.steps * x.step() / CACHE_LINE : 0,
-              few ? whole : (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * 2 * whole);
+    const int64_t passes = few ? 1 : (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * 2;
+    const int64_t next = ahead.lines ? stretch.steps * x.step() / CACHE_LINE : 0;
+    Pace unpacking(ahead.next, Kind::UNPACKS ? next : 0, whole * TILE_LINES), pace(ahead.next, Kind::UNPACKS ? 0 : next, 4 * passes * whole);
     TileRegisters registers;
     alignas(64) uint32_t room[Kind::FEW_AT_ONCE == INT64_MAX ? 1 : TILES_TOGETHER * TILE_PANEL];
     const uint32_t* line = stretch.header ? Lines::start_line(stretch.header) : nullptr;
@@ -215,10 +223,10 @@ struct ByTiles {
     };
     for (int64_t at = 0, count; at < whole; at += count) {
       count = whole - at < at_once ? whole - at : at_once;
-      add({first + at * TILE_BYTES, stride, x.lines(stretch.words, at, count, room), count});
+      add({first + at * TILE_BYTES, stride, x.lines(stretch.words, at, count, room, &unpacking), count});
     }
     if (left > 0) {
-      const PaddedStep last(first + whole * TILE_BYTES, stride, rows, left, x.lines(stretch.words, whole, 1, room));
+      const PaddedStep last(first + whole * TILE_BYTES, stride, rows, left, x.lines(stretch.words, whole, 1, room, &unpacking));
       add(last.steps());
     }
     if (few) SixteenRows<Lines>::end(sums);

@@ -18,6 +18,7 @@ struct Compressed {
   using Opened = Blocks<Pairs, LINES / TILE_LINES>;
   static constexpr int64_t HEADER = sizeof(PanelHeader) / sizeof(uint32_t), TILES_OF_A_STEP = LINES / TILE_LINES;
   static constexpr int64_t FEW_AT_ONCE = TILES_OF_A_STEP;
+  static constexpr bool UNPACKS = true;
   static constexpr bool ONE_LINE = false, TILES = false, HALVES = false, OPENS = true, FIRST_OPENS = false, SOME_OPENED = true;
 
   Pairs x;
@@ -41,7 +42,7 @@ struct Compressed {
   Opened opened() const { return {x, bytes}; }
 
   // Unpack the steps of 16 x `count` lines from the 16 with number `at` on.
-  const uint32_t* lines(const uint32_t* words, int64_t at, int64_t count, uint32_t* room) const {
+  const uint32_t* lines(const uint32_t* words, int64_t at, int64_t count, uint32_t* room, Pace* pace) const {
     const int64_t begin = at / TILES_OF_A_STEP, end = (at + count + TILES_OF_A_STEP - 1) / TILES_OF_A_STEP;
     const int64_t all = pairs_of(bytes / int64_t{sizeof(bf16)});
     uint32_t* to = room;
@@ -49,6 +50,7 @@ struct Compressed {
       Unpacker unpacker(reinterpret_cast<const Step*>(words)[number]);
       const int64_t left = all - number * LINES, lines = left < LINES ? left : LINES;
       for (int64_t line = 0; line < lines; line++, to += PANEL) {
+        pace->fetch();
         __m512i pairs[PANEL / WIDTH];
         unpacker.unpack(line, pairs);
         for (int j = 0; j < PANEL / WIDTH; j++) _mm512_store_si512(to + j * WIDTH, pairs[j]);
