@@ -3,6 +3,7 @@
 // The rows of x are quantized to int8 first, with one scale each, or with the scale and zero point that a checkpoint
 // stores. Sums are exact integers: after the quantization, nothing is rounded until the sums are converted to float.
 
+#include "amx.h"
 #include "inputs.h"
 #include "products.h"
 #include "quantized.h"
@@ -57,6 +58,15 @@ struct Quads {
     return to_floats(sums) * set(scale) * load(reinterpret_cast<const float*>(header));
   }
 
+#if defined(__AMX_INT8__)
+  const char* address(int64_t row) const { return reinterpret_cast<const char*>(bytes + row * stride); }
+  static const uint32_t* start_line(const uint32_t* header) { return header + PANEL; }
+  template <int SUMS, int ROWS, int LINES>
+  static void add_tiles() {
+    add_quads<SUMS, ROWS, LINES>();
+  }
+#endif
+
 #if defined(__AVX512VNNI__)
   static constexpr uint8_t FLIP = OFFSET;
   using Weights = __m512i;
@@ -102,6 +112,16 @@ struct Quads {
 #endif
 };
 
+#if defined(__AMX_INT8__)
+using Kind = Blocks<Quads>;
+Kind kind_of(const Quads& x, int64_t quads) { return {x, quads * int64_t{sizeof(Word)}}; }
+int64_t steps_of(int64_t quads) { return tile_steps(quads); }
+#else
+using Kind = Quads;
+Kind kind_of(const Quads& x, int64_t) { return x; }
+int64_t steps_of(int64_t quads) { return quads; }
+#endif
+
 // How rows of `inputs` numbers are quantized.
 //
 // layout: the address of an InputRounding, or 0
@@ -120,7 +140,13 @@ struct Rounding {
   // sets of the L1 cache.
   int64_t to_scale() const { return quads * int64_t{sizeof(Word)}; }
   int64_t stride() const { return to_scale() + 64; }
-  Quads rows(const uint8_t* bytes) const { return {bytes, stride(), to_scale(), static_cast<int32_t>(zero)}; }
+  // The product of quantized rows.
+  Product<Kind> product(const uint8_t* bytes, int64_t rows, const uint32_t* weights, int64_t outputs, Bias bias, void* out,
+                        int64_t out_stride, int64_t wide) const {
+    const Quads x = {bytes, stride(), to_scale(), static_cast<int32_t>(zero)};
+    const int64_t panel = HEADER + quads * PANEL;
+    return {kind_of(x, quads), rows, weights, outputs, steps_of(quads), false, bias, out, out_stride, wide != 0, panel};
+  }
 
   template <class Number>
   void quantize_row(const Number* x, uint8_t* row) const {
@@ -145,9 +171,9 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
   const Rounding rounding(layout, inputs);
   const int64_t stride = rounding.stride();
   uint8_t* bytes = reinterpret_cast<uint8_t*>(scratch.at_least(rows * stride));
-  const Product<Quads> product = {rounding.rows(bytes), rows, weights, outputs, rounding.quads, false, bias, out, out_stride, wide != 0};
+  const Product<Kind> product = rounding.product(bytes, rows, weights, outputs, bias, out, out_stride, wide);
   const bool shared = worth_sharing(rows, outputs, inputs, neighbors);
-  Division<Quads> division(product, shared, neighbors);
+  Division<Kind> division(product, shared, neighbors);
 #pragma omp parallel if (shared)
   {
 #pragma omp for
@@ -195,8 +221,8 @@ INFD_KERNEL(multiply_quantized_int8)
   const int64_t stride = rounding.stride();
   uint8_t* bytes = reinterpret_cast<uint8_t*>(scratch.at_least(rows * stride));
   for (int64_t i = 0; i < rows; i++) memcpy(bytes + i * stride, quantized + chosen[i] * stride, stride);
-  const Product<Quads> product = {rounding.rows(bytes), rows, weights, outputs, rounding.quads, false, Bias(bias, half != 0), out, out_stride, wide != 0};
-  Division<Quads>(product, false).compute_share();
+  const Product<Kind> product = rounding.product(bytes, rows, weights, outputs, Bias(bias, half != 0), out, out_stride, wide);
+  Division<Kind>(product, false).compute_share();
 }
 
 // *bytes = the size of a quantized row.
