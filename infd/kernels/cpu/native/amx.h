@@ -41,7 +41,7 @@ struct Pace {
 template <class Lines_, int COUNT = 1>
 struct Blocks {
   using Lines = Lines_;
-  static constexpr int64_t HEADER = Lines::HEADER, TILES_OF_A_STEP = COUNT, FEW_AT_ONCE = INT64_MAX;
+  static constexpr int64_t HEADER = Lines::HEADER, TILES_OF_A_STEP = COUNT;
   static constexpr bool UNPACKS = false;
   static constexpr bool ONE_LINE = false, TILES = false, OPENS = false, HALVES = false;
 
@@ -61,6 +61,8 @@ struct Blocks {
 
 template <class Lines, int COUNT>
 constexpr int64_t ROWS_OF_A_GROUP<Blocks<Lines, COUNT>> = MOST_TOGETHER;
+template <class Lines, int COUNT>
+constexpr int64_t ROWS_AT_ONCE<Blocks<Lines, COUNT>> = 2 * TILE_ROWS;
 template <class Lines, int COUNT>
 constexpr int64_t UNITS<Blocks<Lines, COUNT>> = 1;
 
@@ -192,8 +194,8 @@ class ThirtyTwoRows {
   }
 };
 
-// Multiplies any number of rows. A Kind has the members of Blocks; lines() may store lines in the room that it is given, for
-// TILES_TOGETHER x 16 lines, and is called for FEW_AT_ONCE x 16 if rows are few.
+// Multiplies any number of rows. A Kind has the members of Blocks. One that UNPACKS stores lines in the room that lines() is given,
+// which suffices for TILES_TOGETHER x 16 lines.
 template <class Kind>
 struct ByTiles {
   using Lines = typename Kind::Lines;
@@ -204,12 +206,12 @@ struct ByTiles {
     const int64_t most = stretch.steps * Kind::TILES_OF_A_STEP * TILE_BYTES, bytes = most < x.bytes ? most : x.bytes;
     const int64_t whole = bytes / TILE_BYTES, left = bytes % TILE_BYTES;
     const bool few = rows <= TILE_ROWS;
-    const int64_t at_once = few ? Kind::FEW_AT_ONCE : TILES_TOGETHER;
+    const int64_t at_once = !few ? TILES_TOGETHER : Kind::UNPACKS ? Kind::TILES_OF_A_STEP : whole;
     const int64_t passes = few ? 1 : (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * 2;
     const int64_t next = ahead.lines ? stretch.steps * x.step() / CACHE_LINE : 0;
     Pace unpacking(ahead.next, Kind::UNPACKS ? next : 0, whole * TILE_LINES), pace(ahead.next, Kind::UNPACKS ? 0 : next, 4 * passes * whole);
     TileRegisters registers;
-    alignas(64) uint32_t room[Kind::FEW_AT_ONCE == INT64_MAX ? 1 : TILES_TOGETHER * TILE_PANEL];
+    alignas(64) uint32_t room[Kind::UNPACKS ? TILES_TOGETHER * TILE_PANEL : 1];
     const uint32_t* line = stretch.header ? Lines::start_line(stretch.header) : nullptr;
     bool starts = stretch.header != nullptr;
     if (few) {

@@ -17,7 +17,6 @@ struct Compressed {
   using Lines = Pairs;
   using Opened = Blocks<Pairs, LINES / TILE_LINES>;
   static constexpr int64_t HEADER = sizeof(PanelHeader) / sizeof(uint32_t), TILES_OF_A_STEP = LINES / TILE_LINES;
-  static constexpr int64_t FEW_AT_ONCE = TILES_OF_A_STEP;
   static constexpr bool UNPACKS = true;
   static constexpr bool ONE_LINE = false, TILES = false, HALVES = false, OPENS = true, FIRST_OPENS = false, SOME_OPENED = true;
 
@@ -64,6 +63,8 @@ template <>
 constexpr int64_t OPENS_FROM<Compressed> = INT64_MAX;
 template <>
 constexpr int64_t ROWS_OF_A_GROUP<Compressed> = MOST_TOGETHER;
+template <>
+constexpr int64_t ROWS_AT_ONCE<Compressed> = 2 * TILE_ROWS;
 template <>
 constexpr int64_t UNITS<Compressed> = 1;
 template <>

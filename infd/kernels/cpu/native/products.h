@@ -67,6 +67,7 @@ constexpr int64_t TWO_WORDS = 1 << 14;   // MOST_WORDS for two groups, so that t
 constexpr int64_t PASS_WORDS = 1 << 12;   // MOST_WORDS for groups that compute half a panel at a time: 16 KiB, which stay in L1
 constexpr int64_t TILE_WORDS = 96 * PANEL;  // MOST_WORDS for tiles: the lines of 16 outputs, every fourth, stay in L1
 constexpr int64_t OPENED_WORDS = 1 << 15;  // most words of prepared weights: 128 KiB, which stay in L2
+constexpr int64_t KEPT_WORDS = 1 << 18;    // of inputs, as long as their product's panels pass: 1 MiB, which stay in L2
 constexpr int64_t MOST_TOGETHER = 240;   // most rows whose sums are kept between stretches of inputs
 
 // Groups of rows for which preparing weights saves time. INT64_MAX: none; the Kind's weights are only stored prepared.
@@ -189,6 +190,10 @@ constexpr bool TILED = WIDTH == 8 && Kind::TILES;
 // The most rows of a group.
 template <class Kind>
 constexpr int64_t ROWS_OF_A_GROUP = TILED<Kind> ? MOST_TOGETHER : MOST_ROWS;
+
+// Rows that a Kind multiplies in the time of one: parts of the rows begin at multiples.
+template <class Kind>
+constexpr int64_t ROWS_AT_ONCE = 1;
 
 // Compute a tile: ROWS rows and VECTORS vectors of outputs, whose weights begin at `words`, and start (`header`) or
 // continue their sums [ROWS, PANEL]. A line of `ahead` is fetched every `pause` steps.
@@ -489,23 +494,28 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, 
 template <class Kind>
 struct Division {
   static constexpr int64_t MOST_RUNS = 128;
-  static constexpr int64_t WHOLE = UNITS<Kind>;
+  static constexpr int64_t WHOLE = UNITS<Kind>, STEP = ROWS_AT_ONCE<Kind>;
   struct alignas(64) Run {
     int64_t next, begin, end;  // units
   };
 
   const Product<Kind>& product;
   const Neighbors* neighbors;
-  int64_t parts, runs;
+  int64_t panels, parts, runs;
+  bool by_parts;  // the order: all panels of a part of the rows, then the next part; else all parts of a panel
   Run run[MOST_RUNS];
 
   Division(const Product<Kind>& product, bool shared, const Neighbors* neighbors = nullptr)
       : product(product), neighbors(neighbors) {
     const int64_t threads = shared ? omp_get_max_threads() : 1;
-    const int64_t panels = panels_of(product.outputs), rows = product.rows;
+    const int64_t rows = product.rows;
+    panels = panels_of(product.outputs);
     // Rows are divided into parts of at most MOST_TOGETHER, and further if there are fewer than four tasks per thread.
-    parts = (rows + MOST_TOGETHER - 1) / MOST_TOGETHER;
-    while (panels * parts < 4 * threads && rows / (parts + 1) >= 4 * MOST_ROWS) parts++;
+    constexpr int64_t MOST = MOST_TOGETHER - (STEP - 1), LEAST = STEP > 4 * MOST_ROWS ? STEP : 4 * MOST_ROWS;
+    parts = (rows + MOST - 1) / MOST;
+    while (panels * parts < 4 * threads && rows / (parts + 1) >= LEAST) parts++;
+    // Inputs that leave L2 between two panels are read less often than the panels if they come part by part.
+    by_parts = parts > 1 && rows * product.slot > PANEL * KEPT_WORDS;
     runs = threads < MOST_RUNS ? threads : MOST_RUNS;
     const int64_t units = panels * parts * WHOLE;
     for (int64_t i = 0; i < runs; i++) {
@@ -528,10 +538,15 @@ struct Division {
   void compute_task(int64_t at, const Run& own) const {
     constexpr int64_t UNIT = PANEL / WHOLE;
     const int64_t begin = at < own.begin ? own.begin - at : 0, end = own.end - at < WHOLE ? own.end - at : WHOLE;
-    const int64_t panel = at / WHOLE / parts, part = at / WHOLE % parts;
-    const int64_t from = product.rows * part / parts, count = product.rows * (part + 1) / parts - from;
-    const void* next = part + 1 < parts ? nullptr : at + WHOLE < own.end ? product.panel(panel + 1) : panel_of_next_product();
+    const int64_t task = at / WHOLE, panel = by_parts ? task % panels : task / parts, part = by_parts ? task / panels : task % parts;
+    const int64_t from = first_row(part), count = first_row(part + 1) - from;
+    const bool last = at + WHOLE >= own.end;
+    const void* next = last ? panel_of_next_product() : by_parts ? product.panel((panel + 1) % panels) : part + 1 < parts ? nullptr : product.panel(panel + 1);
     compute(product, panel, begin * UNIT, end * UNIT, from, count, next);
+  }
+
+  int64_t first_row(int64_t part) const {
+    return part == parts ? product.rows : (product.rows * part / parts + STEP / 2) / STEP * STEP;
   }
 
   // The calling thread's first panel of the matrix that is multiplied next; null: unknown.
