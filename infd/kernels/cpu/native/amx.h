@@ -194,6 +194,30 @@ class ThirtyTwoRows {
   }
 };
 
+// Add products to the sums [rows, PANEL] of any number of rows.
+template <class Lines>
+void add_products(TileRegisters& registers, const TileSteps& steps, int64_t rows, bool starts, const uint32_t* line, float* sums, Pace& pace) {
+  for (int64_t row = 0; row < rows; row += 2 * TILE_ROWS) {
+    const int64_t count = rows - row < 2 * TILE_ROWS ? rows - row : 2 * TILE_ROWS;
+    float* own = sums + row * PANEL;
+    if (count <= TILE_ROWS) {
+      using Tiles = SixteenRows<Lines>;
+      Tiles::shape(registers, count);
+      Tiles::begin(starts, line, own);
+      Tiles::add(steps, row, pace);
+      Tiles::end(own);
+      continue;
+    }
+    using Tiles = ThirtyTwoRows<Lines>;
+    Tiles::shape(registers, count);
+    for (int64_t column = 0; column < PANEL; column += 32) {
+      Tiles::begin(starts, line ? line + column : line, own + column);
+      Tiles::add(steps, row, column, pace);
+      Tiles::end(own + column);
+    }
+  }
+}
+
 // Multiplies any number of rows. A Kind has the members of Blocks. One that UNPACKS stores lines in the room that lines() is given,
 // which suffices for TILES_TOGETHER x 16 lines.
 template <class Kind>
@@ -220,7 +244,7 @@ struct ByTiles {
     }
     const auto add = [&](const TileSteps& steps) {
       if (few) return SixteenRows<Lines>::add(steps, 0, pace);
-      add_many(registers, steps, rows, starts, line, sums, pace);
+      add_products<Lines>(registers, steps, rows, starts, line, sums, pace);
       starts = false;
     };
     for (int64_t at = 0, count; at < whole; at += count) {
@@ -233,30 +257,6 @@ struct ByTiles {
     }
     if (few) SixteenRows<Lines>::end(sums);
   }
-
- private:
-  static void add_many(TileRegisters& registers, const TileSteps& steps, int64_t rows, bool starts, const uint32_t* line, float* sums,
-                       Pace& pace) {
-    for (int64_t row = 0; row < rows; row += 2 * TILE_ROWS) {
-      const int64_t count = rows - row < 2 * TILE_ROWS ? rows - row : 2 * TILE_ROWS;
-      float* own = sums + row * PANEL;
-      if (count <= TILE_ROWS) {
-        using Tiles = SixteenRows<Lines>;
-        Tiles::shape(registers, count);
-        Tiles::begin(starts, line, own);
-        Tiles::add(steps, row, pace);
-        Tiles::end(own);
-        continue;
-      }
-      using Tiles = ThirtyTwoRows<Lines>;
-      Tiles::shape(registers, count);
-      for (int64_t column = 0; column < PANEL; column += 32) {
-        Tiles::begin(starts, line ? line + column : line, own + column);
-        Tiles::add(steps, row, column, pace);
-        Tiles::end(own + column);
-      }
-    }
-  }
 };
 
 template <class Lines, int COUNT>
@@ -265,7 +265,7 @@ struct RowByRow<Blocks<Lines, COUNT>> : ByTiles<Blocks<Lines, COUNT>> {};
 template <class Kind>
 struct OneByTiles {
   static void multiply(const Kind& x, const Stretch& stretch, float* sums, Prefetch ahead) {
-    ByTiles<Kind>::multiply(x, stretch, 1, sums, ahead);
+    RowByRow<Kind>::multiply(x, stretch, 1, sums, ahead);
   }
 };
 template <class Lines, int COUNT>

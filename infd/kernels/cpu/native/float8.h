@@ -12,6 +12,8 @@
 
 namespace {
 
+constexpr int64_t LARGEST_STEP = 128;  // inputs
+
 // A layout as a number: the inputs that share a scale.
 struct Float8Layout {
   int64_t inputs;

@@ -3,8 +3,10 @@
 // Weights become bfloat16 or float32, exactly, and are multiplied with bfloat16 inputs. The products of one scale's
 // inputs are accumulated in float32; their sum is multiplied by the scale and added to the row's sum.
 
+#include "amx.h"
 #include "float8.h"
 #include "packing.h"
+#include "pairs.h"
 #include "products.h"
 #include "scratch.h"
 
@@ -188,6 +190,67 @@ struct Four {
   Input part[PARTS];
 };
 
+#if defined(__AMX_BF16__)
+// Tiles multiply the inputs of one scale.
+struct Bytes {
+  static constexpr int64_t HEADER = 0;
+  static constexpr bool ONE_LINE = false, TILES = false, OPENS = false, HALVES = false;
+
+  const Four* inputs;
+  int64_t stride;  // between rows
+  Float8Layout layout;
+
+  int64_t step() const { return layout.step(); }
+  bool prefetches() const { return true; }
+  int64_t look() const { return layout.step(); }
+  Bytes from(int64_t row, int64_t at) const { return {inputs + row * stride + at * layout.lines(), stride, layout}; }
+  Vec value(Vec sums, int64_t, const uint32_t*) const { return sums; }
+};
+
+template <>
+constexpr int64_t ROWS_OF_A_GROUP<Bytes> = MOST_TOGETHER;
+template <>
+constexpr int64_t ROWS_AT_ONCE<Bytes> = 2 * TILE_ROWS;
+template <>
+constexpr int64_t UNITS<Bytes> = 1;
+
+template <>
+struct RowByRow<Bytes> {
+  static void multiply(const Bytes& x, const Stretch& stretch, int64_t rows, float* sums, Prefetch ahead) {
+    alignas(64) uint32_t parts[LARGEST_STEP / 2 * PANEL];
+    alignas(64) float products[MOST_TOGETHER * PANEL];
+    const int64_t lines = x.layout.lines(), length = x.layout.step();
+    const Decoder<false> decoder;
+    TileRegisters registers;
+    Pace pace(ahead.next, ahead.lines ? stretch.steps * length / CACHE_LINE : 0, stretch.steps * lines), none(nullptr, 0, 0);
+    for (int64_t at = 0; at < stretch.steps; at++) {
+      const uint32_t *step = stretch.words + at * length, *words = step + PANEL;
+      for (int64_t line = 0; line < lines; line++) {
+        pace.fetch();
+        for (int64_t column = 0; column < PANEL; column += WIDTH) {
+          Part two[PARTS];
+          decoder.split(words + line * PANEL + column, two);
+          for (int k = 0; k < PARTS; k++) store_part(parts + (line * PARTS + k) * PANEL + column, two[k]);
+        }
+      }
+      const char* inputs = reinterpret_cast<const char*>(x.inputs + at * lines);
+      const TileSteps steps = {inputs, x.stride * int64_t{sizeof(Four)}, parts, lines * PARTS / TILE_LINES};
+      add_products<Pairs>(registers, steps, rows, true, nullptr, products, none);
+      const bool begins = stretch.header != nullptr && at == 0;
+      for (int64_t column = 0; column < PANEL; column += WIDTH) {
+        const Vec scale = load(reinterpret_cast<const float*>(step) + column);
+        for (int64_t row = 0; row < rows; row++) {
+          float* own = sums + row * PANEL + column;
+          store(own, fma(load(products + row * PANEL + column), scale, begins ? set(0.0f) : load(own)));
+        }
+      }
+    }
+  }
+};
+template <>
+struct Group<Bytes, 1> : OneByTiles<Bytes> {};
+using Kind = Bytes;
+#else
 // OPENED: weights are already parts, the vectors of each word one after another. OPENING: products store them so.
 enum Stage { CLOSED, OPENING, OPENED };
 
@@ -354,6 +417,9 @@ struct Group<Bytes<OPENED>, ROWS> {
 };
 #endif
 
+using Kind = Bytes<CLOSED>;
+#endif
+
 thread_local Scratch scratch;
 
 // Store a row, padded with zeros to `fours` times four inputs.
@@ -383,9 +449,9 @@ INFD_KERNEL(multiply_float8_bf16)
   const int64_t steps = layout.steps_of(inputs), fours = steps * layout.lines();
   const int64_t stride = fours + 8;  // a stride of whole pages would map all rows to the same sets of the L1 cache
   Four* own = reinterpret_cast<Four*>(scratch.at_least(rows * stride * sizeof(Four)));
-  const Product<Bytes<CLOSED>> product = {{own, stride, layout}, rows, weights, outputs, steps, false, bias, out, out_stride, wide != 0};
+  const Product<Kind> product = {{own, stride, layout}, rows, weights, outputs, steps, false, bias, out, out_stride, wide != 0};
   const bool shared = worth_sharing(rows, outputs, inputs, neighbors);
-  Division<Bytes<CLOSED>> division(product, shared, neighbors);
+  Division<Kind> division(product, shared, neighbors);
 #pragma omp parallel if (shared)
   {
 #pragma omp for
