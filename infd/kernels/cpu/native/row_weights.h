@@ -28,13 +28,20 @@ constexpr float MOST_TOTAL = 1 << 20;  // of weights, in a lane
 constexpr float LEAST_RAISE = 16;      // of a base: a total above MOST_TOTAL stays far above 0
 
 // 2^x, with a relative error below 8e-5, a twentieth of bfloat16's; 0 below -150; NaN for NaN. The polynomial is the best
-// approximation of 2^f for 0 <= f <= 1.
-inline Vec rough_power_of_two(Vec x) {
-  const Vec f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  Vec p = fma(set(7.8024551e-2f), f, set(2.2606719e-1f));
-  p = fma(p, f, set(6.9583350e-1f));
-  p = fma(p, f, set(9.9992526e-1f));
-  return _mm512_scalef_ps(p, x);  // p * 2^floor(x)
+// approximation of 2^f for 0 <= f <= 1. Vectors are computed side by side: after one another, each would wait for its own results.
+template <int N>
+[[gnu::always_inline]] inline void rough_powers_of_two(Vec* x) {
+  Vec f[N], p[N];
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) f[i] = _mm512_reduce_ps(x[i], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) p[i] = fma(set(7.8024551e-2f), f[i], set(2.2606719e-1f));
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) p[i] = fma(p[i], f[i], set(6.9583350e-1f));
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) p[i] = fma(p[i], f[i], set(9.9992526e-1f));
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) x[i] = _mm512_scalef_ps(p[i], x[i]);  // p * 2^floor(x)
 }
 
 inline __mmask16 over(Vec total) { return _mm512_cmp_ps_mask(total, set(MOST_TOTAL), _CMP_NLT_UQ); }  // also NaN
@@ -51,10 +58,13 @@ float largest_score(const Vec* products, float factor) {
 template <int V>
 [[gnu::always_inline]] inline Vec weigh_products(const Vec* products, float factor, float base, Vec total, uint32_t* weights) {
   const Vec less = set(-base), ones = _mm512_castsi512_ps(_mm512_set1_epi32(0x3f803f80));
+  Vec x[V];
+#pragma GCC unroll 4
+  for (int v = 0; v < V; v++) x[v] = fma(products[v], set(factor), less);
+  rough_powers_of_two<V>(x);
+#pragma GCC unroll 4
   for (int v = 0; v < V; v += 2) {
-    const Vec low = rough_power_of_two(fma(products[v], set(factor), less));
-    const Vec high = v + 1 < V ? rough_power_of_two(fma(products[v + 1], set(factor), less)) : set(0);
-    const Vec rounded = Pairs::joined(low, high);
+    const Vec rounded = Pairs::joined(x[v], v + 1 < V ? x[v + 1] : set(0));
     total = Pairs::multiply_add(rounded, ones, total);
     store(reinterpret_cast<float*>(weights + v * WIDTH / 2), rounded);
   }

@@ -1,8 +1,11 @@
-// Attention of many queries in bfloat16 by AMX, in tiles of 16 rows: products pass through memory, in the L1 cache, between tile
+// Attention of many queries in bfloat16 by AMX, in tiles of 16 rows. Products pass through memory, in the L1 cache, between tile
 // registers and softmax in vector registers.
 //
 // Placed keys and values are lines of pairs as tile registers need them. A step is 16 lines: 32 elements of queries and keys, or
 // 32 weights and values.
+//
+// A tile's scores, weights and sums follow each other. It is not worth while to weigh one tile during the products of another one:
+// after an instruction with tile registers, a core adds and multiplies 512 bits at half its rate for about a thousand cycles.
 
 #pragma once
 
@@ -14,116 +17,155 @@
 namespace {
 
 constexpr int TILE = TILE_ROWS;
-constexpr int64_t LINES = 16;                       // of a step
+constexpr int64_t LINES = 16;                      // of a step
 constexpr int64_t KEYS = LINES * Pairs::PER_UNIT;  // of a step of weights and values
 
-// c [TILE, N vectors] = a [TILE, steps] times b [steps, N vectors], for steps from `from` to `to`; added to c if `add`.
+// N vectors of sums for each row of a tile, in registers 0 to N - 1.
 template <int N>
-void multiply_tile(const Units& a, const Units& b, const Matrix<float>& c, int64_t from, int64_t to, bool add) {
-  const int64_t a_stride = a.pitch * sizeof(uint32_t), b_stride = b.pitch * sizeof(uint32_t), c_stride = c.pitch * sizeof(float);
-  if (add) {
-    load_tile<0>(c.at, c_stride);
-    if constexpr (N > 1) load_tile<1>(c.at + WIDTH, c_stride);
-    if constexpr (N > 2) load_tile<2>(c.at + 2 * WIDTH, c_stride);
-    if constexpr (N > 3) load_tile<3>(c.at + 3 * WIDTH, c_stride);
-  } else {
+struct TileSums {
+  static void clear() {
     zero_tile<0>();
     if constexpr (N > 1) zero_tile<1>();
     if constexpr (N > 2) zero_tile<2>();
     if constexpr (N > 3) zero_tile<3>();
   }
-  for (int64_t step = from; step < to; step++) {
-    const uint32_t* lines = b.row(step * LINES);
-    load_tile<4>(a.at + step * LINES, a_stride);
-    load_tile<5>(lines, b_stride);
-    add_pairs<0, 4, 5>();
-    if constexpr (N > 1) load_tile<6>(lines + WIDTH, b_stride), add_pairs<1, 4, 6>();
-    if constexpr (N > 2) load_tile<7>(lines + 2 * WIDTH, b_stride), add_pairs<2, 4, 7>();
-    if constexpr (N > 3) load_tile<5>(lines + 3 * WIDTH, b_stride), add_pairs<3, 4, 5>();
+
+  static void load(const Matrix<float>& sums) {
+    const int64_t stride = sums.pitch * sizeof(float);
+    load_tile<0>(sums.at, stride);
+    if constexpr (N > 1) load_tile<1>(sums.at + WIDTH, stride);
+    if constexpr (N > 2) load_tile<2>(sums.at + 2 * WIDTH, stride);
+    if constexpr (N > 3) load_tile<3>(sums.at + 3 * WIDTH, stride);
   }
-  store_tile<0>(c.at, c_stride);
-  if constexpr (N > 1) store_tile<1>(c.at + WIDTH, c_stride);
-  if constexpr (N > 2) store_tile<2>(c.at + 2 * WIDTH, c_stride);
-  if constexpr (N > 3) store_tile<3>(c.at + 3 * WIDTH, c_stride);
-}
+
+  // Add rows times lines, for steps from `from` to `to`.
+  static void add(const Units& rows, const Units& lines, int64_t from, int64_t to) {
+    const int64_t row_stride = rows.pitch * sizeof(uint32_t), stride = lines.pitch * sizeof(uint32_t);
+    for (int64_t step = from; step < to; step++) {
+      const uint32_t* line = lines.row(step * LINES);
+      load_tile<4>(rows.at + step * LINES, row_stride);
+      load_tile<5>(line, stride), add_pairs<0, 4, 5>();
+      if constexpr (N > 1) load_tile<6>(line + WIDTH, stride), add_pairs<1, 4, 6>();
+      if constexpr (N > 2) load_tile<7>(line + 2 * WIDTH, stride), add_pairs<2, 4, 7>();
+      if constexpr (N > 3) load_tile<5>(line + 3 * WIDTH, stride), add_pairs<3, 4, 5>();
+    }
+  }
+
+  static void store(const Matrix<float>& sums) {
+    const int64_t stride = sums.pitch * sizeof(float);
+    store_tile<0>(sums.at, stride);
+    if constexpr (N > 1) store_tile<1>(sums.at + WIDTH, stride);
+    if constexpr (N > 2) store_tile<2>(sums.at + 2 * WIDTH, stride);
+    if constexpr (N > 3) store_tile<3>(sums.at + 3 * WIDTH, stride);
+  }
+};
 
 // The tiles of a thread's task, with their scratch memory.
 template <>
 class Tiles<bf16, bf16, Pairs> {
  public:
-  static constexpr int64_t ROWS = 256;  // most rows of a task, unless a single query has more
+  static constexpr int64_t ROWS = 512;  // most rows of a task, unless a single query has more
 
   // `width`: the head size, padded to whole vectors of units.
   Tiles(Carver& carver, int64_t most_rows, int64_t width)
       : rows_(carver, (most_rows + TILE - 1) / TILE * TILE, width),
+        begun_(carver.take<bool>((most_rows + TILE - 1) / TILE)),
         keys_{carver.take<uint32_t>(width / Pairs::PER_UNIT * BLOCK), BLOCK},
         values_{carver.take<uint32_t>(UNITS * width), width},
-        weights_{carver.take<uint32_t>(TILE * UNITS), UNITS},
-        scores_{carver.take<float>(TILE * BLOCK), BLOCK} {}
+        scores_{carver.take<float>(TILE * BLOCK), BLOCK},
+        weights_{carver.take<uint32_t>(TILE * UNITS), UNITS} {}
 
   // Attend a piece's queries to its keys, for one key head, and store the results. `after`: see each_block.
   void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, Task after) {
     const Piece& piece = *task.piece;
     const int64_t shared = layer.heads / layer.kv_heads, size = layer.size, rows = piece.queries * shared;
-    const int64_t width = rows_.sums.pitch, lines = size / Pairs::PER_UNIT;
+    const int64_t width = rows_.sums.pitch, units = size / Pairs::PER_UNIT;
     TileShapes shapes;
     shapes.set(0, 8, TILE_ROWS);
     registers_.shape(shapes);
     rows_.begin(layer, task, rows, rows);
-    memset(rows_.sums.at, 0, rows * width * sizeof(float));
-    // The last step of keys is padded with zeros, like that of queries.
-    memset(keys_.row(lines), 0, (width / Pairs::PER_UNIT - lines) * BLOCK * sizeof(uint32_t));
+    memset(begun_, 0, (rows + TILE - 1) / TILE * sizeof(bool));
+    // The last step of keys is padded with zeros, as queries are.
+    memset(keys_.row(units), 0, (width / Pairs::PER_UNIT - units) * BLOCK * sizeof(uint32_t));
     const Sight sight(step, piece);
     const float factor = layer.scale * LOG2_E;
     each_block<bf16>(step, layer, task, after, [&](const auto& block, int64_t begin, const auto& next) {
       place_keys<bf16, Pairs>(block, next, size, keys_, Matrix<float>{});
       place_values<bf16, Pairs>(block, next, size, values_);
-      // So is the last step of values, whose weights are zero: what is left in the scratch memory could be NaN.
-      const int64_t used = (block.count + 1) / Pairs::PER_UNIT, padded = (used + LINES - 1) / LINES * LINES;
-      memset(values_.row(used), 0, (padded - used) * width * sizeof(uint32_t));
+      // The last step of values is padded, too: its weights are zero, but what is left in the scratch memory could be NaN.
+      const int64_t lines = (block.count + 1) / Pairs::PER_UNIT, padded = (lines + LINES - 1) / LINES * LINES;
+      memset(values_.row(lines), 0, (padded - lines) * width * sizeof(uint32_t));
+      const Queries queries{sight, rows, shared, begin, block.count};
       by_vectors(block.padded(), [&](auto vectors) {
-        for (int64_t row = 0; row < rows; row += TILE) {
-          const int64_t end = row + TILE < rows ? row + TILE : rows;
-          attend_block<vectors.value>(row, end, shared, sight, begin, block.count, factor);
-        }
+        for (int64_t row = 0; row < rows; row += TILE) attend_block<vectors.value>(queries, row, factor);
       });
     });
     rows_.finish(layer, task, rows);
   }
 
  private:
+  // The rows of a task, and what they see of a block of `count` keys.
+  struct Queries {
+    const Sight& sight;
+    int64_t rows, shared, begin, count;
+
+    Sight::Keys of(int64_t row) const { return sight.of(row / shared, begin, count); }
+  };
+
   TileRegisters registers_;
   TiledRows rows_;
-  Units keys_, values_, weights_;
+  bool* begun_;  // by tile: whether its sums have been set
+  Units keys_, values_;
   Matrix<float> scores_;
+  Units weights_;
 
-  // Attend a tile's rows to a block of `count` keys.
+  // Attend the tile from `row` on to a block.
   template <int V>
-  void attend_block(int64_t row, int64_t end, int64_t shared, const Sight& sight, int64_t begin, int64_t count, float factor) {
+  void attend_block(const Queries& queries, int64_t row, float factor) {
+    const int64_t end = row + TILE < queries.rows ? row + TILE : queries.rows;
     // Later queries see later keys.
-    const auto upper = sight.of(row / shared, begin, count), lower = sight.of((end - 1) / shared, begin, count);
+    const auto upper = queries.of(row), lower = queries.of(end - 1);
     if (upper.first >= lower.last) return;
-    const Units queries = rows_.queries.from(row);
-    multiply_tile<V>(queries, keys_, scores_, 0, queries.pitch / LINES, false);
-    const bool whole = lower.first == 0 && upper.last == V * WIDTH;
-    for (int64_t r = row; r < end; r++) {
-      Vec x[V];
-      const float* scores = scores_.row(r - row);
-      for (int v = 0; v < V; v++) x[v] = load(scores + v * WIDTH);
-      if (!whole) {
-        const auto keys = sight.of(r / shared, begin, count);
+    TileSums<V>::clear();
+    TileSums<V>::add(rows_.queries.from(row), keys_, 0, rows_.queries.pitch / LINES);
+    TileSums<V>::store(scores_);
+    if (lower.first == 0 && upper.last == V * WIDTH)
+      for (int64_t r = row; r < end; r++) weigh<V>(r, row, factor, [](int, Vec x) { return x; });
+    else
+      for (int64_t r = row; r < end; r++) {
+        const auto keys = queries.of(r);
         const uint64_t seen = keys.first < keys.last ? ~uint64_t{0} >> (BLOCK - (keys.last - keys.first)) << keys.first : 0;
-        for (int v = 0; v < V; v++) x[v] = _mm512_mask_mov_ps(set(-INFINITY), seen >> (v * WIDTH), x[v]);
+        weigh<V>(r, row, factor, [&](int v, Vec x) { return _mm512_mask_mov_ps(set(-INFINITY), seen >> (v * WIDTH), x); });
       }
-      weigh_row<V>(x, factor, rows_.bases[r], rows_.totals.row(r), weights_.row(r - row), rows_.sums.row(r), rows_.sums.pitch);
-    }
-    constexpr int FOUR = 4 * WIDTH;
-    const int64_t from = upper.first / KEYS, to = (lower.last + KEYS - 1) / KEYS, width = rows_.sums.pitch;
-    const Matrix<float> sums = rows_.sums.from(row);
+    add_values(row, upper.first / KEYS, (lower.last + KEYS - 1) / KEYS);
+  }
+
+  // Convert the scores of one row of the tile from `first` on to weights.
+  template <int V, class Mask>
+  [[gnu::always_inline]] void weigh(int64_t row, int64_t first, float factor, const Mask& mask) {
+    // The sums of a task exceed the L1 cache.
+    for (int64_t d = 0; d < rows_.sums.pitch; d += WIDTH) _mm_prefetch(rows_.sums.row(row) + d, _MM_HINT_T0);
+    Vec x[V];
+    for (int v = 0; v < V; v++) x[v] = mask(v, load(scores_.row(row - first) + v * WIDTH));
+    weigh_row<V>(x, factor, rows_.bases[row], rows_.totals.row(row), weights_.row(row - first), rows_.sums.row(row),
+                 rows_.sums.pitch);
+  }
+
+  // Add a block's values, by their weights, to the sums of the tile from `row` on; steps of values from `from` to `to`.
+  void add_values(int64_t row, int64_t from, int64_t to) {
+    const int64_t width = rows_.sums.pitch;
+    bool& begun = begun_[row / TILE];
+    const auto add = [&](auto vectors, int64_t column) {
+      const Matrix<float> sums{rows_.sums.row(row) + column, width};
+      using Sums = TileSums<vectors.value>;
+      begun ? Sums::load(sums) : Sums::clear();
+      Sums::add(weights_, {values_.at + column, width}, from, to);
+      Sums::store(sums);
+    };
     int64_t column = 0;
-    for (; column + FOUR <= width; column += FOUR)
-      multiply_tile<4>(weights_, {values_.at + column, width}, {sums.at + column, width}, from, to, true);
-    if (column < width) multiply_tile<2>(weights_, {values_.at + column, width}, {sums.at + column, width}, from, to, true);
+    for (; column + 4 * WIDTH <= width; column += 4 * WIDTH) add(Constant<4>(), column);
+    if (column < width) add(Constant<2>(), column);
+    begun = true;
   }
 };
 
