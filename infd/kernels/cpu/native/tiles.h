@@ -49,12 +49,6 @@ struct TiledRows {
       if (layer.sinks) totals.row(row)[0] = 1;
     }
   }
-
-  // Store the results.
-  void finish(const AttentionLayer& layer, Task task, int64_t rows) const {
-    for (int64_t row = 0; row < rows; row++)
-      divide(sums.row(row), sum(load(totals.row(row))), result<bf16>(layer, *task.piece, task.head, row), layer.size);
-  }
 };
 
 // Call `act` with the number of vectors of `padded` keys, as a constant.

@@ -181,7 +181,8 @@ class Tiles<bf16, bf16, Pairs> {
         if (used) weigh(row, count, used);
       }
     });
-    rows_.finish(layer, task, rows);
+    for (int64_t row = 0; row < rows; row++)
+      divide(rows_.sums.row(row), sum(load(rows_.totals.row(row))), result<bf16>(layer, piece, task.head, row), size);
   }
 
  private:
