@@ -65,6 +65,3 @@ auto by_vectors(int64_t padded, Act act) {
 #endif
 
 }  // namespace
-
-#include "tiles_amx.h"
-#include "tiles_vectors.h"

@@ -9,10 +9,11 @@
 
 #pragma once
 
+#include "tiles.h"
+
 #if defined(__AMX_BF16__)
 
 #include "tile_registers.h"
-#include "tiles.h"
 
 namespace {
 

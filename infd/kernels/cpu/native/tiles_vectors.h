@@ -3,9 +3,9 @@
 
 #pragma once
 
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
-
 #include "tiles.h"
+
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 
 namespace {
 
@@ -201,7 +201,8 @@ class Tiles<bf16, bf16, Pairs> {
         based_(carver.take<bool>(rows / TILE)) {}
 
   Tile at(int64_t row, int number) const {
-    return {rows_.queries.from(row), weights_ + number * TILE * UNITS, rows_.sums.from(row), rows_.totals.from(row), rows_.bases + row};
+    return {rows_.queries.from(row), weights_ + number * TILE * UNITS, rows_.sums.from(row), rows_.totals.from(row),
+            rows_.bases + row};
   }
 
   // Add the values of the block's keys, by their weights, to the sums of `tiles` tiles from `row` on. used: a bit for
