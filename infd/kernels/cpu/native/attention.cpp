@@ -18,7 +18,8 @@
 #include "scratch.h"
 #include "sharing.h"
 #include "softmax.h"
-#include "tiles.h"
+#include "tiles_amx.h"
+#include "tiles_vectors.h"
 
 namespace {
 

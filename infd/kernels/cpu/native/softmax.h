@@ -7,7 +7,7 @@
 namespace {
 
 // The state of one row's online softmax: the largest score so far, times log2(e), and the sum of weights relative to
-// this score. Where tiles exist, their base takes the place of the largest score (tiles.h).
+// this score. Where tiles exist, their base takes the place of the largest score (row_weights.h).
 struct SoftmaxState {
   float largest, total;
 };
