@@ -19,19 +19,22 @@ constexpr int64_t TILE_BYTES = 64;                  // of a row in a tile
 
 inline int64_t tile_steps(int64_t lines) { return (lines + TILE_LINES - 1) / TILE_LINES; }
 
-// Prefetches `lines` lines in equal parts at `calls` calls.
-struct Pace {
+// Prefetches `lines` lines in equal parts at `calls` calls: into L1 if NEAR, else into L2.
+template <bool NEAR>
+struct PaceOf {
   const char* next;
   int64_t lines, each;
 
-  Pace(const char* next, int64_t lines, int64_t calls) : next(next), lines(lines), each(calls > 0 ? (lines + calls - 1) / calls : 0) {}
+  PaceOf(const void* next, int64_t lines, int64_t calls)
+      : next(static_cast<const char*>(next)), lines(lines), each(calls > 0 ? (lines + calls - 1) / calls : 0) {}
 
   void fetch() {
     const int64_t count = each < lines ? each : lines;
-    for (int64_t line = 0; line < count; line++, next += 64) _mm_prefetch(next, _MM_HINT_T1);
+    for (int64_t line = 0; line < count; line++, next += 64) _mm_prefetch(next, NEAR ? _MM_HINT_T0 : _MM_HINT_T1);
     lines -= count;
   }
 };
+using Pace = PaceOf<false>;
 
 // Steps of COUNT x 16 lines, which consist of words like Lines_, a Kind whose step is one line. Lines_ has
 //
@@ -66,8 +69,9 @@ constexpr int64_t ROWS_AT_ONCE<Blocks<Lines, COUNT>> = 2 * TILE_ROWS;
 template <class Lines, int COUNT>
 constexpr int64_t UNITS<Blocks<Lines, COUNT>> = 1;
 
-// Steps of 16 lines whose halves of a panel stay in L1, while rows pass.
-constexpr int64_t TILES_TOGETHER = 8;
+constexpr int64_t TILES_TOGETHER = 8;  // steps of 16 lines, which stay in L1 while many rows pass
+constexpr int64_t FEW_TOGETHER = 2;    // the same for up to 16 rows
+constexpr int64_t TILE_STEP_LINES = TILE_PANEL / CACHE_LINE;
 
 // Some steps of 16 lines: rows of inputs, and lines of words. Rows are `stride` bytes apart.
 struct TileSteps {
@@ -124,6 +128,7 @@ class SixteenRows {
     begin_sums<2>(starts, line ? line + 32 : line, sums + 32);
     begin_sums<3>(starts, line ? line + 48 : line, sums + 48);
   }
+  template <class Pace>
   static void add(const TileSteps& steps, int64_t row, Pace& pace) {
     const char* input = steps.rows + row * steps.stride;
     const uint32_t* words = steps.words;
@@ -229,31 +234,39 @@ struct ByTiles {
     const int64_t stride = x.x.address(1) - first;
     const int64_t most = stretch.steps * Kind::TILES_OF_A_STEP * TILE_BYTES, bytes = most < x.bytes ? most : x.bytes;
     const int64_t whole = bytes / TILE_BYTES, left = bytes % TILE_BYTES;
-    const bool few = rows <= TILE_ROWS;
-    const int64_t at_once = !few ? TILES_TOGETHER : Kind::UNPACKS ? Kind::TILES_OF_A_STEP : whole;
-    const int64_t passes = few ? 1 : (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * 2;
-    const int64_t next = ahead.lines ? stretch.steps * x.step() / CACHE_LINE : 0;
+    const int64_t next = ahead.lines ? stretch.steps * x.step() / CACHE_LINE : 0, passes = (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * 2;
     Pace unpacking(ahead.next, Kind::UNPACKS ? next : 0, whole * TILE_LINES), pace(ahead.next, Kind::UNPACKS ? 0 : next, 4 * passes * whole);
     TileRegisters registers;
     alignas(64) uint32_t room[Kind::UNPACKS ? TILES_TOGETHER * TILE_PANEL : 1];
     const uint32_t* line = stretch.header ? Lines::start_line(stretch.header) : nullptr;
     bool starts = stretch.header != nullptr;
+    const bool few = rows <= TILE_ROWS, once = rows <= 2 * TILE_ROWS && !Kind::UNPACKS;
+    const int64_t at_once = few ? FEW_TOGETHER : once ? whole : TILES_TOGETHER;
     if (few) {
       SixteenRows<Lines>::shape(registers, rows);
       SixteenRows<Lines>::begin(starts, line, sums);
     }
-    const auto add = [&](const TileSteps& steps) {
-      if (few) return SixteenRows<Lines>::add(steps, 0, pace);
+    const auto add = [&](const TileSteps& steps, const void* following, int64_t count) {
+      if (few) {
+        // Lines that go into L1 soon before they are read are fetched once, not into L2 and then from there.
+        PaceOf<true> near(following, Kind::UNPACKS ? 0 : count * TILE_STEP_LINES, 4 * steps.count);
+        return SixteenRows<Lines>::add(steps, 0, near);
+      }
       add_products<Lines>(registers, steps, rows, starts, line, sums, pace);
       starts = false;
     };
     for (int64_t at = 0, count; at < whole; at += count) {
       count = whole - at < at_once ? whole - at : at_once;
-      add({first + at * TILE_BYTES, stride, x.lines(stretch.words, at, count, room, &unpacking), count});
+      const int64_t left = whole - at - count;
+      const TileSteps steps = {first + at * TILE_BYTES, stride, x.lines(stretch.words, at, count, room, &unpacking), count};
+      if (left > 0)
+        add(steps, stretch.words + (at + count) * TILE_PANEL, left < at_once ? left : at_once);
+      else
+        add(steps, ahead.next, ahead.lines ? at_once : 0);
     }
     if (left > 0) {
       const PaddedStep last(first + whole * TILE_BYTES, stride, rows, left, x.lines(stretch.words, whole, 1, room, &unpacking));
-      add(last.steps());
+      add(last.steps(), nullptr, 0);
     }
     if (few) SixteenRows<Lines>::end(sums);
   }
