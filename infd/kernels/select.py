@@ -85,7 +85,7 @@ _FLOATS = ("bfloat16", "float32")
 
 
 def _native(place: str, *dtypes: str, name: str = "native", isa: str | None = None) -> Candidate:
-    """isa: the only instruction set whose kernels compute the family; None: all have kernels."""
+    """isa: the least instruction set whose kernels compute the family; None: all have kernels."""
 
     def lacks(_: Facts) -> str | None:
         from infd.kernels.cpu.library import why_not

@@ -11,7 +11,7 @@ from infd.kernels.cpu.linear import PANEL, Compressed, Matrices
 from tests.kernels.cpu.placed import Placed, draw
 from tests.native import kernels
 
-SHAPES = [(64, 64), (1, 1), (63, 2), (65, 7), (200, 129), (64, 1023), (130, 2050)]
+SHAPES = [(64, 64), (1, 1), (63, 2), (65, 7), (200, 129), (64, 1023), (130, 2050), (66, 4399)]
 ROWS = [*range(1, 41), 241]
 
 

@@ -57,7 +57,7 @@ def test_a_product_is_that_of_the_stored_values(library, outputs, inputs, size):
     tokens = torch.arange(outputs).flip(0).repeat(2)
     assert stored.form.look_up(tokens, stored.storage).equal(stored.weight.bfloat16()[tokens])
     assert stored.form.look_up(torch.tensor([outputs, -1]), stored.storage).isnan().all()
-    for rows in (1, 4, 5, 7, 13):
+    for rows in (1, 4, 5, 7, 13, 31, 48, 64, 241):
         x, bias = draw(rows, inputs, seed=rows), draw(outputs, seed=3)
         bound = (x.double().abs() @ weight.abs().T) * (inputs + 8) * 2.0**-24 + 1e-9
         wide = stored.multiply(x, wide=True)
@@ -99,6 +99,8 @@ def test_a_row_is_bit_identical_in_any_batch(library, size, threads):
         for rows in (1, 2, 3, 5, 6, 7, 13):
             assert stored.multiply(x[:rows]).equal(together[:rows])
             assert stored.multiply(x[-rows:]).equal(together[-rows:])
+        for row in (16, 31, 47, 127, 128, 200):
+            assert stored.multiply(x[row : row + 1]).equal(together[row : row + 1])
     finally:
         torch.set_num_threads(before)
 

@@ -83,8 +83,25 @@ def test_without_the_library_the_reference_is_chosen_and_the_reason_listed(monke
 
 
 def test_the_best_instruction_set_is_chosen(library):
-    order = (*REFINED, *BEST_FIRST)
+    order = ["amx", "avx512_vbmi", "avx512_bf16", "avx512", "avx2"]
+    assert {*order} == {*REFINED, *BEST_FIRST}
     assert order.index(Library().isa) <= order.index(library.isa)
+
+
+def test_tiles_are_used_only_with_the_systems_permission(built):
+    # Linux refuses while a signal stack is too small for the tile registers.
+    program = """
+import ctypes, os
+class Stack(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+memory = ctypes.create_string_buffer(4096)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(memory), 0, 4096)), None) == 0
+from infd.kernels.cpu.library import Library, why_not
+print(Library().isa, why_not("amx"), sep="|")
+"""
+    kernels("amx")
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "avx512_vbmi|this CPU lacks permission to use tile registers (amx)"
 
 
 def test_a_set_that_refines_another_has_its_other_kernels(built):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from infd.kernels.cpu.library import BEST_FIRST
 from infd.kernels.families.attention import in_chunks
 from infd.kernels.reference.attention import PagedAttention
 from infd.scheduler.layout import CacheLayout, PageGroup
 from tests.kernels.attention_case import Case, implementation, naive
 
 
-@pytest.fixture(params=["reference", "avx2", "avx512_bf16"])
+@pytest.fixture(params=["reference", *BEST_FIRST])
 def attention(request):
     return implementation(request, PagedAttention)
 

@@ -6,7 +6,7 @@
 
 #pragma once
 
-#if defined(__AMX_TILE__)
+#if defined(__AMX_BF16__)
 
 #include "products.h"
 #include "tile_registers.h"
@@ -70,7 +70,7 @@ template <class Lines, int COUNT>
 constexpr int64_t UNITS<Blocks<Lines, COUNT>> = 1;
 
 constexpr int64_t TILES_TOGETHER = 8;  // steps of 16 lines, which stay in L1 while many rows pass
-constexpr int64_t FEW_TOGETHER = 2;    // the same for up to 16 rows
+constexpr int64_t FEW_TOGETHER = 2;    // these steps are prefetched into L1 beside the ones before, for up to 16 rows
 constexpr int64_t TILE_STEP_LINES = TILE_PANEL / CACHE_LINE;
 
 // Some steps of 16 lines: rows of inputs, and lines of words. Rows are `stride` bytes apart.
@@ -128,8 +128,8 @@ class SixteenRows {
     begin_sums<2>(starts, line ? line + 32 : line, sums + 32);
     begin_sums<3>(starts, line ? line + 48 : line, sums + 48);
   }
-  template <class Pace>
-  static void add(const TileSteps& steps, int64_t row, Pace& pace) {
+  template <bool NEAR>
+  static void add(const TileSteps& steps, int64_t row, PaceOf<NEAR>& pace) {
     const char* input = steps.rows + row * steps.stride;
     const uint32_t* words = steps.words;
     for (int64_t at = 0; at < steps.count; at++, input += TILE_BYTES, words += TILE_PANEL) {
@@ -233,8 +233,8 @@ struct ByTiles {
     const char* first = x.x.address(0);
     const int64_t stride = x.x.address(1) - first;
     const int64_t most = stretch.steps * Kind::TILES_OF_A_STEP * TILE_BYTES, bytes = most < x.bytes ? most : x.bytes;
-    const int64_t whole = bytes / TILE_BYTES, left = bytes % TILE_BYTES;
-    const int64_t next = ahead.lines ? stretch.steps * x.step() / CACHE_LINE : 0, passes = (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * 2;
+    const int64_t whole = bytes / TILE_BYTES, tail = bytes % TILE_BYTES;
+    const int64_t next = ahead.lines ? stretch.steps * x.step() / CACHE_LINE : 0, passes = (rows + TILE_ROWS - 1) / TILE_ROWS;
     Pace unpacking(ahead.next, Kind::UNPACKS ? next : 0, whole * TILE_LINES), pace(ahead.next, Kind::UNPACKS ? 0 : next, 4 * passes * whole);
     TileRegisters registers;
     alignas(64) uint32_t room[Kind::UNPACKS ? TILES_TOGETHER * TILE_PANEL : 1];
@@ -260,12 +260,12 @@ struct ByTiles {
       const int64_t left = whole - at - count;
       const TileSteps steps = {first + at * TILE_BYTES, stride, x.lines(stretch.words, at, count, room, &unpacking), count};
       if (left > 0)
-        add(steps, stretch.words + (at + count) * TILE_PANEL, left < at_once ? left : at_once);
+        add(steps, steps.words + count * TILE_PANEL, left < at_once ? left : at_once);
       else
         add(steps, ahead.next, ahead.lines ? at_once : 0);
     }
-    if (left > 0) {
-      const PaddedStep last(first + whole * TILE_BYTES, stride, rows, left, x.lines(stretch.words, whole, 1, room, &unpacking));
+    if (tail > 0) {
+      const PaddedStep last(first + whole * TILE_BYTES, stride, rows, tail, x.lines(stretch.words, whole, 1, room, &unpacking));
       add(last.steps(), nullptr, 0);
     }
     if (few) SixteenRows<Lines>::end(sums);

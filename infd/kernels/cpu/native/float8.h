@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t LARGEST_STEP = 128;  // inputs
 
-// A layout as a number: the inputs that share a scale.
+// A layout as a number: the inputs that share a scale, 32, 64 or 128.
 struct Float8Layout {
   int64_t inputs;
 

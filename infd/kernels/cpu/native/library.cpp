@@ -74,7 +74,7 @@ INFD_EXPORT const char* infd_avx512_vbmi_missing() {
   return first_missing(features, 1);
 }
 
-// Tiles are 8 KiB of registers, which Linux saves for a process that has asked for it.
+// Asks Linux for permission to use the tile registers, of 8 KiB, which all threads of the process then have.
 INFD_EXPORT const char* infd_amx_missing() {
   constexpr long REQUEST = 0x1023, TILES = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   constexpr unsigned BF16 = 1 << 22, TILE = 1 << 24, INT8 = 1 << 25;
@@ -86,7 +86,7 @@ INFD_EXPORT const char* infd_amx_missing() {
       {"AMX_BF16", known && (d & BF16)},
       {"AMX_INT8", known && (d & INT8)},
       {"tile registers kept by the system", (saved_registers() & 0x60000) == 0x60000},
-      {"permission to use tile registers", syscall(SYS_arch_prctl, REQUEST, TILES) == 0},
   };
-  return first_missing(features, 5);
+  if (const char* missing = first_missing(features, 4)) return missing;
+  return syscall(SYS_arch_prctl, REQUEST, TILES) == 0 ? nullptr : "permission to use tile registers";
 }

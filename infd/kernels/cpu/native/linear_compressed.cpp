@@ -29,12 +29,13 @@ struct Compressed {
   static constexpr int64_t look() { return step(); }
   bool prefetches() const { return true; }
   Compressed from(int64_t row, int64_t at) const {
-    return {x.from(row, at * LINES), bytes / int64_t{sizeof(bf16)} - at * 2 * LINES};
+    return {x.from(row, at * LINES), inputs() - at * 2 * LINES};
   }
   Vec value(Vec sums, int64_t, const uint32_t*) const { return sums; }
+  int64_t inputs() const { return bytes / int64_t{sizeof(bf16)}; }
 
   static bool opened(const uint32_t* header) { return *header == PanelHeader::PAIRS; }
-  int64_t fitting() const { return fitting_steps(bytes / int64_t{sizeof(bf16)}); }
+  int64_t fitting() const { return fitting_steps(inputs()); }
   static const uint32_t* rest(const uint32_t* header) {
     return header + reinterpret_cast<const PanelHeader*>(header)->rest / static_cast<int64_t>(sizeof *header);
   }
@@ -43,7 +44,7 @@ struct Compressed {
   // Unpack the steps of 16 x `count` lines from the 16 with number `at` on.
   const uint32_t* lines(const uint32_t* words, int64_t at, int64_t count, uint32_t* room, Pace* pace) const {
     const int64_t begin = at / TILES_OF_A_STEP, end = (at + count + TILES_OF_A_STEP - 1) / TILES_OF_A_STEP;
-    const int64_t all = pairs_of(bytes / int64_t{sizeof(bf16)});
+    const int64_t all = pairs_of(inputs());
     uint32_t* to = room;
     for (int64_t number = begin; number < end; number++) {
       Unpacker unpacker(reinterpret_cast<const Step*>(words)[number]);

@@ -58,7 +58,7 @@ struct Quads {
     return to_floats(sums) * set(scale) * load(reinterpret_cast<const float*>(header));
   }
 
-#if defined(__AMX_INT8__)
+#if defined(__AMX_BF16__)
   const char* address(int64_t row) const { return reinterpret_cast<const char*>(bytes + row * stride); }
   static const uint32_t* start_line(const uint32_t* header) { return header + PANEL; }
   template <int SUMS, int ROWS, int LINES>
@@ -112,7 +112,7 @@ struct Quads {
 #endif
 };
 
-#if defined(__AMX_INT8__)
+#if defined(__AMX_BF16__)
 using Kind = Blocks<Quads>;
 Kind kind_of(const Quads& x, int64_t quads) { return {x, quads * int64_t{sizeof(Word)}}; }
 int64_t steps_of(int64_t quads) { return tile_steps(quads); }

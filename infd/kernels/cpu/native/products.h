@@ -67,7 +67,7 @@ constexpr int64_t TWO_WORDS = 1 << 14;   // MOST_WORDS for two groups, so that t
 constexpr int64_t PASS_WORDS = 1 << 12;   // MOST_WORDS for groups that compute half a panel at a time: 16 KiB, which stay in L1
 constexpr int64_t TILE_WORDS = 96 * PANEL;  // MOST_WORDS for tiles: the lines of 16 outputs, every fourth, stay in L1
 constexpr int64_t OPENED_WORDS = 1 << 15;  // most words of prepared weights: 128 KiB, which stay in L2
-constexpr int64_t KEPT_WORDS = 1 << 18;    // of inputs, as long as their product's panels pass: 1 MiB, which stay in L2
+constexpr int64_t KEPT_WORDS = 1 << 18;    // most words of inputs that stay in L2 while panels pass: 1 MiB
 constexpr int64_t MOST_TOGETHER = 240;   // most rows whose sums are kept between stretches of inputs
 
 // Groups of rows for which preparing weights saves time. INT64_MAX: none; the Kind's weights are only stored prepared.
@@ -512,10 +512,12 @@ struct Division {
     panels = panels_of(product.outputs);
     // Rows are divided into parts of at most MOST_TOGETHER, and further if there are fewer than four tasks per thread.
     constexpr int64_t MOST = MOST_TOGETHER - (STEP - 1), LEAST = STEP > 4 * MOST_ROWS ? STEP : 4 * MOST_ROWS;
-    parts = (rows + MOST - 1) / MOST;
+    parts = 0 < rows && rows <= MOST_TOGETHER ? 1 : (rows + MOST - 1) / MOST;
     while (panels * parts < 4 * threads && rows / (parts + 1) >= LEAST) parts++;
-    // Inputs that leave L2 between two panels are read less often than the panels if they come part by part.
-    by_parts = parts > 1 && rows * product.slot > PANEL * KEPT_WORDS;
+    // If inputs exceed L2, all panels are read for each part of the rows, instead of all inputs for each panel. Inputs are taken to
+    // have as many words as a panel for so many outputs.
+    const int64_t words = rows * product.slot / PANEL;
+    by_parts = parts > 1 && words > KEPT_WORDS && words / parts <= KEPT_WORDS;
     runs = threads < MOST_RUNS ? threads : MOST_RUNS;
     const int64_t units = panels * parts * WHOLE;
     for (int64_t i = 0; i < runs; i++) {
@@ -538,10 +540,16 @@ struct Division {
   void compute_task(int64_t at, const Run& own) const {
     constexpr int64_t UNIT = PANEL / WHOLE;
     const int64_t begin = at < own.begin ? own.begin - at : 0, end = own.end - at < WHOLE ? own.end - at : WHOLE;
-    const int64_t task = at / WHOLE, panel = by_parts ? task % panels : task / parts, part = by_parts ? task / panels : task % parts;
+    const int64_t task = at / WHOLE;
+    const int64_t panel = by_parts ? task % panels : task / parts, part = by_parts ? task / panels : task % parts;
     const int64_t from = first_row(part), count = first_row(part + 1) - from;
-    const bool last = at + WHOLE >= own.end;
-    const void* next = last ? panel_of_next_product() : by_parts ? product.panel((panel + 1) % panels) : part + 1 < parts ? nullptr : product.panel(panel + 1);
+    const void* next = nullptr;
+    if (at + WHOLE >= own.end)
+      next = panel_of_next_product();
+    else if (by_parts)
+      next = product.panel((panel + 1) % panels);
+    else if (part + 1 == parts)
+      next = product.panel(panel + 1);
     compute(product, panel, begin * UNIT, end * UNIT, from, count, next);
   }
 

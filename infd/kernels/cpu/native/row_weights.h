@@ -58,15 +58,24 @@ float largest_score(const Vec* products, float factor) {
 template <int V>
 [[gnu::always_inline]] inline Vec weigh_products(const Vec* products, float factor, float base, Vec total, uint32_t* weights) {
   const Vec less = set(-base), ones = _mm512_castsi512_ps(_mm512_set1_epi32(0x3f803f80));
-  Vec x[V];
+#if defined(__AMX_BF16__)
+  constexpr int ABREAST = V;
+#else
+  constexpr int ABREAST = V < 2 ? V : 2;  // the scores of a tile take the other registers
+#endif
 #pragma GCC unroll 4
-  for (int v = 0; v < V; v++) x[v] = fma(products[v], set(factor), less);
-  rough_powers_of_two<V>(x);
+  for (int first = 0; first < V; first += ABREAST) {
+    Vec x[ABREAST];
 #pragma GCC unroll 4
-  for (int v = 0; v < V; v += 2) {
-    const Vec rounded = Pairs::joined(x[v], v + 1 < V ? x[v + 1] : set(0));
-    total = Pairs::multiply_add(rounded, ones, total);
-    store(reinterpret_cast<float*>(weights + v * WIDTH / 2), rounded);
+    for (int v = 0; v < ABREAST; v++) x[v] = first + v < V ? fma(products[first + v], set(factor), less) : set(0);
+    rough_powers_of_two<ABREAST>(x);
+#pragma GCC unroll 4
+    for (int v = 0; v < ABREAST; v += 2) {
+      const bool paired = first + v + 1 < V;
+      const Vec rounded = Pairs::joined(x[v], paired ? x[v + 1] : set(0));
+      total = Pairs::multiply_add(rounded, ones, total);
+      store(reinterpret_cast<float*>(weights + (first + v) * WIDTH / 2), rounded);
+    }
   }
   return total;
 }

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#if defined(__AMX_TILE__)
+#if defined(__AMX_BF16__)
 
 #include "kernel.h"
 
@@ -31,14 +31,14 @@ class TileRegisters {
   TileRegisters() = default;
   TileRegisters(const TileRegisters&) = delete;
   ~TileRegisters() {
-    if (used_) _tile_release();
+    if (used_) __asm__ volatile("tilerelease");
   }
 
   // Set the registers' shapes, unless they have them. Afterwards their contents are arbitrary.
   void shape(const TileShapes& shapes) {
     if (used_ && memcmp(&shapes, &shapes_, sizeof shapes) == 0) return;
     shapes_ = shapes;
-    _tile_loadconfig(&shapes_);
+    __asm__ volatile("ldtilecfg\t%0" ::"m"(shapes_));  // to GCC 12, _tile_loadconfig reads 8 bytes alone
     used_ = true;
   }
 

@@ -4,7 +4,7 @@
 // Placed keys and values are lines of pairs as tile registers need them. A step is 16 lines: 32 elements of queries and keys, or
 // 32 weights and values.
 //
-// A tile's scores, weights and sums follow each other. It is not worth while to weigh one tile during the products of another one:
+// A tile's scores, weights and sums follow each other. Weighing one tile during the products of another one does not pay:
 // after an instruction with tile registers, a core adds and multiplies 512 bits at half its rate for about a thousand cycles.
 
 #pragma once
@@ -93,7 +93,8 @@ class Tiles<bf16, bf16, Pairs> {
     each_block<bf16>(step, layer, task, after, [&](const auto& block, int64_t begin, const auto& next) {
       place_keys<bf16, Pairs>(block, next, size, keys_, Matrix<float>{});
       place_values<bf16, Pairs>(block, next, size, values_);
-      // The last step of values is padded, too: its weights are zero, but what is left in the scratch memory could be NaN.
+      // The last step of values is padded, too: its weights are zero, but what is left in the scratch memory could be NaN. So could
+      // values of keys that a row does not see, but only of its own text.
       const int64_t lines = (block.count + 1) / Pairs::PER_UNIT, padded = (lines + LINES - 1) / LINES * LINES;
       memset(values_.row(lines), 0, (padded - lines) * width * sizeof(uint32_t));
       const Queries queries{sight, rows, shared, begin, block.count};
@@ -179,7 +180,8 @@ class Tiles<bf16, bf16, Pairs> {
   // Store the results. A division for each row, not for each vector, which would take a tenth of the time.
   void finish(const AttentionLayer& layer, Task task, int64_t rows) const {
     for (int64_t row = 0; row < rows; row++) {
-      const float *sums = rows_.sums.row(row), share = 1 / sum(load(rows_.totals.row(row)));
+      const float share = 1 / sum(load(rows_.totals.row(row)));
+      const float* sums = rows_.sums.row(row);
       bf16* out = result<bf16>(layer, *task.piece, task.head, row);
       int64_t d = 0;
       for (; d + WIDTH <= layer.size; d += WIDTH) store(out + d, load(sums + d) * set(share));
