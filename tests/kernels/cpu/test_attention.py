@@ -196,3 +196,14 @@ def test_a_nan_affects_only_its_own_rows(attention, poison, where, dtype):
     getattr(case.pages, where)[case.spans[0].table[3]] = poison
     finite = attention.prepare(case.batch).run(case.q, case.pages, scale=case.scale).isfinite().flatten(1).all(1)
     assert finite.tolist() == [False] + [True] * 21
+
+
+@BOTH
+@pytest.mark.parametrize(("count", "head"), [(40, 48), (17, 64), (33, 80)])
+def test_what_an_earlier_step_left_in_scratch_memory_does_not_matter(attention, threads, count, head, dtype):
+    threads(1)
+    before = Case([(0, 64)], head=96, page_tokens=16, dtype=dtype)
+    before.q.fill_(torch.nan)
+    before.kv = [(torch.full_like(k, torch.nan), torch.full_like(v, torch.nan)) for k, v in before.kv]
+    assert before.compute(attention).isnan().all()
+    assert Case([(0, count)], head=head, page_tokens=16, dtype=dtype).compute(attention).isfinite().all()
