@@ -63,11 +63,7 @@ struct Blocks {
 };
 
 template <class Lines, int COUNT>
-constexpr int64_t ROWS_OF_A_GROUP<Blocks<Lines, COUNT>> = MOST_TOGETHER;
-template <class Lines, int COUNT>
-constexpr int64_t ROWS_AT_ONCE<Blocks<Lines, COUNT>> = 2 * TILE_ROWS;
-template <class Lines, int COUNT>
-constexpr int64_t UNITS<Blocks<Lines, COUNT>> = 1;
+constexpr bool BY_AMX<Blocks<Lines, COUNT>> = true;
 
 constexpr int64_t TILES_TOGETHER = 8;  // steps of 16 lines, which stay in L1 while many rows pass
 constexpr int64_t FEW_TOGETHER = 2;    // these steps are prefetched into L1 beside the ones before, for up to 16 rows
@@ -274,15 +270,6 @@ struct ByTiles {
 
 template <class Lines, int COUNT>
 struct RowByRow<Blocks<Lines, COUNT>> : ByTiles<Blocks<Lines, COUNT>> {};
-
-template <class Kind>
-struct OneByTiles {
-  static void multiply(const Kind& x, const Stretch& stretch, float* sums, Prefetch ahead) {
-    RowByRow<Kind>::multiply(x, stretch, 1, sums, ahead);
-  }
-};
-template <class Lines, int COUNT>
-struct Group<Blocks<Lines, COUNT>, 1> : OneByTiles<Blocks<Lines, COUNT>> {};
 
 }  // namespace
 

@@ -63,15 +63,9 @@ struct Compressed {
 template <>
 constexpr int64_t OPENS_FROM<Compressed> = INT64_MAX;
 template <>
-constexpr int64_t ROWS_OF_A_GROUP<Compressed> = MOST_TOGETHER;
-template <>
-constexpr int64_t ROWS_AT_ONCE<Compressed> = 2 * TILE_ROWS;
-template <>
-constexpr int64_t UNITS<Compressed> = 1;
+constexpr bool BY_AMX<Compressed> = true;
 template <>
 struct RowByRow<Compressed> : ByTiles<Compressed> {};
-template <>
-struct Group<Compressed, 1> : OneByTiles<Compressed> {};
 
 #else
 

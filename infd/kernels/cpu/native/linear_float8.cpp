@@ -208,11 +208,7 @@ struct Bytes {
 };
 
 template <>
-constexpr int64_t ROWS_OF_A_GROUP<Bytes> = MOST_TOGETHER;
-template <>
-constexpr int64_t ROWS_AT_ONCE<Bytes> = 2 * TILE_ROWS;
-template <>
-constexpr int64_t UNITS<Bytes> = 1;
+constexpr bool BY_AMX<Bytes> = true;
 
 template <>
 struct RowByRow<Bytes> {
@@ -247,8 +243,6 @@ struct RowByRow<Bytes> {
     }
   }
 };
-template <>
-struct Group<Bytes, 1> : OneByTiles<Bytes> {};
 using Kind = Bytes;
 #else
 // OPENED: weights are already parts, the vectors of each word one after another. OPENING: products store them so.

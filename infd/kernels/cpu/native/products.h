@@ -187,13 +187,17 @@ void Group<Kind, ROWS>::multiply(const Kind& x, const Stretch& stretch, float* s
 template <class Kind>
 constexpr bool TILED = WIDTH == 8 && Kind::TILES;
 
+// Whether tile registers multiply any number of rows (amx.h).
+template <class Kind>
+constexpr bool BY_AMX = false;
+
 // The most rows of a group.
 template <class Kind>
-constexpr int64_t ROWS_OF_A_GROUP = TILED<Kind> ? MOST_TOGETHER : MOST_ROWS;
+constexpr int64_t ROWS_OF_A_GROUP = TILED<Kind> || BY_AMX<Kind> ? MOST_TOGETHER : MOST_ROWS;
 
-// Rows that a Kind multiplies in the time of one: parts of the rows begin at multiples.
+// Rows that are multiplied in the time of one: parts of the rows begin at multiples.
 template <class Kind>
-constexpr int64_t ROWS_AT_ONCE = 1;
+constexpr int64_t ROWS_AT_ONCE = BY_AMX<Kind> ? 32 : 1;
 
 // Compute a tile: ROWS rows and VECTORS vectors of outputs, whose weights begin at `words`, and start (`header`) or
 // continue their sums [ROWS, PANEL]. A line of `ahead` is fetched every `pause` steps.
@@ -263,7 +267,7 @@ constexpr bool ROW_BY_ROW = ROWS_OF_A_GROUP<Kind> > MOST_ROWS;
 
 // The units of a panel, at which a run of tasks may begin and end.
 template <class Kind>
-constexpr int64_t UNITS = ROW_BY_ROW<Kind> ? 4 : 1;
+constexpr int64_t UNITS = ROW_BY_ROW<Kind> && !BY_AMX<Kind> ? 4 : 1;
 
 template <class Kind>
 using Multiply = void (*)(const Kind&, const Stretch&, float*, Prefetch);
@@ -293,7 +297,9 @@ void multiply_group(const Kind& x, bool opened, uint32_t* to, int64_t rows, cons
   }
   if constexpr (ROW_BY_ROW<Kind>) {
     // Weights that only one row multiplies need not be held: a Group reads each input once for all columns.
-    if (rows == 1 && stretch.end - stretch.begin == PANEL) return Group<Kind, 1>::multiply(x, stretch, sums, ahead);
+    if constexpr (!BY_AMX<Kind>) {
+      if (rows == 1 && stretch.end - stretch.begin == PANEL) return Group<Kind, 1>::multiply(x, stretch, sums, ahead);
+    }
     RowByRow<Kind>::multiply(x, stretch, rows, sums, ahead);
   } else {
     multiply_rows<Kind>(rows)(x, stretch, sums, ahead);
