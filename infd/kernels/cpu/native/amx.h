@@ -236,7 +236,8 @@ struct ByTiles {
     alignas(64) uint32_t room[Kind::UNPACKS ? TILES_TOGETHER * TILE_PANEL : 1];
     const uint32_t* line = stretch.header ? Lines::start_line(stretch.header) : nullptr;
     bool starts = stretch.header != nullptr;
-    const bool few = rows <= TILE_ROWS, once = rows <= 2 * TILE_ROWS && !Kind::UNPACKS;
+    // Sums of up to 32 rows that are loaded and stored often take longer than what leaves L1 in a long panel.
+    const bool few = rows <= TILE_ROWS, once = rows <= 2 * TILE_ROWS && whole > 2 * TILES_TOGETHER && !Kind::UNPACKS;
     const int64_t at_once = few ? FEW_TOGETHER : once ? whole : TILES_TOGETHER;
     if (few) {
       SixteenRows<Lines>::shape(registers, rows);

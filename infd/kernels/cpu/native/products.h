@@ -25,7 +25,7 @@
 //   x.value(sums, row, header)   convert sums to floats
 //
 // Group::multiply supports any Kind whose step is one line. A Kind with longer steps specializes Group::multiply, or
-// ROWS_OF_A_GROUP and RowByRow.
+// ROWS_OF_A_GROUP and RowByRow; one that tile registers multiply, BY_AMX and RowByRow.
 //
 // Weights that take several instructions to prepare are prepared once for all groups of rows, if there are several: a
 // Kind with OPENS has another Kind for prepared weights.
