@@ -67,7 +67,7 @@ constexpr bool BY_AMX<Blocks<Lines, COUNT>> = true;
 
 constexpr int64_t TILES_TOGETHER = 8;  // steps of 16 lines, which stay in L1 while many rows pass
 constexpr int64_t FEW_TOGETHER = 2;    // these steps are prefetched into L1 beside the ones before, for up to 16 rows
-constexpr int64_t TILE_STEP_LINES = TILE_PANEL / CACHE_LINE;
+constexpr int64_t TILE_STEP_LINES = TILE_PANEL / CACHE_LINE;  // of the cache, in such a step
 
 // Some steps of 16 lines: rows of inputs, and lines of words. Rows are `stride` bytes apart.
 struct TileSteps {
@@ -108,21 +108,32 @@ void begin_sums(bool starts, const uint32_t* line, const float* sums) {
     zero_tile<TILE>();
 }
 
+// The sums in tiles 0 to 3: two beside each other, and two that follow LOWER numbers behind these in memory.
+template <int64_t LOWER>
+struct FourSums {
+  // line: of a panel, with the initial values of the first tile's columns, or null
+  static void begin(bool starts, const uint32_t* line, const float* sums) {
+    begin_sums<0>(starts, line, sums);
+    begin_sums<1>(starts, line ? line + 16 : nullptr, sums + 16);
+    begin_sums<2>(starts, line ? line + LOWER % PANEL : nullptr, sums + LOWER);
+    begin_sums<3>(starts, line ? line + LOWER % PANEL + 16 : nullptr, sums + LOWER + 16);
+  }
+  static void end(float* sums) {
+    store_tile<0>(sums, LINE_BYTES);
+    store_tile<1>(sums + 16, LINE_BYTES);
+    store_tile<2>(sums + LOWER, LINE_BYTES);
+    store_tile<3>(sums + LOWER + 16, LINE_BYTES);
+  }
+};
+
 // Computes the sums [rows, PANEL] of up to 16 rows.
 template <class Lines>
-class SixteenRows {
- public:
+struct SixteenRows : FourSums<32> {
   static void shape(TileRegisters& registers, int64_t rows) {
     TileShapes shapes;
     shapes.set(0, 5, rows);
     shapes.set(5, 8, TILE_LINES);
     registers.shape(shapes);
-  }
-  static void begin(bool starts, const uint32_t* line, const float* sums) {
-    begin_sums<0>(starts, line, sums);
-    begin_sums<1>(starts, line ? line + 16 : line, sums + 16);
-    begin_sums<2>(starts, line ? line + 32 : line, sums + 32);
-    begin_sums<3>(starts, line ? line + 48 : line, sums + 48);
   }
   template <bool NEAR>
   static void add(const TileSteps& steps, int64_t row, PaceOf<NEAR>& pace) {
@@ -144,30 +155,17 @@ class SixteenRows {
       Lines::template add_tiles<3, 4, 5>();
     }
   }
-  static void end(float* sums) {
-    store_tile<0>(sums, LINE_BYTES);
-    store_tile<1>(sums + 16, LINE_BYTES);
-    store_tile<2>(sums + 32, LINE_BYTES);
-    store_tile<3>(sums + 48, LINE_BYTES);
-  }
 };
 
 // Computes 32 columns of the sums [rows, PANEL] of 17 to 32 rows: each line loaded is multiplied twice.
 template <class Lines>
-class ThirtyTwoRows {
- public:
+struct ThirtyTwoRows : FourSums<TILE_ROWS * PANEL> {
   static void shape(TileRegisters& registers, int64_t rows) {
     TileShapes shapes;
     shapes.set(0, 8, TILE_ROWS);
     shapes.set(2, 4, rows - TILE_ROWS);
     shapes.set(5, 6, rows - TILE_ROWS);
     registers.shape(shapes);
-  }
-  static void begin(bool starts, const uint32_t* line, const float* sums) {
-    begin_sums<0>(starts, line, sums);
-    begin_sums<1>(starts, line ? line + 16 : line, sums + 16);
-    begin_sums<2>(starts, line, sums + TILE_ROWS * PANEL);
-    begin_sums<3>(starts, line ? line + 16 : line, sums + TILE_ROWS * PANEL + 16);
   }
   static void add(const TileSteps& steps, int64_t row, int64_t column, Pace& pace) {
     const char* input = steps.rows + row * steps.stride;
@@ -186,12 +184,6 @@ class ThirtyTwoRows {
       Lines::template add_tiles<2, 5, 6>();
       Lines::template add_tiles<3, 5, 7>();
     }
-  }
-  static void end(float* sums) {
-    store_tile<0>(sums, LINE_BYTES);
-    store_tile<1>(sums + 16, LINE_BYTES);
-    store_tile<2>(sums + TILE_ROWS * PANEL, LINE_BYTES);
-    store_tile<3>(sums + TILE_ROWS * PANEL + 16, LINE_BYTES);
   }
 };
 
