@@ -13,7 +13,6 @@
 
 namespace {
 
-constexpr int64_t TILE_LINES = 16;                  // of a tile of weights
 constexpr int64_t TILE_PANEL = TILE_LINES * PANEL;  // words of a panel in these lines
 constexpr int64_t TILE_BYTES = 64;                  // of a row in a tile
 

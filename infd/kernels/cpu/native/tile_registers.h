@@ -11,6 +11,7 @@
 namespace {
 
 constexpr int64_t TILE_ROWS = 16;
+constexpr int64_t TILE_LINES = 16;  // rows of a register with weights, keys or values
 
 // What LDTILECFG reads: the rows and the bytes of a row of each register.
 struct TileShapes {

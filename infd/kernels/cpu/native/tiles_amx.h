@@ -18,8 +18,7 @@
 namespace {
 
 constexpr int TILE = TILE_ROWS;
-constexpr int64_t LINES = 16;                      // of a step
-constexpr int64_t KEYS = LINES * Pairs::PER_UNIT;  // of a step of weights and values
+constexpr int64_t KEYS = TILE_LINES * Pairs::PER_UNIT;  // of a step of weights and values
 
 // N vectors of sums for each row of a tile, in registers 0 to N - 1.
 template <int N>
@@ -43,8 +42,8 @@ struct TileSums {
   static void add(const Units& rows, const Units& lines, int64_t from, int64_t to) {
     const int64_t row_stride = rows.pitch * sizeof(uint32_t), stride = lines.pitch * sizeof(uint32_t);
     for (int64_t step = from; step < to; step++) {
-      const uint32_t* line = lines.row(step * LINES);
-      load_tile<4>(rows.at + step * LINES, row_stride);
+      const uint32_t* line = lines.row(step * TILE_LINES);
+      load_tile<4>(rows.at + step * TILE_LINES, row_stride);
       load_tile<5>(line, stride), add_pairs<0, 4, 5>();
       if constexpr (N > 1) load_tile<6>(line + WIDTH, stride), add_pairs<1, 4, 6>();
       if constexpr (N > 2) load_tile<7>(line + 2 * WIDTH, stride), add_pairs<2, 4, 7>();
@@ -95,7 +94,7 @@ class Tiles<bf16, bf16, Pairs> {
       place_values<bf16, Pairs>(block, next, size, values_);
       // The last step of values is padded, too: its weights are zero, but what is left in the scratch memory could be NaN. So could
       // values of keys that a row does not see, but only of its own text.
-      const int64_t lines = (block.count + 1) / Pairs::PER_UNIT, padded = (lines + LINES - 1) / LINES * LINES;
+      const int64_t lines = (block.count + 1) / Pairs::PER_UNIT, padded = (lines + TILE_LINES - 1) / TILE_LINES * TILE_LINES;
       memset(values_.row(lines), 0, (padded - lines) * width * sizeof(uint32_t));
       const Queries queries{sight, rows, shared, begin, block.count};
       by_vectors(block.padded(), [&](auto vectors) {
@@ -129,7 +128,7 @@ class Tiles<bf16, bf16, Pairs> {
     const auto upper = queries.of(row), lower = queries.of(end - 1);
     if (upper.first >= lower.last) return;
     TileSums<V>::clear();
-    TileSums<V>::add(rows_.queries.from(row), keys_, 0, rows_.queries.pitch / LINES);
+    TileSums<V>::add(rows_.queries.from(row), keys_, 0, rows_.queries.pitch / TILE_LINES);
     TileSums<V>::store(scores_);
     const bool alike = upper.first == lower.first && upper.last == lower.last;
     if (alike && upper.first == 0 && upper.last == V * WIDTH) {
