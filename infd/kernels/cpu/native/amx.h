@@ -66,6 +66,7 @@ constexpr bool BY_AMX<Blocks<Lines, COUNT>> = true;
 
 constexpr int64_t TILES_TOGETHER = 8;  // steps of 16 lines, which stay in L1 while many rows pass
 constexpr int64_t FEW_TOGETHER = 2;    // these steps are prefetched into L1 beside the ones before, for up to 16 rows
+constexpr int64_t SOME_TOGETHER = 4;   // these into L2, for up to 32 rows
 constexpr int64_t TILE_STEP_LINES = TILE_PANEL / CACHE_LINE;  // of the cache, in such a step
 
 // Some steps of 16 lines: rows of inputs, and lines of words. Rows are `stride` bytes apart.
@@ -227,9 +228,10 @@ struct ByTiles {
     alignas(64) uint32_t room[Kind::UNPACKS ? TILES_TOGETHER * TILE_PANEL : 1];
     const uint32_t* line = stretch.header ? Lines::start_line(stretch.header) : nullptr;
     bool starts = stretch.header != nullptr;
-    // Sums of up to 32 rows that are loaded and stored often take longer than what leaves L1 in a long panel.
-    const bool few = rows <= TILE_ROWS, once = rows <= 2 * TILE_ROWS && whole > 2 * TILES_TOGETHER && !Kind::UNPACKS;
-    const int64_t at_once = few ? FEW_TOGETHER : once ? whole : TILES_TOGETHER;
+    // Up to 32 rows wait for memory. The steps that follow are prefetched beside the ones before, so that their lines are still in
+    // L1 or L2 when both halves of the columns read them.
+    const bool few = rows <= TILE_ROWS, soon = rows <= 2 * TILE_ROWS && !Kind::UNPACKS;
+    const int64_t at_once = few ? FEW_TOGETHER : soon ? SOME_TOGETHER : TILES_TOGETHER;
     if (few) {
       SixteenRows<Lines>::shape(registers, rows);
       SixteenRows<Lines>::begin(starts, line, sums);
@@ -240,7 +242,8 @@ struct ByTiles {
         PaceOf<true> near(following, Kind::UNPACKS ? 0 : count * TILE_STEP_LINES, 4 * steps.count);
         return SixteenRows<Lines>::add(steps, 0, near);
       }
-      add_products<Lines>(registers, steps, rows, starts, line, sums, pace);
+      Pace coming(following, count * TILE_STEP_LINES, 8 * steps.count);
+      add_products<Lines>(registers, steps, rows, starts, line, sums, soon ? coming : pace);
       starts = false;
     };
     for (int64_t at = 0, count; at < whole; at += count) {
