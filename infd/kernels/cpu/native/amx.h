@@ -17,6 +17,7 @@ constexpr int64_t TILE_PANEL = TILE_LINES * PANEL;  // words of a panel in these
 constexpr int64_t TILE_BYTES = 64;                  // of a row in a tile
 
 inline int64_t tile_steps(int64_t lines) { return (lines + TILE_LINES - 1) / TILE_LINES; }
+inline int64_t tiles_of(int64_t rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
 
 // Prefetches `lines` lines in equal parts at `calls` calls: into L1 if NEAR, else into L2.
 template <bool NEAR>
@@ -64,9 +65,11 @@ struct Blocks {
 template <class Lines, int COUNT>
 constexpr bool BY_AMX<Blocks<Lines, COUNT>> = true;
 
-constexpr int64_t TILES_TOGETHER = 8;  // steps of 16 lines, which stay in L1 while many rows pass
-constexpr int64_t FEW_TOGETHER = 2;    // these steps are prefetched into L1 beside the ones before, for up to 16 rows
-constexpr int64_t SOME_TOGETHER = 4;   // these into L2, for up to 32 rows
+// Steps of 16 lines, which stay in L1 while many rows pass. More save loads and stores of sums; but what is prefetched meanwhile
+// evicts some lines.
+template <class Kind>
+constexpr int64_t TILES_TOGETHER = Kind::UNPACKS ? 8 : 4;
+constexpr int64_t FEW_TOGETHER = 2;    // the same for up to 16 rows, which read a line once
 constexpr int64_t TILE_STEP_LINES = TILE_PANEL / CACHE_LINE;  // of the cache, in such a step
 
 // Some steps of 16 lines: rows of inputs, and lines of words. Rows are `stride` bytes apart.
@@ -212,7 +215,7 @@ void add_products(TileRegisters& registers, const TileSteps& steps, int64_t rows
 }
 
 // Multiplies any number of rows. A Kind has the members of Blocks. One that UNPACKS stores lines in the room that lines() is given,
-// which suffices for TILES_TOGETHER x 16 lines.
+// which suffices for TILES_TOGETHER<Kind> x 16 lines.
 template <class Kind>
 struct ByTiles {
   using Lines = typename Kind::Lines;
@@ -222,28 +225,28 @@ struct ByTiles {
     const int64_t stride = x.x.address(1) - first;
     const int64_t most = stretch.steps * Kind::TILES_OF_A_STEP * TILE_BYTES, bytes = most < x.bytes ? most : x.bytes;
     const int64_t whole = bytes / TILE_BYTES, tail = bytes % TILE_BYTES;
-    const int64_t next = ahead.lines ? stretch.steps * x.step() / CACHE_LINE : 0, passes = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    Pace unpacking(ahead.next, Kind::UNPACKS ? next : 0, whole * TILE_LINES), pace(ahead.next, Kind::UNPACKS ? 0 : next, 4 * passes * whole);
+    const int64_t next = Kind::UNPACKS && ahead.lines ? stretch.steps * x.step() / CACHE_LINE : 0;
+    Pace unpacking(ahead.next, next, whole * TILE_LINES);
     TileRegisters registers;
-    alignas(64) uint32_t room[Kind::UNPACKS ? TILES_TOGETHER * TILE_PANEL : 1];
+    alignas(64) uint32_t room[Kind::UNPACKS ? TILES_TOGETHER<Kind> * TILE_PANEL : 1];
     const uint32_t* line = stretch.header ? Lines::start_line(stretch.header) : nullptr;
     bool starts = stretch.header != nullptr;
-    // Up to 32 rows wait for memory. The steps that follow are prefetched beside the ones before, so that their lines are still in
-    // L1 or L2 when both halves of the columns read them.
-    const bool few = rows <= TILE_ROWS, soon = rows <= 2 * TILE_ROWS && !Kind::UNPACKS;
-    const int64_t at_once = few ? FEW_TOGETHER : soon ? SOME_TOGETHER : TILES_TOGETHER;
+    const bool few = rows <= TILE_ROWS;
+    const int64_t at_once = few ? FEW_TOGETHER : TILES_TOGETHER<Kind>;
     if (few) {
       SixteenRows<Lines>::shape(registers, rows);
       SixteenRows<Lines>::begin(starts, line, sums);
     }
+    // Steps are prefetched beside the ones before, so that they are still near when they are read; if they are unpacked, by lines().
     const auto add = [&](const TileSteps& steps, const void* following, int64_t count) {
+      const int64_t lines = Kind::UNPACKS ? 0 : count * TILE_STEP_LINES, calls = 4 * tiles_of(rows) * steps.count;
       if (few) {
-        // Lines that go into L1 soon before they are read are fetched once, not into L2 and then from there.
-        PaceOf<true> near(following, Kind::UNPACKS ? 0 : count * TILE_STEP_LINES, 4 * steps.count);
-        return SixteenRows<Lines>::add(steps, 0, near);
+        // Into L1: lines that are read once are fetched once, not into L2 and then from there.
+        PaceOf<true> pace(following, lines, calls);
+        return SixteenRows<Lines>::add(steps, 0, pace);
       }
-      Pace coming(following, count * TILE_STEP_LINES, 8 * steps.count);
-      add_products<Lines>(registers, steps, rows, starts, line, sums, soon ? coming : pace);
+      Pace pace(following, lines, calls);
+      add_products<Lines>(registers, steps, rows, starts, line, sums, pace);
       starts = false;
     };
     for (int64_t at = 0, count; at < whole; at += count) {
