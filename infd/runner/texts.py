@@ -1,7 +1,7 @@
 """Whole texts: the steps of models without a cache.
 
 Such a model computes each text in one step, so nothing on the device outlives a step: tokens and positions come from
-the joins alone, and are uploaded as one array. `rows.py` and `batch.py` do this for the other models.
+the joins alone, and are uploaded together. `rows.py` and `batch.py` do this for the other models.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ class Texts:
             selected[alone] += selected[alone][-1:] * padding
         indices = [np.array(chosen if len(chosen) < total else (), np.int64) for chosen in selected]
         known, places = [text.tokens for text in texts], [self._places[: text.count] for text in texts]
-        sent = self._upload(np.concatenate([*known, *rest, *places, *rest, *indices]))
-        token, position, *index = sent.split_with_sizes([total, total, *map(len, indices)])
+        token, position, *index = instance.rows.staging.up_together(
+            _joined([*known, *rest]), _joined([*places, *rest]), *indices
+        )
         rows = self._adapters(texts, total) if adapted else None
         batch = Batch(
             tokens=token,
@@ -147,3 +148,8 @@ class Texts:
             batch.positions = batch.positions + regime * shift
         else:
             batch.prompts = regime
+
+
+def _joined(arrays: Sequence[Array]) -> Array:
+    """Return the numbers of some arrays in one; it may be the array itself."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
