@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.adapters import LowRank
     from infd.kernels.families.attention import AttentionPlan, KeyValuePages
+    from infd.kernels.families.encoder import TextEmbedder
     from infd.kernels.families.span_attention import SpanPlan
     from infd.kernels.families.stack import FusedDecoder, StepBuffers, StepMemory
     from infd.models.parameter import Parameter, Target
+    from infd.pooling.settings import Reduction
     from infd.request import ExpertSizes, PoolTask
     from infd.scheduler.layout import CacheLayout
 
@@ -164,6 +166,12 @@ class Model(Protocol):
 
     def fused(self, memory: StepMemory, buffers: StepBuffers) -> FusedDecoder | None:
         """Return steps as one call each, or None if no kernel computes the whole model. Called with loaded weights."""
+
+    def embedder(self, reduction: Reduction, most: int) -> TextEmbedder | None:
+        """Return the model and its pooling, for whole texts; None: no kernel computes both. Called with loaded weights.
+
+        most  tokens of a step
+        """
 
     def pooling_head(self, task: PoolTask) -> PoolingHead | None:
         """Return the layers after pooling in `task`; None: pooled hidden states are the result."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from infd.models.layers.norm import NoNorm
     from infd.models.layers.sublayer import Sublayer
     from infd.models.parameter import Matrix, Parameter
+    from infd.pooling.settings import Reduction
     from infd.request import PoolTask
 
 # Prefixes of the decoder's weights: in text-only models; in multimodal models saved before transformers 5; in
@@ -258,6 +259,9 @@ class Decoder:
             return None
         ends = DecoderRecipe(self._embedding.recipe(), self._norm.recipe(), head)
         return self._stack.decoder(self.stacked, ends, memory, buffers)
+
+    def embedder(self, reduction: Reduction, most: int) -> None:
+        return None
 
     def pooling_head(self, task: PoolTask) -> PoolingHead | None:
         return None if task == "token_embed" else self._pooling_head

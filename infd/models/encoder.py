@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.families.encoder import StackedEncoder
+    from infd.kernels.families.encoder import StackedEncoder, TextEmbedder
     from infd.kernels.families.stack import StepBuffers, StepMemory
     from infd.kernels.recipe import EmbeddingsRecipe
     from infd.models.base import Batch, PageTensor, PassAdapters, PoolingHead
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from infd.models.layers.norm import LayerNorm, NoNorm, RMSNorm
     from infd.models.layers.span_attention import SpanAttention
     from infd.models.parameter import Parameter
+    from infd.pooling.settings import Reduction
     from infd.request import PoolTask
 
 
@@ -199,6 +200,11 @@ class Encoder:
 
     def fused(self, memory: StepMemory, buffers: StepBuffers) -> None:
         return None
+
+    def embedder(self, reduction: Reduction, most: int) -> TextEmbedder | None:
+        if self.stacked is None or self._norm is not None or self.pooling_head("embed") is not None:
+            return None
+        return self.stacked.embedder(reduction, most)
 
     def pooling_head(self, task: PoolTask) -> PoolingHead | None:
         if task in self._by_token:

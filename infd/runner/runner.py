@@ -17,6 +17,7 @@ from infd.runner.cuda_graphs.decoding import decoding
 from infd.runner.expert_loads import LoadSampler
 from infd.runner.faults import diagnose
 from infd.runner.fused import fused_steps
+from infd.runner.fused_texts import fused_texts
 from infd.runner.readouts.pooling import TextPooling, TokenPooling
 from infd.runner.readouts.routing import Routing
 from infd.runner.readouts.sampling import Sampling
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from infd.runner.batch import Batches
     from infd.runner.cuda_graphs.capture import Graphs
     from infd.runner.fused import FusedSteps
+    from infd.runner.fused_texts import FusedTexts
     from infd.runner.instance import Instance
     from infd.runner.readouts.readout import Reading, Readout
     from infd.runner.staging import StagingBuffer
@@ -110,12 +112,14 @@ class Runner:
         return Forwarded(plan, readings)
 
     @cached_property
-    def fused(self) -> FusedSteps | None:
+    def fused(self) -> FusedSteps | FusedTexts | None:
         """Made by the first step, because it needs loaded weights."""
+        if isinstance(self._batches, Texts):
+            return fused_texts(self.instance, self._batches)
         return fused_steps(self.instance, self._sampling, self._loads)
 
     def _compute_at_once(self, spans: Sequence[Span]) -> list[Reading] | None:
-        """Issue a step of which every token is sampled, by a graph or one native call; None if neither computes it."""
+        """Issue a step by a graph, or by few native calls; None if neither computes it."""
         if self.decoding is None:
             return None if self.fused is None else self.fused.forward(spans)
         computed = self.decoding.forward(spans)

@@ -135,7 +135,7 @@ class Staging(Protocol):
 
 
 class Shared:
-    """For a CPU: host and device share memory, so arrays and results are not copied. Copies to other devices are synchronous."""
+    """For a CPU, which shares its memory with the host: nothing is copied. Copies to other devices are synchronous."""
 
     waits = False
     spin_s = 0.0

@@ -35,16 +35,21 @@ class Text(Struct, frozen=True):
     """A text whose sequence runs.
 
     tokens  [count] int64
-    second  position of the first token of a pair's second text; None: the text is no pair
+    pool    how the text is pooled; None: not at all
     regime  of its rotary angles, see layout.Regimes
     slot    of its adapter; 0: none
     """
 
     count: int
     tokens: Array
-    second: int | None
+    pool: Pool | None
     regime: int
     slot: int
+
+    @property
+    def second(self) -> int | None:
+        """Return the position of the first token of a pair's second text; None: the text is no pair."""
+        return None if self.pool is None else self.pool.second
 
 
 class Texts:
@@ -59,11 +64,13 @@ class Texts:
     def stage(self, plan: StepPlan) -> None:
         rows = self._instance.rows
         for join in plan.joins:
-            pool = pick(Pool, join.wants)
-            second = None if pool is None else pool.second
             tokens = rows.checked(join, np.int64)
-            self._texts[join.row] = Text(len(tokens), tokens, second, join.regime, join.slot)
+            self._texts[join.row] = Text(len(tokens), tokens, pick(Pool, join.wants), join.regime, join.slot)
             rows.slots[join.row] = join.slot
+
+    def of(self, row: int) -> Text:
+        """Return the text of a row."""
+        return self._texts[row]
 
     def gather(self, spans: Sequence[Span], readouts: Sequence[Readout]) -> Gathered:
         instance = self._instance

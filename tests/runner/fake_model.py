@@ -121,6 +121,9 @@ class FakeModel:
     def fused(self, memory: object, buffers: object) -> None:
         return None
 
+    def embedder(self, reduction: object, most: int) -> None:
+        return None
+
 
 def peak(total: Tensor) -> Tensor:
     """Return logits [N, VOCAB] whose largest is at a token derived from total [N], spread by 0.1 around it."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from infd.kernels.cpu.embedder import REDUCTIONS, Embedder
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
 from infd.kernels.cpu.linear import PANEL
 from infd.kernels.cpu.product import Addressable, Product, Unaddressable, described
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.encoder import EncoderInputs
     from infd.kernels.families.span_attention import Reach, SpanPlan
     from infd.kernels.recipe import EmbeddingsRecipe, EncoderLayerRecipe, NormRecipe, ProductRecipe
+    from infd.pooling.settings import Reduction
 
 # Before each call the device thread reports progress and can be stopped. A call computes SLICE layers, or more if there
 # are so few tokens that no more than SLICE_ROWS rows pass through a layer.
@@ -96,11 +98,11 @@ class EncoderStack:
     """Implements families.encoder.EncoderStack."""
 
     def __init__(self, library: Library | None = None) -> None:
-        self._compute = (library or Library()).kernel("encoder", INT, POINTER, POINTER, INT, POINTER, POINTER)
+        self._library = library or Library()
 
     def build(self, layers: Sequence[EncoderLayerRecipe], embeddings: EmbeddingsRecipe | None) -> Stacked | None:
         try:
-            return Stacked(self._compute, layers, embeddings)
+            return Stacked(self._library, layers, embeddings)
         except Unaddressable:
             return None
 
@@ -110,11 +112,12 @@ class Stacked:
 
     def __init__(
         self,
-        compute: Callable[..., None],
+        library: Library,
         layers: Sequence[EncoderLayerRecipe],
         embeddings: EmbeddingsRecipe | None,
     ) -> None:
-        self._compute = compute
+        self._library = library
+        self._compute = library.kernel("encoder", INT, POINTER, POINTER, INT, POINTER, POINTER)
         self._recipes = layers, embeddings  # keep alive the weights to which the structures point
         self._reaches: list[Reach] = sorted({each.reach for each in layers}, key=str)
         self._steps = POINTER * len(self._reaches)
@@ -129,47 +132,107 @@ class Stacked:
     def __call__(self, inputs: EncoderInputs, x: Tensor | None, plan: SpanPlan, beat: Callable[[], None]) -> Tensor:
         positions, sampled, embeddings = inputs.positions.data_ptr(), inputs.sampled, None
         if x is None:
-            x, embeddings = self._look_up(inputs, positions), self._embeddings
+            types = None if inputs.types is None else inputs.types.data_ptr()
+            embeddings = self._look_up(inputs.tokens.data_ptr(), positions, types)
+            x = torch.empty((inputs.tokens.shape[0], self.width), dtype=self.dtype)
         x = x.contiguous()
-        tokens, hidden = x.shape
+        tokens, width = x.shape
         # Sliced before the layers are computed: afterwards it takes twice as long, as their weights have evicted
         # torch's code from the CPU's cache.
         found = x if sampled is None else x[: sampled.tokens.shape[0]]
-        steps = self._attention(plan)
-        step = EncoderStep(tokens, hidden, positions, ctypes.addressof(steps))
+        step = EncoderStep(tokens, width, positions)
+        queries = None
+        if sampled is not None:
+            queries = sampled.plan
+            step.sampled, step.sampled_tokens = found.shape[0], sampled.tokens.data_ptr()
+        self._compute_layers(step, x, plan, queries, embeddings, beat)
+        return found
+
+    def embed(
+        self,
+        tokens: int,
+        positions: int,
+        x: Tensor,
+        plan: Plan,
+        queries: Plan | None,
+        beat: Callable[[], None],
+    ) -> None:
+        """Compute the embeddings and all layers of a step's tokens, without types.
+
+        tokens, positions  addresses of [T] int64
+        x                  [at least T, width]: the results
+        plan               of attention
+        queries            of attention whose queries are the tokens that are read, see __call__; None: all are
+        """
+        step = EncoderStep(plan.tokens, self.width, positions)
+        if queries is not None:
+            step.sampled, step.sampled_tokens = queries.tokens, queries.queries
+        self._compute_layers(step, x, plan, queries, self._look_up(tokens, positions, None), beat)
+
+    def embedder(self, reduction: Reduction, most: int) -> Embedder | None:
+        if not self._tables or reduction not in REDUCTIONS:
+            return None
+        return Embedder(self, self._library, reduction, most)
+
+    @property
+    def width(self) -> int:
+        """Return the numbers of a hidden state, and of an embedding."""
+        return self._words.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the type of hidden states, and of embeddings."""
+        return self._words.dtype
+
+    @property
+    def _words(self) -> Tensor:
+        _, embeddings = self._recipes
+        assert embeddings is not None
+        return embeddings.tables[0].table
+
+    def _look_up(self, tokens: int, positions: int, types: int | None) -> int:
+        """Point the tables of embeddings at the rows of a step's tokens; return the address of the embeddings.
+
+        tokens, positions, types  addresses of [T] int64
+        """
+        rows = {"tokens": tokens, "positions": positions, "types": types, "none": None}
+        for table, index in self._tables:
+            table.index = rows[index]
+        return self._embeddings
+
+    def _compute_layers(
+        self,
+        step: EncoderStep,
+        x: Tensor,
+        plan: SpanPlan,
+        queries: SpanPlan | None,
+        embeddings: int | None,
+        beat: Callable[[], None],
+    ) -> None:
+        """Compute all layers on x. embeddings: from `_look_up`, which are computed first; None: x has them."""
+        steps, sampled = self._attention(plan), step.sampled
+        step.attention, step.sampled = ctypes.addressof(steps), 0
         biases: dict[int, Tensor] = {}
         for layer, bias in self._biased:  # computed from weights, which a load of weights may have changed
             table = biases.setdefault(id(bias), bias.table)
             layer.bias, layer.furthest = table.data_ptr(), table.shape[1] // 2
-        half, first, end = x.dtype is torch.bfloat16, 0, len(self._layers)
-        most = max(SLICE, SLICE_ROWS // tokens)
+        half, address, first, end = x.dtype is torch.bfloat16, x.data_ptr(), 0, len(self._layers)
+        most = max(SLICE, SLICE_ROWS // step.tokens)
         while True:
             beat()
             layers, count = ctypes.addressof(self._layers) + first * ctypes.sizeof(Layer), min(most, end - first)
-            if sampled is not None and first + count == end:
-                queries = self._attention(sampled.plan)
-                step.sampled, step.sampled_tokens = found.shape[0], sampled.tokens.data_ptr()
-                step.sampled_attention = ctypes.addressof(queries)
-            self._compute(half, embeddings, layers, count, ctypes.addressof(step), x.data_ptr())
+            if queries is not None and first + count == end:
+                attended = self._attention(queries)
+                step.sampled, step.sampled_attention = sampled, ctypes.addressof(attended)
+            self._compute(half, embeddings, layers, count, ctypes.addressof(step), address)
             first, embeddings = first + count, None
             if first == end:
-                return found
+                return
 
     def _attention(self, plan: SpanPlan) -> ctypes.Array[Any]:
         """Return the addresses of a plan's steps, by reach."""
         assert isinstance(plan, Plan)  # `select.py` chooses the native stack only with native attention
         return self._steps(*[ctypes.addressof(plan.step(reach)) for reach in self._reaches])
-
-    def _look_up(self, inputs: EncoderInputs, positions: int) -> Tensor:
-        """Point the tables at the rows of a step's tokens; return memory for the embeddings."""
-        types = None if inputs.types is None else inputs.types.data_ptr()
-        rows = {"tokens": inputs.tokens.data_ptr(), "positions": positions, "types": types, "none": None}
-        for table, index in self._tables:
-            table.index = rows[index]
-        _, embeddings = self._recipes
-        assert embeddings is not None
-        words = embeddings.tables[0].table
-        return torch.empty((inputs.tokens.shape[0], words.shape[1]), dtype=words.dtype)
 
     def _describe(self, embeddings: EmbeddingsRecipe) -> None:
         tables = (Table * len(embeddings.tables))(

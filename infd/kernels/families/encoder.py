@@ -9,10 +9,13 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
     from infd.kernels.families.span_attention import SpanPlan
     from infd.kernels.recipe import EmbeddingsRecipe, EncoderLayerRecipe
+    from infd.pooling.settings import Reduction
 
 
 class SampledInputs(NamedTuple):
@@ -41,6 +44,27 @@ class EncoderInputs(Struct, frozen=True):
     sampled: SampledInputs | None = None
 
 
+class TextEmbedder(Protocol):
+    """An encoder and the pooling of its texts, without a call of torch.
+
+    tokens, positions  [N] int64: the inputs of a call, text after text
+    """
+
+    tokens: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+
+    def __call__(
+        self, offsets: Sequence[int], beat: Callable[[], None]
+    ) -> tuple[npt.NDArray[np.float32], Sequence[bool]]:
+        """Return each text's embedding of length 1, [S, width], and of each text whether its numbers are finite.
+
+        The bits are those of StackedEncoder and Pooling.
+
+        offsets  [S + 1]: text i is tokens offsets[i]:offsets[i + 1]; at most N in all
+        beat     called before each few layers
+        """
+
+
 class StackedEncoder(Protocol):
     """An encoder's layers computed in one call, after its embeddings if a recipe of these was given."""
 
@@ -51,6 +75,9 @@ class StackedEncoder(Protocol):
               out of range is NaN
         beat  called before each few layers
         """
+
+    def embedder(self, reduction: Reduction, most: int) -> TextEmbedder | None:
+        """Return the encoder with a pooling, for steps of up to `most` tokens; None: it does not compute all of it."""
 
 
 class EncoderStack(Protocol):

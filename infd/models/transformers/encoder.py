@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from infd.models.base import Batch, PageTensor, PassAdapters, PoolingHead
     from infd.models.blueprint import Blueprint
     from infd.models.parameter import Parameter
+    from infd.pooling.settings import Reduction
     from infd.request import PoolTask
 
 # transformers' tables of classes, by the kind of output.
@@ -113,6 +114,9 @@ class TransformersEncoder:
         raise NotImplementedError("encoders have no logits of tokens")
 
     def fused(self, memory: StepMemory, buffers: StepBuffers) -> None:
+        return None
+
+    def embedder(self, reduction: Reduction, most: int) -> None:
         return None
 
     def pooling_head(self, task: PoolTask) -> PoolingHead | None:

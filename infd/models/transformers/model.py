@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from infd.models.base import Batch, PassAdapters, PoolingHead
     from infd.models.blueprint import Blueprint
     from infd.models.parameter import Parameter
+    from infd.pooling.settings import Reduction
     from infd.request import PoolTask
 
 
@@ -94,6 +95,9 @@ class TransformersModel:
         return logits
 
     def fused(self, memory: StepMemory, buffers: StepBuffers) -> None:
+        return None
+
+    def embedder(self, reduction: Reduction, most: int) -> None:
         return None
 
     def pooling_head(self, task: PoolTask) -> PoolingHead | None:

@@ -75,6 +75,11 @@ class Postprocessing(Struct, frozen=True):
         normalize = settings.normalize if pool.normalize is None else pool.normalize
         return cls(pool.task, pool.dimensions, normalize, "none")
 
+    @property
+    def plain(self) -> bool:
+        """Whether rows are normalized, and nothing else."""
+        return self.normalize and self.dimensions is None
+
     def __call__(self, outputs: Tensor, kernels: Pooling) -> tuple[Array, Sequence[bool] | Array]:
         """Return the numbers [N, width] float32, and of each row whether the head's outputs are finite.
 
