@@ -45,15 +45,12 @@ class Embedder:
         self, offsets: Sequence[int], beat: Callable[[], None]
     ) -> tuple[npt.NDArray[np.float32], Sequence[bool]]:
         tokens, texts = offsets[-1], len(offsets) - 1
-        counts = [1] * texts
-        read: Sequence[int] = ()
+        plan, queries = self._attention.prepare(SpanBatch(tokens=tokens, offsets=offsets, device=CPU)), None
         if self._reduction == "mean":
             counts = [end - begin for begin, end in pairwise(offsets)]
-        elif tokens > texts:  # else every token is read
+        else:
+            counts = [1] * texts
             read = offsets[:-1] if self._reduction == "cls" else [end - 1 for end in offsets[1:]]
-        plan = self._attention.prepare(SpanBatch(tokens=tokens, offsets=offsets, device=CPU))
-        queries = None
-        if read:
             queries = self._attention.prepare(SpanBatch(tokens=tokens, offsets=offsets, device=CPU, queries=read))
         embeddings = self._pooling.prepare(self._hidden, counts)
         self._stacked.embed(*self._addresses, self._hidden, plan, queries, beat)
