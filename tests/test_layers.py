@@ -214,6 +214,7 @@ HUBS = {
     "request.py": "a request, and what is wanted of its prompt",
     "grammar/protocol.py": "what a library that compiles grammars offers, and what it is given",
     "rounding.py": "quotients and multiples, rounded up",
+    "scheduler/plan.py": "what a step computes, and its results",
 }
 
 

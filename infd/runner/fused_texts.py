@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from infd.request import Pooled
-from infd.runner.readouts.pooling import NOT_FINITE, STORED, Postprocessing
+from infd.runner.readouts.pooling import Postprocessing, write
 from infd.runner.readouts.readout import Reading
 
 if TYPE_CHECKING:
@@ -31,49 +30,48 @@ MOST_TOKENS: Final = 1024  # of a step: with more, calls of torch take a hundred
 
 def fused_texts(instance: Instance, texts: Texts) -> FusedTexts | None:
     """Return the steps of a model with loaded weights; None if no kernel computes embeddings without torch."""
-    if instance.rows.device.type != "cpu":
+    if instance.rows.device.type != "cpu" or "embed" not in instance.pooling.tasks:
         return None
     embed = instance.model.embedder(instance.pooling.pooling, MOST_TOKENS)
     return None if embed is None else FusedTexts(instance, texts, embed)
 
 
 class FusedTexts:
-    """Computes steps of up to MOST_TOKENS tokens."""
+    """Computes steps of up to as many tokens as the embedder's inputs have."""
 
     def __init__(self, instance: Instance, texts: Texts, embed: TextEmbedder) -> None:
         self._texts, self._embed = texts, embed
-        self._settings, self._least_rows = instance.pooling, instance.model.least_rows
-        self._places = np.arange(MOST_TOKENS)
+        self._settings = instance.pooling
+        self._places = np.arange(len(embed.tokens))
         self._beat = instance.pulse.beat
 
     def forward(self, spans: Sequence[Span]) -> list[Reading] | None:
-        """Compute a step; None if it has too few or too many tokens, or texts of which more is asked."""
+        """Compute a step; None if it has too many tokens, or texts of which more is asked."""
         tokens, positions, places = self._embed.tokens, self._embed.positions, self._places
         offsets, end = [0], 0
         for span in spans:
-            text = self._texts.of(span.row)
+            text = self._texts.by_row[span.row]
             begin, end = end, end + text.count
-            if end > MOST_TOKENS or not span.pools or not self._plain(text):
+            if end > len(tokens) or not span.pools or not self._plain(text):
                 return None
             tokens[begin:end] = text.tokens
             positions[begin:end] = places[: text.count]
             offsets.append(end)
-        if end < self._least_rows:
-            return None
-        return [Embeddings(*self._embed(offsets, self._beat))]
+        return [EmbeddedTexts(*self._embed(offsets, self._beat))]
 
     def _plain(self, text: Text) -> bool:
-        """Return whether a text's embedding is all that is asked of it, as the model is made to give it."""
+        """Return whether only a text's normalized embedding is asked of it."""
         pool = text.pool
         if pool is None or pool.task != "embed" or text.slot or text.regime or pool.skip or pool.second is not None:
             return False
         return Postprocessing.of(pool, self._settings).plain
 
 
-class Embeddings(Reading):
-    """The embeddings of a step's texts, [S, width] float32; `finite`: of each text whether its hidden states are."""
+class EmbeddedTexts(Reading):
+    """The embeddings of a step's texts."""
 
     def __init__(self, vectors: Array, finite: Sequence[bool]) -> None:
+        """Hold embeddings [S, width] float32, and of each text whether its hidden states are finite."""
         self._vectors = vectors
         self._finite = finite
 
@@ -84,9 +82,4 @@ class Embeddings(Reading):
         """No-op: the results are on the host."""
 
     def read(self, result: StepResult) -> None:
-        vectors = self._vectors.astype(STORED, copy=False)
-        for index, finite in enumerate(self._finite):
-            if finite:
-                result.pooled[index] = Pooled(vectors.shape[1], vectors[index].tobytes())
-            else:
-                result.failed[index] = NOT_FINITE
+        write(result, [(span, 1) for span in range(len(self._finite))], self._vectors, self._finite)

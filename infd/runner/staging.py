@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -106,8 +107,11 @@ class Staging(Protocol):
     def up(self, array: Array) -> Tensor:
         """Return a copy of a host array on the device."""
 
-    def up_together(self, *arrays: Array) -> Sequence[Tensor]:
-        """Return a copy of each of some host arrays [n] of one type, on the device, by one transfer."""
+    def up_together(self, *groups: Sequence[Array]) -> Sequence[Tensor]:
+        """Return the numbers of each group of host arrays [n] of one type, joined, on the device.
+
+        On a CPU a tensor may share the memory of an array; neither is written to.
+        """
 
     def fill(self, target: Tensor, array: Array) -> None:
         """Copy a host array [n] into a tensor [n] on the device."""
@@ -135,7 +139,7 @@ class Staging(Protocol):
 
 
 class Shared:
-    """For a CPU, which shares its memory with the host: nothing is copied. Copies to other devices are synchronous."""
+    """For a CPU: host and device share memory, so results are not copied. Copies to other devices are synchronous."""
 
     waits = False
     spin_s = 0.0
@@ -147,12 +151,12 @@ class Shared:
         """No-op: there are no buffers."""
 
     def up(self, array: Array) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
-    def up_together(self, *arrays: Array) -> Sequence[Tensor]:
-        # A tensor of each array takes less time than to join them, and then to split their tensor.
-        found = [torch.from_numpy(array) for array in arrays]
-        return found if self.device.type == "cpu" else [each.to(self.device) for each in found]
+    def up_together(self, *groups: Sequence[Array]) -> Sequence[Tensor]:
+        # A tensor of each group takes less time than to split one of all.
+        return [self.up(arrays[0] if len(arrays) == 1 else np.concatenate(arrays)) for arrays in groups]
 
     def fill(self, target: Tensor, array: Array) -> None:
         target.copy_(torch.from_numpy(array))
@@ -214,8 +218,9 @@ class Pinned:
     def up(self, array: Array) -> Tensor:
         return self._current().copy_of(array).to(self.device, non_blocking=True)
 
-    def up_together(self, *arrays: Array) -> Sequence[Tensor]:
-        return self.up(np.concatenate(arrays)).split_with_sizes([len(array) for array in arrays])
+    def up_together(self, *groups: Sequence[Array]) -> Sequence[Tensor]:
+        sizes = [sum(map(len, arrays)) for arrays in groups]
+        return self.up(np.concatenate(list(chain(*groups)))).split_with_sizes(sizes)
 
     def fill(self, target: Tensor, array: Array) -> None:
         target.copy_(self._current().copy_of(array), non_blocking=True)

@@ -59,18 +59,14 @@ class Texts:
         self._instance = instance
         self._upload = instance.rows.upload
         self._places = np.arange(instance.rows.max_len)
-        self._texts: dict[int, Text] = {}
+        self.by_row: dict[int, Text] = {}
 
     def stage(self, plan: StepPlan) -> None:
         rows = self._instance.rows
         for join in plan.joins:
             tokens = rows.checked(join, np.int64)
-            self._texts[join.row] = Text(len(tokens), tokens, pick(Pool, join.wants), join.regime, join.slot)
+            self.by_row[join.row] = Text(len(tokens), tokens, pick(Pool, join.wants), join.regime, join.slot)
             rows.slots[join.row] = join.slot
-
-    def of(self, row: int) -> Text:
-        """Return the text of a row."""
-        return self._texts[row]
 
     def gather(self, spans: Sequence[Span], readouts: Sequence[Readout]) -> Gathered:
         instance = self._instance
@@ -78,7 +74,7 @@ class Texts:
         texts, offsets, tokens = [], [0], 0
         adapted = paired = turned = False
         for span in spans:
-            text = self._texts[span.row]
+            text = self.by_row[span.row]
             texts.append(text)
             tokens += text.count
             offsets.append(tokens)
@@ -100,7 +96,7 @@ class Texts:
         indices = [np.array(chosen if len(chosen) < total else (), np.int64) for chosen in selected]
         known, places = [text.tokens for text in texts], [self._places[: text.count] for text in texts]
         token, position, *index = instance.rows.staging.up_together(
-            _joined([*known, *rest]), _joined([*places, *rest]), *indices
+            [*known, *rest], [*places, *rest], *([each] for each in indices)
         )
         rows = self._adapters(texts, total) if adapted else None
         batch = Batch(
@@ -155,8 +151,3 @@ class Texts:
             batch.positions = batch.positions + regime * shift
         else:
             batch.prompts = regime
-
-
-def _joined(arrays: Sequence[Array]) -> Array:
-    """Return the numbers of some arrays in one; it may be the array itself."""
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

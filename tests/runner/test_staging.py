@@ -307,6 +307,18 @@ def test_arrays_of_any_shape_survive_the_round_trip(device, kind):
     assert np.array_equal(lasting.held.numpy(), array[0, :, 1])
 
 
+GROUPS = [[np.arange(3), np.arange(5, 7)], [np.zeros(0, np.int64)], [np.arange(4)]]
+
+
+def test_groups_of_arrays_are_joined_and_copied_together(device):
+    carried = Pinned(APART, device.pin, device.event)
+    with device.unsynchronised():
+        found = carried.up_together(*GROUPS)
+        carried.wait(carried.end())
+    assert [each.held.tolist() for each in found] == [[0, 1, 2, 5, 6], [], [0, 1, 2, 3]]
+    assert [each.tolist() for each in Shared(CPU).up_together(*GROUPS)] == [[0, 1, 2, 5, 6], [], [0, 1, 2, 3]]
+
+
 def test_a_part_serves_again_once_its_event_has_passed_and_its_results_are_read(device):
     carried = Pinned(APART, device.pin, device.event)
     with device.unsynchronised():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infd.kernels.cpu.embedder import REDUCTIONS, Embedder
+from infd.kernels.cpu.embedder import REDUCTIONS, Embedder, Queries
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
 from infd.kernels.cpu.linear import PANEL
 from infd.kernels.cpu.product import Addressable, Product, Unaddressable, described
@@ -136,38 +136,28 @@ class Stacked:
             embeddings = self._look_up(inputs.tokens.data_ptr(), positions, types)
             x = torch.empty((inputs.tokens.shape[0], self.width), dtype=self.dtype)
         x = x.contiguous()
-        tokens, width = x.shape
         # Sliced before the layers are computed: afterwards it takes twice as long, as their weights have evicted
         # torch's code from the CPU's cache.
-        found = x if sampled is None else x[: sampled.tokens.shape[0]]
-        step = EncoderStep(tokens, width, positions)
-        queries = None
+        found, queries = x, None
         if sampled is not None:
-            queries = sampled.plan
-            step.sampled, step.sampled_tokens = found.shape[0], sampled.tokens.data_ptr()
-        self._compute_layers(step, x, plan, queries, embeddings, beat)
+            found = x[: sampled.tokens.shape[0]]
+            queries = Queries(found.shape[0], sampled.tokens.data_ptr(), sampled.plan)
+        self._compute_layers(x, x.shape[0], positions, plan, queries, embeddings, beat)
         return found
 
     def embed(
         self,
-        tokens: int,
-        positions: int,
         x: Tensor,
-        plan: Plan,
-        queries: Plan | None,
+        count: int,
+        token_address: int,
+        position_address: int,
+        plan: SpanPlan,
+        queries: Queries | None,
         beat: Callable[[], None],
     ) -> None:
-        """Compute the embeddings and all layers of a step's tokens, without types.
-
-        tokens, positions  addresses of [T] int64
-        x                  [at least T, width]: the results
-        plan               of attention
-        queries            of attention whose queries are the tokens that are read, see __call__; None: all are
-        """
-        step = EncoderStep(plan.tokens, self.width, positions)
-        if queries is not None:
-            step.sampled, step.sampled_tokens = queries.tokens, queries.queries
-        self._compute_layers(step, x, plan, queries, self._look_up(tokens, positions, None), beat)
+        """Compute the embeddings and all layers; see embedder.Layers, which this class implements."""
+        embeddings = self._look_up(token_address, position_address, None)
+        self._compute_layers(x, count, position_address, plan, queries, embeddings, beat)
 
     def embedder(self, reduction: Reduction, most: int) -> Embedder | None:
         if not self._tables or reduction not in REDUCTIONS:
@@ -176,12 +166,12 @@ class Stacked:
 
     @property
     def width(self) -> int:
-        """Return the numbers of a hidden state, and of an embedding."""
+        """Return the number of elements of a hidden state."""
         return self._words.shape[1]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the type of hidden states, and of embeddings."""
+        """Return the type of hidden states."""
         return self._words.dtype
 
     @property
@@ -190,42 +180,43 @@ class Stacked:
         assert embeddings is not None
         return embeddings.tables[0].table
 
-    def _look_up(self, tokens: int, positions: int, types: int | None) -> int:
-        """Point the tables of embeddings at the rows of a step's tokens; return the address of the embeddings.
-
-        tokens, positions, types  addresses of [T] int64
-        """
-        rows = {"tokens": tokens, "positions": positions, "types": types, "none": None}
+    def _look_up(self, token_address: int, position_address: int, type_address: int | None) -> int:
+        """Point the tables of embeddings at the rows of a step's tokens; return the address of the embeddings."""
+        rows = {"tokens": token_address, "positions": position_address, "types": type_address, "none": None}
         for table, index in self._tables:
             table.index = rows[index]
         return self._embeddings
 
     def _compute_layers(
         self,
-        step: EncoderStep,
         x: Tensor,
+        count: int,
+        position_address: int,
         plan: SpanPlan,
-        queries: SpanPlan | None,
+        queries: Queries | None,
         embeddings: int | None,
         beat: Callable[[], None],
     ) -> None:
-        """Compute all layers on x. embeddings: from `_look_up`, which are computed first; None: x has them."""
-        steps, sampled = self._attention(plan), step.sampled
-        step.attention, step.sampled = ctypes.addressof(steps), 0
+        """Compute all layers on the first `count` rows of x, which first become `embeddings` unless these are None."""
+        steps = self._attention(plan)
+        step = EncoderStep(count, x.shape[1], position_address, ctypes.addressof(steps))
         biases: dict[int, Tensor] = {}
         for layer, bias in self._biased:  # computed from weights, which a load of weights may have changed
-            table = biases.setdefault(id(bias), bias.table)
+            if id(bias) not in biases:
+                biases[id(bias)] = bias.table
+            table = biases[id(bias)]
             layer.bias, layer.furthest = table.data_ptr(), table.shape[1] // 2
         half, address, first, end = x.dtype is torch.bfloat16, x.data_ptr(), 0, len(self._layers)
-        most = max(SLICE, SLICE_ROWS // step.tokens)
+        most = max(SLICE, SLICE_ROWS // count)
         while True:
             beat()
-            layers, count = ctypes.addressof(self._layers) + first * ctypes.sizeof(Layer), min(most, end - first)
-            if queries is not None and first + count == end:
-                attended = self._attention(queries)
-                step.sampled, step.sampled_attention = sampled, ctypes.addressof(attended)
-            self._compute(half, embeddings, layers, count, ctypes.addressof(step), address)
-            first, embeddings = first + count, None
+            layers, together = ctypes.addressof(self._layers) + first * ctypes.sizeof(Layer), min(most, end - first)
+            if queries is not None and first + together == end:
+                attended = self._attention(queries.plan)
+                step.sampled, step.sampled_tokens = queries.rows, queries.address
+                step.sampled_attention = ctypes.addressof(attended)
+            self._compute(half, embeddings, layers, together, ctypes.addressof(step), address)
+            first, embeddings = first + together, None
             if first == end:
                 return
 

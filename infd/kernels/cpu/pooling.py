@@ -37,9 +37,9 @@ class Pooling:
         self._sum(half, states.data_ptr(), width, numbers, over, spans, found.data_ptr())
         return found
 
-    def prepare(self, states: Tensor, counts: Sequence[int]) -> Embeddings:
-        """Return the embeddings of spans of counts[i] rows each of `states`, which may be computed later."""
-        return Embeddings(self._sum, self._normalize, states, counts)
+    def prepare(self, states: Tensor, counts: Sequence[int]) -> PreparedMeans:
+        """Return the means of spans of counts[i] rows each of `states` [N, width], which may be computed later."""
+        return PreparedMeans(self._sum, self._normalize, states, counts)
 
     def normalized(self, rows: Tensor) -> tuple[Array, Sequence[bool]]:
         assert rows.stride(1) == 1
@@ -50,7 +50,7 @@ class Pooling:
         return found, finite[:]
 
 
-class Embeddings:
+class PreparedMeans:
     """The means of spans, normalized.
 
     The arguments of calls are prepared before the states are computed: afterwards it takes three times as long, as

@@ -33,37 +33,34 @@ class SpanAttention:
 
 
 class Plan:
-    """Implements families.span_attention.SpanPlan. `encoder.py` reads steps.
-
-    tokens  number of queries
-    """
+    """Implements families.span_attention.SpanPlan. `encoder.py` reads steps."""
 
     def __init__(self, batch: SpanBatch, attend: Callable[..., None]) -> None:
         offsets = batch.offsets or (0,)
         self._offsets = (INT * len(offsets))(*offsets)  # keeps alive the memory to which steps point
-        self.tokens, self._attend = batch.tokens, attend
+        self._tokens, self._attend = batch.tokens, attend
         self._queries = None
         if batch.queries is not None:
-            self.tokens = len(batch.queries)
-            self._queries = (INT * self.tokens)(*batch.queries)
+            self._tokens = len(batch.queries)
+            self._queries = (INT * self._tokens)(*batch.queries)
         self._steps: dict[Reach, Step] = {}
 
     @property
-    def queries(self) -> int | None:
-        """Return the address of SpanBatch.queries."""
+    def query_address(self) -> int | None:
+        """Return the address of SpanBatch.queries, [Q] int64."""
         return None if self._queries is None else ctypes.addressof(self._queries)
 
     def step(self, reach: Reach) -> Step:
         """Return the step in which each query sees the keys within `reach`."""
         if reach not in self._steps:
             self._steps[reach] = Step(
-                tokens=self.tokens,
+                tokens=self._tokens,
                 spans=len(self._offsets) - 1,
                 offsets=ctypes.addressof(self._offsets),
                 packed=True,
                 before=-1 if reach.before is None else reach.before,
                 after=-1 if reach.after is None else reach.after,
-                queries=self.queries,
+                queries=self.query_address,
             )
         return self._steps[reach]
 

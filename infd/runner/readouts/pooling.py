@@ -22,7 +22,7 @@ from infd.request import Pool, Pooled, by_token, embeds, pick
 from infd.runner.readouts.readout import Reading, Readout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
     from torch import Tensor
@@ -130,14 +130,23 @@ class PooledPrompts(Reading):
 
     def read(self, result: StepResult) -> None:
         for part in self._parts:
-            values, finite = part.postprocessing(part.outputs, self._kernels)
-            values, end = values.astype(STORED, copy=False), 0
-            for span, count in part.rows:
-                begin, end = end, end + count
-                if all(finite[begin:end]):
-                    result.pooled[span] = Pooled(values.shape[1], values[begin:end].tobytes())
-                else:
-                    result.failed[span] = NOT_FINITE
+            write(result, part.rows, *part.postprocessing(part.outputs, self._kernels))
+
+
+def write(result: StepResult, rows: Iterable[tuple[int, int]], values: Array, finite: Sequence[bool] | Array) -> None:
+    """Write the numbers of spans into a step's result.
+
+    rows    by span: index in the plan, and number of rows
+    values  [N, width] float32, span after span
+    finite  [N]: whether what the numbers were computed from is finite
+    """
+    values, end = values.astype(STORED, copy=False), 0
+    for span, count in rows:
+        begin, end = end, end + count
+        if all(finite[begin:end]):
+            result.pooled[span] = Pooled(values.shape[1], values[begin:end].tobytes())
+        else:
+            result.failed[span] = NOT_FINITE
 
 
 class Prompts:

@@ -65,8 +65,8 @@ struct Blocks {
 template <class Lines, int COUNT>
 constexpr bool BY_AMX<Blocks<Lines, COUNT>> = true;
 
-// Steps of 16 lines, which stay in L1 while many rows pass. More save loads and stores of sums; but what is prefetched meanwhile
-// evicts some lines.
+// Steps of 16 lines, which stay in L1 while many rows pass. More steps save loads and stores of sums, but the steps that are
+// prefetched meanwhile evict some of their lines. Those that are unpacked are not prefetched.
 template <class Kind>
 constexpr int64_t TILES_TOGETHER = Kind::UNPACKS ? 8 : 4;
 constexpr int64_t FEW_TOGETHER = 2;    // the same for up to 16 rows, which read a line once

@@ -69,7 +69,7 @@ constexpr int64_t TILE_WORDS = 96 * PANEL;  // MOST_WORDS for tiles: the lines o
 constexpr int64_t OPENED_WORDS = 1 << 15;  // most words of prepared weights: 128 KiB, which stay in L2
 constexpr int64_t KEPT_WORDS = 1 << 18;    // most words of inputs that stay in L2 while panels pass: 1 MiB
 constexpr int64_t MOST_TOGETHER = 240;   // most rows whose sums are kept between stretches of inputs
-constexpr int64_t MOST_EXPECTED = 64;    // most rows whose results are fetched before they are written; more would evict weights
+constexpr int64_t MOST_PREFETCHED = 64;  // most rows whose results are prefetched; more would evict weights
 
 // Groups of rows for which preparing weights saves time. INT64_MAX: none; the Kind's weights are only stored prepared.
 template <class Kind>
@@ -409,11 +409,12 @@ struct Product {
 
   // Prefetch the lines to which the results of a panel will be written: another core may have them. Inline: GCC removes calls of
   // functions that only prefetch.
-  [[gnu::always_inline]] void expect(int64_t row, int64_t count, int64_t panel) const {
-    const int64_t number = wide ? sizeof(float) : sizeof(bf16), bytes = PANEL * number;
-    const char* at = static_cast<const char*>(out) + row * stride * number + panel * bytes;
-    for (int64_t i = 0; i < count; i++, at += stride * number)
-      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(at + line, 1);
+  [[gnu::always_inline]] void prefetch_results(int64_t row, int64_t count, int64_t panel) const {
+    const int64_t size = wide ? sizeof(float) : sizeof(bf16), first = panel * PANEL;
+    const int64_t columns = outputs - first < PANEL ? outputs - first : PANEL;
+    const char* at = static_cast<const char*>(out) + (row * stride + first) * size;
+    for (int64_t i = 0; i < count; i++, at += stride * size)
+      for (int64_t byte = 0; byte < columns * size; byte += 64) __builtin_prefetch(at + byte, 1);
   }
 
   // Convert sums [count, PANEL], for rows from `row` on and columns [begin, end) of a panel, add the bias, and store the
@@ -479,7 +480,7 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t begin, int64_t end, 
   alignas(64) float sums[MOST_TOGETHER * PANEL];
   alignas(64) uint32_t opened[Kind::OPENS && OPENS_FROM<Kind> < INT64_MAX ? OPENED_WORDS : 1];
 
-  if (BY_AMX<Kind> && count <= MOST_EXPECTED) p.expect(row, count, panel);
+  if (BY_AMX<Kind> && count <= MOST_PREFETCHED) p.prefetch_results(row, count, panel);
   for (int64_t stretch = 0; stretch < stretches; stretch++) {
     const int64_t first = cuts.begin(stretch), last = cuts.begin(stretch + 1);
     const bool ends = stretch + 1 == stretches, half = ends && p.half;
