@@ -258,19 +258,24 @@ class _Server:
         self._ended: BaseException | None = None
         self._rows = 1
         self._backend: Backend | None = None
+        self._lock = threading.Lock()  # of the next two
+        self._over = False  # whether the loop runs nothing any more
+        self._asked: dict[Future[Any], Coroutine[Any, Any, Any]] = {}  # work that has no result yet
         self._thread = threading.Thread(target=self._run, args=(environment,), name="infd-llm", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and return its result. If the caller is interrupted, cancel the coroutine."""
-        if self._loop is None or not self._thread.is_alive():
-            work.close()
-            raise ServerStopped from self._ended
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:  # the loop has just closed
-            work.close()
-            raise ServerStopped from self._ended
+        with self._lock:
+            try:
+                if self._loop is None or self._over:
+                    raise RuntimeError
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            except RuntimeError:  # the loop has just closed, or there is none
+                work.close()
+                raise ServerStopped from self._ended
+            self._asked[future] = work
+        future.add_done_callback(self._asked.pop)
         try:
             return future.result()
         except CancelledError:
@@ -349,6 +354,12 @@ class _Server:
             self._ended = cause(error) if isinstance(error, BaseExceptionGroup) else error
             if not self.ready.done():
                 self.ready.set_exception(self._ended)
+        with self._lock:
+            self._over = True
+            asked = dict(self._asked)
+        for future, work in asked.items():  # that the loop took without running it, as it ended
+            if future.cancel():
+                work.close()
         gc.collect()  # the weights, if cycles refer to them
 
     async def _serve(self, environment: Environment) -> None:

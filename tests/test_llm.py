@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -137,6 +137,22 @@ def test_a_closed_model_answers_nothing():
         assert isinstance(running.exception(10), ServerStopped)
     with pytest.raises(ServerStopped):
         llm.generate("x")
+
+
+def test_work_that_the_loop_takes_behind_its_last_turn_ends_too(monkeypatch):
+    llm = infd.LLM(device="null")
+    asked = threading.Event()
+
+    def take(*_: object) -> Future[None]:
+        asked.set()
+        return Future()
+
+    monkeypatch.setattr("infd.llm.asyncio.run_coroutine_threadsafe", take)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(llm.embed, "x")
+        assert asked.wait(10)
+        llm.close()
+        assert isinstance(running.exception(10), ServerStopped)
 
 
 def test_the_interpreters_switch_interval_is_the_callers_again_once_all_models_are_closed():
