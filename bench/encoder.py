@@ -1,8 +1,8 @@
 """Where the time of an encoder's step goes, in one process: the matrix products alone, attention, all the rest.
 
 A step is computed whole; then its matrix products alone, with the same weights and as many rows; then its attention
-alone. The rest is the difference: embeddings, activations, norms, additions. If the model pools one token of each text,
-the last layer computes these tokens alone, as in the daemon.
+alone, of which two products are a part. The rest is the difference: embeddings, activations, norms, additions. If the
+model pools one token of each text, the last layer computes these tokens alone, as in the daemon.
 
     python bench/encoder.py DIR --dtype bfloat16 --lengths 504 --lengths 504,504,504,504
 """
@@ -141,11 +141,13 @@ def _measure(model: Encoder, lengths: Sequence[int], rounds: int, one: bool, clo
     # Of attention's two products, if every query sees every key of its text.
     scored = sum(4 * recipe.heads * recipe.head_size * length**2 for recipe in recipes for length in lengths)
     operations = 2 * sum(outputs * inputs * count for (outputs, inputs), count in zip(sizes, counts, strict=True))
+    every = multiplied * (1 + scored / operations)  # products, attention's two at the others' rate
     print(
         f"{','.join(map(str, lengths))}: step {step:.2f} ms; products {multiplied:.2f} ms"
         f" ({operations / multiplied / 1e6:.0f} GFLOP/s), a share of {multiplied / step:.2f};"
         f" attention {attended:.2f} ms ({scored / attended / 1e6:.0f} GFLOP/s), {attended / step:.2f};"
-        f" the rest {step - multiplied - attended:.2f} ms, {1 - (multiplied + attended) / step:.2f}"
+        f" the rest {step - multiplied - attended:.2f} ms, {1 - (multiplied + attended) / step:.2f};"
+        f" all products, attention's at the rate of the others: {every:.2f} ms, {every / step:.2f}"
     )
 
 
