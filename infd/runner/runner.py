@@ -6,7 +6,7 @@ known. On a GPU both halves only launch kernels, and `read` waits for the result
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +27,7 @@ from infd.runner.texts import Texts
 from infd.scheduler.plan import StepResult
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     import numpy.typing as npt
@@ -78,7 +78,6 @@ class Runner:
         self.adapters = instance.adapters
         self._model = instance.model
         self._rows = instance.rows
-        self._batches: Batches = RowBatches(instance) if instance.layout.groups else Texts(instance)
         self._staging = instance.rows.staging
         self._pulse = instance.pulse
         sampler = Sampler(instance.rows, instance.ops.draw)
@@ -88,6 +87,14 @@ class Runner:
             self.decoding = decoding(graphs, instance, sampler.likeliest)
         self._readouts = _readouts(instance, self._sampling)
         self._loads = LoadSampler(instance.model.experts)
+        self._batches: Batches
+        self._fuse: Callable[[], FusedSteps | FusedTexts | None]
+        if instance.layout.groups:
+            self._batches = RowBatches(instance)
+            self._fuse = partial(fused_steps, instance, self._sampling, self._loads)
+        else:
+            texts = self._batches = Texts(instance)
+            self._fuse = partial(fused_texts, instance, texts)
 
     @property
     def overlaps(self) -> bool:
@@ -114,9 +121,7 @@ class Runner:
     @cached_property
     def fused(self) -> FusedSteps | FusedTexts | None:
         """Made by the first step, because it needs loaded weights."""
-        if isinstance(self._batches, Texts):
-            return fused_texts(self.instance, self._batches)
-        return fused_steps(self.instance, self._sampling, self._loads)
+        return self._fuse()
 
     def _compute_at_once(self, spans: Sequence[Span]) -> list[Reading] | None:
         """Issue a step by a graph, or by few native calls; None if neither computes it."""

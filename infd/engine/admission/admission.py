@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from os import urandom
+import secrets
 from typing import TYPE_CHECKING, Final
 
 from infd.engine.admission.prepare import AdapterNeed, GrammarNeed, prepare
@@ -98,7 +98,7 @@ class Admission:
         self.require_room(choices, tokens, tenant, admitted=within is not None)
         reservation = self.budget.reserve(choices, tokens, tenant)
         ticket = Ticket(
-            urandom(12).hex(),
+            secrets.token_hex(12),
             reservation,
             self._live.now.server,
             self._telemetry.now,

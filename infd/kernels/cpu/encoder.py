@@ -6,20 +6,24 @@ If any product's form is not Addressable, or native code does not round its inpu
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 import torch
 
-from infd.kernels.cpu.embedder import REDUCTIONS, Embedder, Queries
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
 from infd.kernels.cpu.linear import PANEL
+from infd.kernels.cpu.pooling import Pooling
 from infd.kernels.cpu.product import Addressable, Product, Unaddressable, described
-from infd.kernels.cpu.span_attention import Plan
+from infd.kernels.cpu.span_attention import Plan, SpanAttention
+from infd.kernels.families.span_attention import SpanBatch
 from infd.kernels.recipe import LayerNormRecipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy.typing as npt
     from torch import Tensor
 
     from infd.kernels.families.encoder import EncoderInputs
@@ -33,6 +37,8 @@ SLICE = 4
 SLICE_ROWS = 1024
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")  # in the order of Activation in `native/encoder.cpp`
 GATED = ("none", "gate_up", "up_gate")
+REDUCTIONS: Final = ("mean", "cls", "lasttoken")  # that Embedder computes
+CPU: Final = torch.device("cpu")
 
 
 class Norm(ctypes.Structure):
@@ -107,6 +113,18 @@ class EncoderStack:
             return None
 
 
+class Queries(NamedTuple):
+    """The tokens whose results are read.
+
+    address  of [rows] int64, ascending, perhaps repeated
+    plan     of attention whose queries are these tokens
+    """
+
+    rows: int
+    address: int
+    plan: SpanPlan
+
+
 class Stacked:
     """An encoder as C structures. Implements families.encoder.StackedEncoder."""
 
@@ -155,7 +173,12 @@ class Stacked:
         queries: Queries | None,
         beat: Callable[[], None],
     ) -> None:
-        """Compute the embeddings and all layers; see embedder.Layers, which this class implements."""
+        """Compute the embeddings and all layers of `count` tokens whose types are 0, on x [at least count, width].
+
+        token_address, position_address  of [count] int64
+        queries                          the tokens whose results become the first rows of x; None: all
+        beat                             called before each few layers
+        """
         embeddings = self._look_up(token_address, position_address, None)
         self._compute_layers(x, count, position_address, plan, queries, embeddings, beat)
 
@@ -256,6 +279,40 @@ class Stacked:
         if (parts := _divided(recipe.qkv, recipe.heads * recipe.head_size)) is not None:
             layer.q, layer.kv = parts
         return layer
+
+
+class Embedder:
+    """An encoder and the pooling of its texts. Implements families.encoder.TextEmbedder.
+
+    After an encoder's layers the CPU's cache holds their weights, and each call of torch takes 20 to 40 us. So inputs
+    and hidden states are in persistent memory, and pooling is two calls of ctypes.
+    """
+
+    def __init__(self, stacked: Stacked, library: Library, reduction: Reduction, most: int) -> None:
+        """Allocate memory for `most` tokens. reduction: one of REDUCTIONS."""
+        self.tokens = np.zeros(most, np.int64)
+        self.positions = np.zeros(most, np.int64)
+        self._addresses = self.tokens.ctypes.data, self.positions.ctypes.data
+        self._hidden = torch.empty((most, stacked.width), dtype=stacked.dtype)
+        self._stacked, self._reduction = stacked, reduction
+        self._attention, self._pooling = SpanAttention(library), Pooling(library)
+
+    def __call__(
+        self, offsets: Sequence[int], beat: Callable[[], None]
+    ) -> tuple[npt.NDArray[np.float32], Sequence[bool]]:
+        tokens, queries = offsets[-1], None
+        plan = self._attention.prepare(SpanBatch(tokens=tokens, offsets=offsets, device=CPU))
+        if self._reduction == "mean":
+            counts = [end - begin for begin, end in pairwise(offsets)]
+        else:
+            read = offsets[:-1] if self._reduction == "cls" else [end - 1 for end in offsets[1:]]
+            counts = [1] * len(read)
+            asked = self._attention.prepare(SpanBatch(tokens=tokens, offsets=offsets, device=CPU, queries=read))
+            assert asked.query_address is not None
+            queries = Queries(len(read), asked.query_address, asked)
+        means = self._pooling.prepare(self._hidden, counts)
+        self._stacked.embed(self._hidden, tokens, *self._addresses, plan, queries, beat)
+        return means()
 
 
 def _divided(recipe: ProductRecipe, first: int) -> tuple[Product, Product] | None:
